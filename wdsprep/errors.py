@@ -1,0 +1,77 @@
+"""Every error that wdsprep raises on purpose. Its message names the thing and the next step.
+
+WdsprepError
+├── UsageError           the request cannot be right                       exit 2
+├── StoreError           bytes could not be listed, read, written, deleted
+│   ├── NotFoundError
+│   ├── ExistsError      an exclusive write found the name taken
+│   ├── AccessError      credentials, permissions, a read-only place
+│   ├── FullError        no space left
+│   └── ShortReadError   fewer bytes arrived than the store promised
+├── TarError             a tar is not what it should be
+├── FormatError          a manifest, receipt or index is damaged
+│   └── NewerFormatError
+├── FingerprintError     a resume with other settings or another source
+├── SourceError          the source cannot be understood
+└── WorkError            the runner could not get the work done
+
+Anything else that escapes is a bug, and is reported as one.
+"""
+
+
+class WdsprepError(Exception):
+    """A failure with a message for the user."""
+
+    exit_code = 1
+
+
+class UsageError(WdsprepError):
+    exit_code = 2
+
+
+class StoreError(WdsprepError):
+    pass
+
+
+class NotFoundError(StoreError):
+    pass
+
+
+class ExistsError(StoreError):
+    pass
+
+
+class AccessError(StoreError):
+    pass
+
+
+class FullError(StoreError):
+    pass
+
+
+class ShortReadError(StoreError):
+    pass
+
+
+class TarError(WdsprepError):
+    pass
+
+
+class FormatError(WdsprepError):
+    pass
+
+
+class NewerFormatError(FormatError):
+    pass
+
+
+class FingerprintError(WdsprepError):
+    pass
+
+
+class SourceError(WdsprepError):
+    pass
+
+
+class WorkError(WdsprepError):
+    pass

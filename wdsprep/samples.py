@@ -1,0 +1,96 @@
+"""What flows through `pack`: a sample read from a source, or a reject that says why it is not one.
+
+Every input ends as one of the two. The codes are a closed set, so that they can be counted over
+years of runs, and each belongs to one stage of the way.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Code(str, Enum):
+    """Why a sample did not make it."""
+
+    stage: str
+
+    def __new__(cls, value: str, stage: str) -> "Code":
+        code = str.__new__(cls, value)
+        code._value_ = value
+        code.stage = stage
+        return code
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    VANISHED = ("vanished", "read")  # listed, then gone
+    UNREADABLE = ("unreadable", "read")
+    NO_IMAGE = ("no_image", "read")  # a caption or json without its image
+    BAD_JSON = ("bad_json", "read")
+    BAD_CAPTION = ("bad_caption", "read")  # not UTF-8
+    TAR_TRUNCATED = ("tar_truncated", "read")
+    TAR_BAD_HEADER = ("tar_bad_header", "read")
+    TAR_REPEATED_KEY = ("tar_repeated_key", "read")
+    TAR_REPEATED_FIELD = ("tar_repeated_field", "read")
+    TAR_SCATTERED = ("tar_scattered", "read")  # another sample's member in between
+    FILTERED = ("filtered", "filter")
+    CAPTION_TOO_SHORT = ("caption_too_short", "filter")
+    CAPTION_TOO_LONG = ("caption_too_long", "filter")
+    EMPTY = ("empty", "check")  # a file of no bytes
+    NOT_AN_IMAGE = ("not_an_image", "check")
+    UNSUPPORTED = ("unsupported", "check")  # an image, of a kind that cannot be decoded here
+    TRUNCATED = ("truncated", "check")
+    CORRUPT = ("corrupt", "check")
+    TOO_SMALL = ("too_small", "check")
+    TOO_LARGE = ("too_large", "check")
+    ASPECT_RATIO = ("aspect_ratio", "check")
+
+
+class RejectedError(Exception):
+    """Raised where a sample turns out to be none; `pack` catches it and writes a Reject."""
+
+    def __init__(self, code: Code, detail: str = "") -> None:
+        super().__init__(code, detail)
+        self.code, self.detail = code, detail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One image with its captions (the first is the one to train on) and its facts."""
+
+    source: str
+    image: bytes
+    captions: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def caption(self) -> str:
+        return self.captions[0] if self.captions else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reject:
+    """A sample that did not make it: the key it would have had, where it came from, and why."""
+
+    key: str
+    source: str
+    code: Code
+    detail: str = ""
+
+    def to_json(self) -> str:
+        """One line of a rejects file."""
+        line = {"code": self.code.value, "detail": self.detail, "key": self.key}
+        line |= {"source": self.source, "stage": self.code.stage}
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, line: str) -> "Reject":
+        found = json.loads(line)
+        return cls(
+            key=found["key"],
+            source=found["source"],
+            code=next(code for code in Code if code.value == found["code"]),
+            detail=found["detail"],
+        )

@@ -1,0 +1,130 @@
+"""Where bytes live: a local folder or S3, behind four calls that cannot leave half a file.
+
+A name in a store is relative, with `/` between its parts. A write becomes visible under its name
+only when it is complete; a read that brings fewer bytes than the store holds is an error.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from wdsprep.errors import ShortReadError, UsageError
+
+CHUNK_NBYTES = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One file in a store. `stamp` changes when the file does: an mtime in ns, or an ETag."""
+
+    name: str
+    nbytes: int
+    stamp: str
+
+
+class Sink(Protocol):
+    """Takes the bytes of one file in order."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Store(Protocol):
+    """A folder of bytes."""
+
+    @property
+    def url(self) -> str:
+        """What `open_store` opens again, and what messages show."""
+
+    def list(self, prefix: str = "", /) -> Iterator[Entry]:
+        """The files whose names start with `prefix`, in the order of their names' UTF-8 bytes."""
+
+    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        """Bytes from `start`: `nbytes` of them, or fewer only where the file ends before."""
+
+    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[Sink]:
+        """A file that appears when the block ends well, and never if it does not.
+
+        With `exclusive`, a name that is taken raises ExistsError and stays as it was.
+        """
+
+    def delete(self, name: str, /) -> None:
+        """Remove a file; one that is not there is fine."""
+
+    def sweep(self) -> int:
+        """Remove what killed writers left behind unseen; the number of things removed."""
+
+
+def open_store(url: str) -> Store:
+    """The store behind a local path or an `s3://bucket/prefix` URL."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    if scheme is None or scheme[1].lower() == "file":
+        from wdsprep.store.local import LocalStore
+
+        return LocalStore(re.sub(r"^file:(//)?", "", url) or ".")
+    if scheme[1].lower() == "s3" and url[len(scheme[0]) :].startswith("//"):
+        from wdsprep.store.s3 import S3Store
+
+        return S3Store(url)
+    raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
+
+
+def split_url(url: str) -> tuple[Store, str]:
+    """The store that holds the file behind `url`, and the file's name in it."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    if not folder:
+        folder = "/" if url.startswith("/") else "."
+    return open_store(folder), name
+
+
+def check_name(name: str) -> str:
+    """Refuse names that would leave the store: a name is never a way up or out."""
+    if not name or name.startswith("/") or any(p in ("", ".", "..") for p in name.split("/")):
+        raise UsageError(f"{name!r} is not a name inside a store")
+    return name
+
+
+def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = False) -> None:
+    with store.write(name, exclusive=exclusive) as sink:
+        sink.write(data)
+
+
+class StoreReader(io.RawIOBase):
+    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone."""
+
+    def __init__(self, store: Store, name: str, *, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+        self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
+        self._chunk = memoryview(b"")
+        self._next = 0
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if not self._chunk and not self._ended:
+            self._fetch()
+        count = min(len(target), len(self._chunk))
+        target[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    def _fetch(self) -> None:
+        data = self._store.read(self._name, start=self._next, nbytes=self._chunk_nbytes)
+        self._chunk = memoryview(data)
+        self._next += len(data)
+        self._ended = len(data) < self._chunk_nbytes
+
+
+def stream(store: Store, name: str, /, *, chunk_nbytes: int = CHUNK_NBYTES) -> io.BufferedReader:
+    """Read a file of any size from its start in bounded memory."""
+    return io.BufferedReader(StoreReader(store, name, chunk_nbytes=chunk_nbytes), 1 << 16)
+
+
+def exactly(data: bytes, nbytes: int, what: str) -> bytes:
+    if len(data) != nbytes:
+        raise ShortReadError(f"{what}: {len(data):,} of {nbytes:,} bytes arrived: try again")
+    return data

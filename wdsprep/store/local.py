@@ -1,0 +1,228 @@
+"""A local folder. A file is written under a temporary name, synced, renamed, and its folder synced.
+
+The temporary name carries this host's name and its writer holds a lock on it, so `sweep` can tell
+a dead writer's leftovers from a file that is still being written.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from wdsprep.errors import (
+    AccessError,
+    ExistsError,
+    FullError,
+    NotFoundError,
+    ShortReadError,
+    StoreError,
+)
+from wdsprep.store import Entry, check_name
+
+HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
+TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
+FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
+
+
+class LocalStore:
+    """Implements `wdsprep.store.Store` on a folder, which is made when first written to."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser()
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def list(self, prefix: str = "", /) -> Iterator[Entry]:
+        folder, _, start = prefix.rpartition("/")
+        yield from _walk(self.root / folder, f"{folder}/" if folder else "", start, frozenset())
+
+    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        path = f"{self.root}/{check_name(name)}"
+        with _translated(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                there = max(0, os.fstat(fd).st_size - start)
+                wanted = there if nbytes is None else min(nbytes, there)
+                data = _read_fully(fd, start, wanted)
+            finally:
+                os.close(fd)
+        if len(data) != wanted:
+            raise ShortReadError(f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut")
+        return data
+
+    @contextlib.contextmanager
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_LocalSink"]:
+        path = self.root / check_name(name)
+        with _translated(path):
+            _make_folder(path.parent)
+            if exclusive and path.exists():
+                raise FileExistsError(errno.EEXIST, "exists")
+            temporary, fd = _create_temporary(path.parent)
+        try:
+            with _translated(path):
+                yield _LocalSink(fd)
+                os.fsync(fd)
+                if exclusive:
+                    os.link(temporary, path)
+                    temporary.unlink()
+                else:
+                    temporary.replace(path)
+                _sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+    def delete(self, name: str, /) -> None:
+        path = self.root / check_name(name)
+        with _translated(path):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return
+            _sync_folder(path.parent)
+
+    def sweep(self) -> int:
+        swept = 0
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                match = TEMPORARY.fullmatch(name)
+                if match and _remove_if_dead(Path(folder) / name, host=match[1]):
+                    swept += 1
+        return swept
+
+
+class _LocalSink:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes, /) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+def _walk(
+    folder: Path, path: str, start: str, above: frozenset[tuple[int, int]]
+) -> Iterator[Entry]:
+    """List in name order; a link to a folder that holds it is not entered again."""
+    with _translated(folder):
+        try:
+            here = folder.stat()
+            found = [e for e in os.scandir(folder) if e.name.startswith(start)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+    if (here.st_dev, here.st_ino) in above:
+        return
+    above |= {(here.st_dev, here.st_ino)}
+    # A folder sorts as its name with a slash, so that the whole listing is in name order.
+    keyed = [(os.fsencode(e.name) + b"/" * _is_folder(e), e) for e in found]
+    for key, entry in sorted(keyed, key=lambda pair: pair[0]):
+        if key.endswith(b"/"):
+            yield from _walk(folder / entry.name, f"{path}{entry.name}/", "", above)
+        elif not TEMPORARY.fullmatch(entry.name):
+            yield from _entry(entry, path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _entry(entry: os.DirEntry[str], path: str) -> Iterator[Entry]:
+    """A regular file; or a link that leads nowhere, so that whoever reads it learns of it."""
+    try:
+        status = entry.stat()
+    except OSError:
+        if entry.is_symlink():
+            yield Entry(name=path + entry.name, nbytes=0, stamp="broken link")
+        return  # otherwise deleted since the listing
+    if stat.S_ISREG(status.st_mode):
+        yield Entry(name=path + entry.name, nbytes=status.st_size, stamp=str(status.st_mtime_ns))
+
+
+def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
+    data = os.pread(fd, nbytes, start)
+    while len(data) < nbytes:  # rarely: one call nearly always brings everything
+        more = os.pread(fd, nbytes - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _create_temporary(folder: Path) -> tuple[Path, int]:
+    while True:
+        path = folder / f".wdsprep-{HOST}.{secrets.token_hex(8)}.tmp"
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: sweep leaves it alone
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)  # a sweep came between creation and lock
+
+
+def _remove_if_dead(path: Path, *, host: str) -> bool:
+    with contextlib.suppress(OSError):
+        if host != HOST and time.time() - path.stat().st_mtime < FOREIGN_LEFTOVER_S:
+            return False
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder` and what is missing above it, each durable in the one that holds it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _translated(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _store_error(error, path) from error
+
+
+def _store_error(error: OSError, path: Path | str) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FullError(f"{path}: the disk is full: free some space and run the same again")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return AccessError(f"{path}: permission denied: choose another place or change its mode")
+    if error.errno == errno.EROFS:
+        return AccessError(f"{path}: the file system is read-only: choose another place")
+    if error.errno == errno.ENOENT:
+        return NotFoundError(f"{path}: no such file")
+    if error.errno == errno.EEXIST:
+        return ExistsError(f"{path}: exists already")
+    return StoreError(f"{path}: {error.strerror or error}")

@@ -1,0 +1,10 @@
+"""Tar shards: a writer whose bytes depend on its input alone, a reader that says what is wrong,
+and the index of sample offsets that makes one positioned read bring one sample.
+"""
+
+BLOCK = 512
+
+
+def padded(nbytes: int) -> int:
+    """The room that `nbytes` of data take up in a tar."""
+    return nbytes + BLOCK - 1 & -BLOCK
