@@ -25,6 +25,10 @@ class Code(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    @classmethod
+    def named(cls, value: str) -> "Code":
+        return next(code for code in cls if code.value == value)
+
     VANISHED = ("vanished", "read")  # listed, then gone
     UNREADABLE = ("unreadable", "read")
     NO_IMAGE = ("no_image", "read")  # a caption or json without its image
@@ -91,6 +95,6 @@ class Reject:
         return cls(
             key=found["key"],
             source=found["source"],
-            code=next(code for code in Code if code.value == found["code"]),
+            code=Code.named(found["code"]),
             detail=found["detail"],
         )

@@ -63,7 +63,7 @@ def open_store(url: str) -> Store:
     if scheme is None or scheme[1].lower() == "file":
         from wdsprep.store.local import LocalStore
 
-        return LocalStore(re.sub(r"^file:(//)?", "", url) or ".")
+        return LocalStore(re.sub(r"^file:(//)?", "", url, flags=re.IGNORECASE) or ".")
     if scheme[1].lower() == "s3" and url[len(scheme[0]) :].startswith("//"):
         from wdsprep.store.s3 import S3Store
 
@@ -84,6 +84,13 @@ def check_name(name: str) -> str:
     if not name or name.startswith("/") or any(p in ("", ".", "..") for p in name.split("/")):
         raise UsageError(f"{name!r} is not a name inside a store")
     return name
+
+
+def check_prefix(prefix: str) -> str:
+    """The same for what a listing starts with, whose last part may be half a name."""
+    if "/" in prefix:
+        check_name(prefix.rpartition("/")[0])
+    return prefix
 
 
 def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = False) -> None:

@@ -24,7 +24,7 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import Entry, check_name
+from wdsprep.store import Entry, check_name, check_prefix
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
@@ -42,15 +42,15 @@ class LocalStore:
         return str(self.root)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        folder, _, start = prefix.rpartition("/")
+        folder, _, start = check_prefix(prefix).rpartition("/")
         yield from _walk(self.root / folder, f"{folder}/" if folder else "", start, frozenset())
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         path = f"{self.root}/{check_name(name)}"
         with _translated(path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
             try:
-                there = max(0, os.fstat(fd).st_size - start)
+                there = max(0, _regular_nbytes(fd) - start)
                 wanted = there if nbytes is None else min(nbytes, there)
                 data = _read_fully(fd, start, wanted)
             finally:
@@ -67,9 +67,11 @@ class LocalStore:
             if exclusive and path.exists():
                 raise FileExistsError(errno.EEXIST, "exists")
             temporary, fd = _create_temporary(path.parent)
+        sink = _LocalSink(fd, path)
         try:
+            yield sink  # an OSError of the block itself is not this file's
+            sink.check()
             with _translated(path):
-                yield _LocalSink(fd)
                 os.fsync(fd)
                 if exclusive:
                     os.link(temporary, path)
@@ -89,7 +91,7 @@ class LocalStore:
         with _translated(path):
             try:
                 path.unlink()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return
             _sync_folder(path.parent)
 
@@ -104,13 +106,24 @@ class LocalStore:
 
 
 class _LocalSink:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self._path = fd, path
+        self._failure: StoreError | None = None
 
     def write(self, data: bytes, /) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            with _translated(self._path):
+                while view:
+                    view = view[os.write(self._fd, view) :]
+        except StoreError as error:
+            self._failure = error
+            raise
+
+    def check(self) -> None:
+        """A failed write is fatal, even to a caller that went on after it."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def _walk(
@@ -154,6 +167,15 @@ def _entry(entry: os.DirEntry[str], path: str) -> Iterator[Entry]:
         yield Entry(name=path + entry.name, nbytes=status.st_size, stamp=str(status.st_mtime_ns))
 
 
+def _regular_nbytes(fd: int) -> int:
+    status = os.fstat(fd)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is a device or a pipe, not a file")
+    return status.st_size
+
+
 def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
     data = os.pread(fd, nbytes, start)
     while len(data) < nbytes:  # rarely: one call nearly always brings everything
@@ -194,7 +216,10 @@ def _make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError as error:  # not ExistsError: that speaks of the name itself
+        raise StoreError(f"{folder}: is not a folder: choose another place") from error
     _sync_folder(folder.parent)
 
 
@@ -221,7 +246,7 @@ def _store_error(error: OSError, path: Path | str) -> StoreError:
         return AccessError(f"{path}: permission denied: choose another place or change its mode")
     if error.errno == errno.EROFS:
         return AccessError(f"{path}: the file system is read-only: choose another place")
-    if error.errno == errno.ENOENT:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFoundError(f"{path}: no such file")
     if error.errno == errno.EEXIST:
         return ExistsError(f"{path}: exists already")

@@ -1,0 +1,614 @@
+"""Real image files for every kind the pixel rule treats, all made from one test picture.
+
+The picture is four flat quarters (red, green / blue, yellow), a black square in the upper left, so that
+any turn, flip or change of colour shows. `CASES` names each file with what `images.prepare` must make of
+it under `LIMITS`; other tests write the same bytes into folders and tars.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+
+from PIL import Image, ImageDraw
+
+from wdsprep.images import Limits
+from wdsprep.samples import Code
+
+LIMITS = Limits(min_side=32, max_area=50_000_000, max_aspect_ratio=10.0)
+SIZE = (96, 64)
+RED, GREEN, BLUE, YELLOW = (200, 40, 40), (40, 160, 60), (40, 60, 180), (230, 210, 60)
+PIECES = {(0, 0): RED, (1, 0): GREEN, (0, 1): BLUE, (1, 1): YELLOW}
+CLEAR = (1, 0)  # the quarter that is transparent in the files that have transparency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A file, and its code as a reject, or what it is stored as."""
+
+    data: bytes
+    code: Code | None = None
+    extension: str = "jpg"
+    changes: tuple[str, ...] = ()
+    size: tuple[int, int] = SIZE
+    grey: bool = False
+    clear: bool = False  # the CLEAR quarter is stored white
+    tolerance: int = 6  # of a quarter's mean, in levels of 255
+
+
+def picture(size: tuple[int, int] = SIZE) -> Image.Image:
+    width, height = size
+    image = Image.new("RGB", size)
+    draw = ImageDraw.Draw(image)
+    for (x, y), colour in PIECES.items():
+        left, top = x * width // 2, y * height // 2
+        draw.rectangle((left, top, left + width // 2, top + height // 2), fill=colour)
+    draw.rectangle((0, 0, width // 8, height // 8), fill=(0, 0, 0))
+    return image
+
+
+def with_alpha(image: Image.Image) -> Image.Image:
+    """The picture with a fully transparent quarter, of the quarter's own colour underneath."""
+    alpha = Image.new("L", image.size, 255)
+    width, height = image.size
+    alpha.paste(0, (width // 2, 0, width, height // 2))
+    image = image.copy()
+    image.putalpha(alpha)
+    return image
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def jpeg(*, size: tuple[int, int] = SIZE, quality: int = 95, **options: object) -> bytes:
+    options = {"subsampling": 0, **options}
+    return saved(picture(size), "JPEG", quality=quality, **options)
+
+
+def png(*, size: tuple[int, int] = SIZE, **options: object) -> bytes:
+    return saved(picture(size), "PNG", **options)
+
+
+def turned(orientation: int, kind: str = "JPEG") -> bytes:
+    """The picture as a camera held that way stores it."""
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+    image = picture()
+    if orientation > 1:
+        image = image.transpose(Image.Transpose(undo[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {} if kind in ("PNG", "TIFF") else {"quality": 95}
+    return saved(image, kind, exif=exif, **options)
+
+
+# --- colour profiles, by hand: ICC v2, a matrix and one curve ---------------------------------------
+
+P3 = ((0.5151, 0.2412, -0.0011), (0.2919, 0.6922, 0.0419), (0.1572, 0.0666, 0.7841))
+ADOBE = ((0.6097, 0.3111, 0.0195), (0.2053, 0.6257, 0.0609), (0.1492, 0.0632, 0.7446))
+SRGB = ((0.4361, 0.2225, 0.0139), (0.3851, 0.7169, 0.0971), (0.1431, 0.0606, 0.7141))
+WHITE = (0.9642, 1.0, 0.8249)
+
+
+def srgb_curve(level: float) -> float:
+    return level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+
+
+def adobe_curve(level: float) -> float:
+    return level ** (563 / 256)
+
+
+def profile(space: bytes, tags: dict[bytes, bytes], pcs: bytes = b"XYZ ") -> bytes:
+    tags = {b"desc": _desc(b"made for a test"), b"cprt": b"text\0\0\0\0none\0", **tags}
+    body, table, at = b"", struct.pack(">I", len(tags)), 128 + 4 + 12 * len(tags)
+    for name, data in tags.items():
+        data += bytes(-len(data) % 4)
+        table += struct.pack(">4sII", name, at + len(body), len(data))
+        body += data
+    nbytes = at + len(body)
+    device = b"prtr" if space == b"CMYK" else b"mntr"
+    head = struct.pack(">I4sI4s4s4s", nbytes, b"\0" * 4, 0x02200000, device, space, pcs)
+    head += struct.pack(">6H4s", 2026, 1, 1, 0, 0, 0, b"acsp") + bytes(28) + _s15(*WHITE)
+    return head.ljust(128, b"\0") + table + body
+
+
+def _desc(name: bytes) -> bytes:
+    return b"desc\0\0\0\0" + struct.pack(">I", len(name) + 1) + name + bytes(1 + 4 + 4 + 2 + 1 + 67)
+
+
+def _s15(*values: float) -> bytes:
+    return b"".join(struct.pack(">i", round(value * 65536)) for value in values)
+
+
+def _curve(function: Callable[[float], float]) -> bytes:
+    levels = [round(65535 * function(i / 1023)) for i in range(1024)]
+    return b"curv\0\0\0\0" + struct.pack(">I1024H", 1024, *levels)
+
+
+@cache
+def rgb_profile(
+    primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
+) -> bytes:
+    tags = {b"wtpt": b"XYZ \0\0\0\0" + _s15(*WHITE)}
+    for letter, column in zip((b"r", b"g", b"b"), primaries, strict=True):
+        tags[letter + b"XYZ"] = b"XYZ \0\0\0\0" + _s15(*column)
+        tags[letter + b"TRC"] = _curve(function)
+    return profile(b"RGB ", tags)
+
+
+@cache
+def grey_profile(gamma: float) -> bytes:
+    tags = {b"wtpt": b"XYZ \0\0\0\0" + _s15(*WHITE), b"kTRC": _curve(lambda level: level**gamma)}
+    return profile(b"GRAY", tags)
+
+
+@cache
+def cmyk_profile() -> bytes:
+    """A printer whose inks are ideal sRGB filters: a lut16 of 5 steps a channel into Lab."""
+    steps = [i / 4 for i in range(5)]
+    clut = b""
+    for c in steps:
+        for m in steps:
+            for y in steps:
+                for k in steps:
+                    clut += _lab16(tuple((1 - ink) * (1 - k) for ink in (c, m, y)))
+    line = struct.pack(">2H", 0, 65535)
+    head = b"mft2\0\0\0\0" + bytes([4, 3, 5, 0]) + _s15(1, 0, 0, 0, 1, 0, 0, 0, 1)
+    lut = head + struct.pack(">2H", 2, 2) + line * 4 + clut + line * 3
+    tags = {b"wtpt": b"XYZ \0\0\0\0" + _s15(*WHITE)}
+    return profile(b"CMYK", {**tags, b"A2B0": lut, b"A2B1": lut}, b"Lab ")
+
+
+def _lab16(colour: tuple[float, ...]) -> bytes:
+    linear = [srgb_curve(level) for level in colour]
+    xyz = [sum(SRGB[i][axis] * linear[i] for i in range(3)) / WHITE[axis] for axis in range(3)]
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    lab = (116 * y - 16) * 652.8, (500 * (x - y) + 128) * 256, (200 * (y - z) + 128) * 256
+    return struct.pack(">3H", *(max(0, min(65535, round(v))) for v in lab))
+
+
+def in_space(
+    primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
+) -> Image.Image:
+    """The picture's colours, written in another RGB space, by arithmetic that is not littlecms's."""
+    inverse = _inverse(primaries)
+
+    def moved(colour: tuple[int, ...]) -> tuple[int, ...]:
+        linear = [srgb_curve(level / 255) for level in colour]
+        xyz = [sum(SRGB[i][axis] * linear[i] for i in range(3)) for axis in range(3)]
+        mixed = [sum(inverse[i][axis] * xyz[axis] for axis in range(3)) for i in range(3)]
+        return tuple(_level(function, max(0.0, value)) for value in mixed)
+
+    image = picture()
+    memory = {colour: bytes(moved(colour)) for colour in set(_pixels(image))}
+    return Image.frombytes("RGB", image.size, b"".join(memory[c] for c in _pixels(image)))
+
+
+def _pixels(image: Image.Image) -> list[tuple[int, ...]]:
+    raw = image.tobytes()
+    return [tuple(raw[at : at + 3]) for at in range(0, len(raw), 3)]
+
+
+def _level(function: Callable[[float], float], linear: float) -> int:
+    return min(range(256), key=lambda level: abs(function(level / 255) - linear))
+
+
+def _inverse(columns: tuple[tuple[float, ...], ...]) -> list[list[float]]:
+    """Of the matrix whose columns these are, by cofactors."""
+    a, b, c = columns
+    cross = [
+        [u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]]
+        for u, v in ((b, c), (c, a), (a, b))
+    ]
+    volume = sum(a[i] * cross[0][i] for i in range(3))
+    return [[value / volume for value in row] for row in cross]
+
+
+# --- PNG and JPEG, piece by piece -------------------------------------------------------------------
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def raw_png(
+    rows: list[bytes],
+    *,
+    size: tuple[int, int] = SIZE,
+    depth: int,
+    kind: int,
+    extra: bytes = b"",
+) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, kind, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
+    return b"\x89PNG\r\n\x1a\n" + head + extra + pixels + chunk(b"IEND", b"")
+
+
+def deep_rows(image: Image.Image) -> list[bytes]:
+    """Rows of big-endian 16-bit samples, the picture's own times 257."""
+    raw = image.tobytes()
+    wide = bytes(level for level in raw for _ in (0, 1))
+    stride = len(wide) // image.height
+    return [wide[at : at + stride] for at in range(0, len(wide), stride)]
+
+
+def with_chunk(data: bytes, extra: bytes) -> bytes:
+    """A PNG with a chunk after its header."""
+    return data[:33] + extra + data[33:]
+
+
+def without_adobe(data: bytes) -> bytes:
+    at = data.index(b"\xff\xee")
+    return data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
+
+
+def png_bomb(side: int = 20_000) -> bytes:
+    """Whole and valid: side x side black pixels in about a thousandth of the bytes."""
+    deflate = zlib.compressobj(9, wbits=-15)  # raw, so that one block can stand for a hundred
+    block = deflate.compress(bytes((1 + 3 * side) * side // 100)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    adler = (1 + 3 * side) * side % 65521 << 16 | 1
+    packed = b"\x78\xda" + block * 100 + b"\x03\0" + adler.to_bytes(4, "big")
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def gif_bomb() -> bytes:
+    """A 1 x 1 screen with a 65,535 x 65,535 frame whose disposal Pillow fills on opening."""
+    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0)
+    control = b"\x21\xf9\x04\x08\0\0\0\0"
+    return head + control + b"\x2c" + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\x02\0;"
+
+
+def webp_bomb() -> bytes:
+    data = bytearray(saved(with_alpha(picture()), "WEBP", quality=90))
+    assert data[12:16] == b"VP8X"
+    data[24:30] = (16_382).to_bytes(3, "little") * 2
+    return bytes(data)
+
+
+def tiff(image: Image.Image, **options: object) -> bytes:
+    return saved(image, "TIFF", **options)
+
+
+def tiff_bomb() -> bytes:
+    data = bytearray(tiff(Image.new("L", (64, 64))))
+    for tag in (b"\x00\x01", b"\x01\x01"):
+        at = data.index(tag, 8)
+        data[at + 2 : at + 12] = struct.pack("<HII", 4, 1, 30_000)
+    return bytes(data)
+
+
+def deep_tiff(image: Image.Image) -> bytes:
+    """16-bit RGB or RGBA, uncompressed, little-endian: Pillow writes none."""
+    pixels = b"".join(bytes((level, level)) for level in image.tobytes())
+    bands = len(image.getbands())
+    bits_at = 8 + 2 + 12 * (10 if bands == 4 else 9) + 4
+    at = bits_at + 2 * bands
+    entries = [
+        (256, 4, 1, image.width), (257, 4, 1, image.height), (258, 3, bands, bits_at),
+        (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, at), (277, 3, 1, bands),
+        (278, 4, 1, image.height), (279, 4, 1, len(pixels)),
+    ]  # fmt: skip
+    if bands == 4:
+        entries.append((338, 3, 1, 2))
+    ifd = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *e) for e in entries)
+    bits = struct.pack(f"<{bands}H", *[16] * bands)
+    return b"II*\0" + struct.pack("<I", 8) + ifd + bytes(4) + bits + pixels
+
+
+def sixteen_bit_grey() -> Image.Image:
+    grey = picture().convert("L")
+    raw = bytes(level for level in grey.tobytes() for _ in (0, 1))
+    return Image.frombytes("I;16", grey.size, raw)
+
+
+def mpo() -> bytes:
+    other = Image.new("RGB", SIZE)
+    return saved(picture(), "MPO", save_all=True, append_images=[other], quality=95, subsampling=0)
+
+
+def animated(kind: str) -> bytes:
+    frames = [Image.new("RGB", SIZE, "black")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    return saved(picture(), kind, save_all=True, append_images=frames, duration=90, **options)
+
+
+def palette(*, clear: bool = False) -> bytes:
+    image = picture().quantize(8)
+    if not clear:
+        return saved(image, "PNG")
+    index = image.getpixel((SIZE[0] * 3 // 4, SIZE[1] // 4))
+    alphas = bytes(0 if i == index else 254 if i == 7 else 255 for i in range(8))
+    return saved(image, "PNG", transparency=alphas)
+
+
+def heic_header() -> bytes:
+    return struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic" + bytes(2000)
+
+
+def cut(data: bytes, share: float = 0.6) -> bytes:
+    return data[: int(len(data) * share)]
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body></body></html>\n"
+
+
+def _kept() -> dict[str, Case]:
+    p = picture()
+    return {
+        "jpeg": Case(data=jpeg()),
+        "jpeg-420": Case(data=jpeg(subsampling=2), tolerance=12),
+        "jpeg-progressive": Case(data=jpeg(progressive=True)),
+        "jpeg-grey": Case(data=saved(p.convert("L"), "JPEG", quality=95), grey=True),
+        "jpeg-mpo": Case(data=mpo()),
+        "jpeg-srgb-profile": Case(data=jpeg(icc_profile=rgb_profile(SRGB, srgb_curve))),
+        "jpeg-broken-profile": Case(data=jpeg(icc_profile=b"RGB " * 200)),
+        "jpeg-cmyk-profile-on-rgb": Case(data=jpeg(icc_profile=cmyk_profile())),
+        "jpeg-upright": Case(data=turned(1), tolerance=12),
+        "png": Case(data=png(), extension="png"),
+        "png-grey": Case(data=saved(p.convert("L"), "PNG"), extension="png", grey=True),
+        "png-palette": Case(data=palette(), extension="png"),
+        "png-srgb-profile": Case(
+            data=png(icc_profile=rgb_profile(SRGB, srgb_curve)), extension="png"
+        ),
+        "webp": Case(data=saved(p, "WEBP", quality=95), extension="webp", tolerance=12),
+        "webp-lossless": Case(data=saved(p, "WEBP", lossless=True), extension="webp"),
+    }
+
+
+def _turned() -> dict[str, Case]:
+    cases = {}
+    for number in range(2, 9):
+        cases[f"jpeg-orientation-{number}"] = Case(
+            data=turned(number), changes=("orientation",), tolerance=12
+        )
+    for kind, extension, tolerance in (("PNG", "png", 3), ("WEBP", "jpg", 12)):
+        cases[f"{kind.lower()}-orientation-6"] = Case(
+            data=turned(6, kind), extension=extension, changes=("orientation",), tolerance=tolerance
+        )
+    for kind, extension in (("TIFF", "png"), ("AVIF", "jpg")):
+        cases[f"{kind.lower()}-orientation-6"] = Case(
+            data=turned(6, kind),
+            extension=extension,
+            changes=("format", "orientation"),
+            tolerance=12,
+        )
+    return cases
+
+
+def _coloured() -> dict[str, Case]:
+    p = picture()
+    cmyk = saved(p.convert("CMYK"), "JPEG", quality=95, subsampling=0)
+    plain = saved(Image.eval(p.convert("CMYK"), lambda v: 255 - v), "JPEG", quality=95)
+    p3, adobe = in_space(P3, srgb_curve), in_space(ADOBE, adobe_curve)
+    p3_profile, adobe_profile = rgb_profile(P3, srgb_curve), rgb_profile(ADOBE, adobe_curve)
+    grey = p.convert("L").point(lambda v: round(255 * srgb_curve(v / 255) ** (1 / 1.8)))
+    icc, both = ("icc",), ("cmyk", "icc")
+    tagged = saved(p.convert("CMYK"), "JPEG", quality=95, icc_profile=cmyk_profile())
+    return {
+        "jpeg-cmyk-adobe": Case(data=cmyk, changes=("cmyk",)),
+        "jpeg-cmyk": Case(data=without_adobe(plain), changes=("cmyk",)),
+        "jpeg-cmyk-profile": Case(data=tagged, changes=both, tolerance=10),
+        "tiff-cmyk": Case(
+            data=tiff(p.convert("CMYK")), changes=("format", "cmyk"), extension="png"
+        ),
+        "jpeg-p3": Case(
+            data=saved(p3, "JPEG", quality=95, subsampling=0, icc_profile=p3_profile), changes=icc
+        ),
+        "jpeg-adobe-rgb": Case(
+            data=saved(adobe, "JPEG", quality=95, subsampling=0, icc_profile=adobe_profile),
+            changes=icc,
+        ),
+        "png-p3": Case(data=saved(p3, "PNG", icc_profile=p3_profile), changes=icc, extension="png"),
+        "webp-p3": Case(
+            data=saved(p3, "WEBP", lossless=True, icc_profile=p3_profile),
+            changes=icc,
+            extension="png",
+        ),
+        "png-p3-alpha": Case(
+            data=saved(with_alpha(p3), "PNG", icc_profile=p3_profile),
+            changes=("icc", "alpha"),
+            extension="png",
+            clear=True,
+        ),
+        "jpeg-grey-gamma-1.8": Case(
+            data=saved(grey, "JPEG", quality=95, icc_profile=grey_profile(1.8)),
+            changes=icc,
+            grey=True,
+        ),
+    }
+
+
+def _deep() -> dict[str, Case]:
+    p, grey = picture(), picture().convert("L")
+    deep, alpha, both = ("depth",), ("depth", "alpha"), ("format", "depth")
+    low = [bytes(24) for _ in range(32)] + [b"\x55" * 24 for _ in range(32)]
+    assert len(low) == SIZE[1]
+    rgb, la = with_alpha(p), with_alpha(p).convert("LA")
+    level = grey.getpixel((SIZE[0] * 3 // 4, SIZE[1] // 4))
+    assert isinstance(level, int)
+    one = chunk(b"tRNS", struct.pack(">H", level * 257))
+    three = chunk(b"tRNS", struct.pack(">3H", *(v * 257 for v in GREEN)))
+    return {
+        "png-16-rgb": Case(
+            data=raw_png(deep_rows(p), depth=16, kind=2), extension="png", changes=deep
+        ),
+        "png-16-grey": Case(
+            data=raw_png(deep_rows(grey), depth=16, kind=0),
+            extension="png",
+            changes=deep,
+            grey=True,
+        ),
+        "png-16-rgba": Case(
+            data=raw_png(deep_rows(rgb), depth=16, kind=6),
+            extension="png",
+            changes=alpha,
+            clear=True,
+        ),
+        "png-16-grey-alpha": Case(
+            data=raw_png(deep_rows(la), depth=16, kind=4),
+            extension="png",
+            changes=alpha,
+            grey=True,
+            clear=True,
+        ),
+        "png-16-grey-trns": Case(
+            data=raw_png(deep_rows(grey), depth=16, kind=0, extra=one),
+            extension="png",
+            changes=alpha,
+            grey=True,
+            clear=True,
+        ),
+        "png-16-rgb-trns": Case(
+            data=raw_png(deep_rows(p), depth=16, kind=2, extra=three),
+            extension="png",
+            changes=alpha,
+            clear=True,
+        ),
+        "tiff-16-grey": Case(
+            data=tiff(sixteen_bit_grey()), extension="png", changes=both, grey=True
+        ),
+        "tiff-16-rgb": Case(data=deep_tiff(p), extension="png", changes=both),
+        "tiff-16-rgba": Case(
+            data=deep_tiff(rgb), extension="png", changes=(*both, "alpha"), clear=True
+        ),
+        "ppm-16-grey": Case(
+            data=b"P5 96 64 65535\n" + b"".join(deep_rows(grey)),
+            extension="png",
+            changes=both,
+            grey=True,
+        ),
+    }
+
+
+def _clear() -> dict[str, Case]:
+    p = picture()
+    alpha, options = ("alpha",), {"extension": "png", "clear": True}
+    key = chunk(b"tRNS", struct.pack(">3H", *GREEN))
+    return {
+        "png-alpha": Case(data=saved(with_alpha(p), "PNG"), changes=alpha, **options),
+        "png-grey-alpha": Case(
+            data=saved(with_alpha(p).convert("LA"), "PNG"), changes=alpha, grey=True, **options
+        ),
+        "png-palette-trns": Case(data=palette(clear=True), changes=("palette", "alpha"), **options),
+        "png-rgb-trns": Case(data=with_chunk(png(), key), changes=alpha, **options),
+        "webp-alpha-lossless": Case(
+            data=saved(with_alpha(p), "WEBP", lossless=True), changes=alpha, **options
+        ),
+        "webp-alpha": Case(
+            data=saved(with_alpha(p), "WEBP", quality=95),
+            changes=alpha,
+            clear=True,
+            tolerance=12,
+        ),
+        "tiff-alpha": Case(
+            data=tiff(with_alpha(p)), changes=("format", "alpha"), extension="png", clear=True
+        ),
+    }
+
+
+def _foreign() -> dict[str, Case]:
+    p = picture()
+    made, moving = ("format",), ("animation",)
+    lossless = {"extension": "png", "changes": made}
+    return {
+        "gif": Case(
+            data=saved(p, "GIF"), changes=("format", "palette"), extension="png", tolerance=8
+        ),
+        "gif-animated": Case(
+            data=animated("GIF"),
+            changes=("format", "animation", "palette"),
+            extension="png",
+            tolerance=8,
+        ),
+        "webp-animated": Case(
+            data=animated("WEBP"), changes=("animation", "alpha"), extension="png"
+        ),
+        "apng": Case(data=animated("PNG"), changes=moving, extension="png"),
+        "bmp": Case(data=saved(p, "BMP"), **lossless),
+        "tiff": Case(data=tiff(p), **lossless),
+        "tiff-lzw": Case(data=tiff(p, compression="tiff_lzw"), **lossless),
+        "tiff-jpeg": Case(data=tiff(p, compression="jpeg", quality=95), changes=made, tolerance=12),
+        "ppm": Case(data=saved(p, "PPM"), **lossless),
+        "avif": Case(data=saved(p, "AVIF", quality=95), changes=made, tolerance=12),
+        "jpeg2000": Case(data=saved(p, "JPEG2000"), changes=made),
+    }
+
+
+def _rejected() -> dict[str, Case]:
+    idat = png().index(b"IDAT") + 12
+    flat = Image.new("RGB", (1, 5000))
+    huge_text = chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(50_000_000)))
+    huge_icc = chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes(50_000_000)))
+    named = {
+        Code.EMPTY: {"empty": b""},
+        Code.NOT_AN_IMAGE: {
+            "html": HTML,
+            "text": b"BM is how this text begins, and P5 is not in it",
+            "pdf": b"%PDF-1.7\n%",
+            "zeros": bytes(5000),
+            "mp4": struct.pack(">I", 24) + b"ftypisom\0\0\0\0isommp41" + bytes(500),
+        },
+        Code.UNSUPPORTED: {
+            "heic": heic_header(),
+            "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
+            "tiff-float": tiff(Image.new("F", (64, 64))),
+            "jpeg-12-bit": _jpeg_of_bits(12),
+        },
+        Code.TRUNCATED: {
+            "jpeg-truncated": cut(jpeg(size=(512, 384), quality=90)),
+            "jpeg-truncated-progressive": cut(jpeg(size=(512, 384), progressive=True)),
+            "jpeg-truncated-in-header": jpeg()[:100],
+            "jpeg-cmyk-truncated": cut(saved(picture((300, 300)).convert("CMYK"), "JPEG")),
+            "png-truncated": cut(png()),
+            "webp-truncated": cut(saved(picture(), "WEBP")),
+            "gif-truncated": cut(animated("GIF"), 0.2),
+            "avif-truncated": cut(saved(picture(), "AVIF")),
+            "tiff-truncated": cut(tiff(picture())),
+        },
+        Code.CORRUPT: {
+            "png-bad-crc": flipped(png(), 30),
+            "png-bad-crc-in-pixels": flipped(png(), png().index(b"IEND") - 5),
+            "png-bad-pixels": flipped(png(), idat),
+            "png-text-bomb": with_chunk(png(), huge_text),
+            "png-icc-bomb": with_chunk(png(), huge_icc),
+        },
+        Code.TOO_SMALL: {
+            "one-by-5000": saved(flat, "PNG"),
+            "small": jpeg(size=(31, 100)),
+            "small-turned": saved(Image.new("RGB", (200, 16)), "TIFF"),
+        },
+        Code.ASPECT_RATIO: {"aspect": jpeg(size=(500, 40))},
+        Code.TOO_LARGE: {
+            "png-bomb": png_bomb(),
+            "gif-bomb": gif_bomb(),
+            "webp-bomb": webp_bomb(),
+            "tiff-bomb": tiff_bomb(),
+        },
+    }
+    return {n: Case(data=d, code=code) for code, files in named.items() for n, d in files.items()}
+
+
+def _jpeg_of_bits(bits: int) -> bytes:
+    data = jpeg()
+    at = data.index(b"\xff\xc0") + 4
+    return data[:at] + bytes([bits]) + data[at + 1 :]
+
+
+CASES: dict[str, Case] = {
+    **_kept(),
+    **_turned(),
+    **_coloured(),
+    **_deep(),
+    **_clear(),
+    **_foreign(),
+    **_rejected(),
+}

@@ -1,0 +1,563 @@
+"""What every store promises, held on both kinds; then what is particular to a local folder."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsprep.errors import (
+    AccessError,
+    ExistsError,
+    FullError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
+from wdsprep.store import Store, open_store, split_url, stream, write_bytes
+from wdsprep.store.local import HOST, LocalStore
+
+SPAWN = multiprocessing.get_context("forkserver")
+NAMES = [
+    "a",
+    "a b/c+d&e=%41",
+    "a-b",
+    "a.b",
+    "a/b",
+    "a/b.c/d",
+    "a0",
+    "b/é",
+    "b/\U0001f600",
+    "b/\uff5e",
+]
+
+
+def names(store: Store, prefix: str = "") -> list[str]:
+    return [entry.name for entry in store.list(prefix)]
+
+
+def files_of(folder: Path) -> list[str]:
+    """Everything in the folder, hidden or not."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def break_off(store: Store, error: BaseException, *, exclusive: bool = False) -> None:
+    with store.write("f", exclusive=exclusive) as sink:
+        sink.write(b"half")
+        raise error
+
+
+def one_line(error: Exception, *parts: str) -> bool:
+    text = str(error)
+    return "\n" not in text and all(part in text for part in parts)
+
+
+# Both kinds
+
+
+def test_what_was_written_is_read(store: Store) -> None:
+    with store.write("a/b") as sink:
+        sink.write(b"01234")
+        sink.write(b"")
+        sink.write(b"56789")
+    assert store.read("a/b") == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("start", "nbytes", "expected"),
+    [
+        (0, None, b"0123456789"),
+        (0, 0, b""),
+        (4, 0, b""),
+        (2, 3, b"234"),
+        (8, 2, b"89"),
+        (8, 3, b"89"),
+        (9, None, b"9"),
+        (10, None, b""),
+        (10, 5, b""),
+        (11, 5, b""),
+        (1000, None, b""),
+        (1000, 0, b""),
+    ],
+)
+def test_ranged_read_ends_where_the_file_ends(
+    store: Store, start: int, nbytes: int | None, expected: bytes
+) -> None:
+    write_bytes(store, "f", b"0123456789")
+    assert store.read("f", start=start, nbytes=nbytes) == expected
+
+
+def test_empty_file_is_a_file(store: Store) -> None:
+    write_bytes(store, "empty", b"")
+    assert [(e.name, e.nbytes) for e in store.list()] == [("empty", 0)]
+    assert store.read("empty") == store.read("empty", start=0, nbytes=9) == b""
+    assert stream(store, "empty").read() == b""
+
+
+def test_same_tree_gives_the_same_list(store: Store) -> None:
+    tree = [name for name in NAMES if name != "a"]  # a folder and a file cannot share a name
+    for name in random.Random(1).sample(tree, len(tree)):
+        write_bytes(store, name, name.encode())
+    assert names(store) == sorted(tree, key=str.encode)
+    assert [e.nbytes for e in store.list()] == [len(n.encode()) for n in names(store)]
+    for prefix in (
+        "a",
+        "a/",
+        "a/b",
+        "a/b.",
+        "a/b/",
+        "b/",
+        "b/é",
+        "c",
+        "a-",
+        "none/such/",
+        "a b/c+",
+    ):
+        expected = [name for name in sorted(tree, key=str.encode) if name.startswith(prefix)]
+        assert names(store, prefix) == expected, prefix
+    assert all(store.read(name) == name.encode() for name in tree)
+
+
+def test_list_of_a_place_nobody_wrote_to_is_empty(store: Store) -> None:
+    assert names(store) == []
+    assert store.sweep() == 0
+
+
+def test_stamp_changes_with_the_file(store: Store) -> None:
+    write_bytes(store, "f", b"old")
+    [before] = store.list()
+    time.sleep(0.02)
+    write_bytes(store, "f", b"new")
+    [after] = store.list()
+    assert before.stamp != after.stamp
+
+
+def test_delete_twice_is_fine(store: Store) -> None:
+    write_bytes(store, "a/f", b"x")
+    store.delete("a/f")
+    store.delete("a/f")
+    store.delete("no/such")
+    assert names(store) == []
+
+
+def test_missing_file_is_not_found(store: Store) -> None:
+    write_bytes(store, "a", b"x")
+    for name in ("none", "no/such", "a/b"):
+        for nbytes in (None, 0, 5):
+            with pytest.raises(NotFoundError) as caught:
+                store.read(name, nbytes=nbytes)
+            assert one_line(caught.value, f"{store.url}/{name}")
+
+
+def test_exclusive_write_of_a_taken_name_leaves_the_old_bytes(store: Store) -> None:
+    write_bytes(store, "f", b"old", exclusive=True)
+    with pytest.raises(ExistsError) as caught:
+        write_bytes(store, "f", b"new", exclusive=True)
+    assert one_line(caught.value, f"{store.url}/f")
+    assert store.read("f") == b"old"
+    with pytest.raises(ExistsError):
+        write_bytes(store, "f", b"old", exclusive=True)  # the same bytes are no excuse
+
+
+def test_exclusive_race_has_one_winner(store: Store) -> None:
+    def attempt(number: int) -> bytes | None:
+        data = b"%d" % number * 1000
+        try:
+            write_bytes(store, "f", data, exclusive=True)
+        except ExistsError:
+            return None
+        return data
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        won = [data for data in pool.map(attempt, range(24)) if data is not None]
+    assert [store.read("f")] == won
+
+
+def test_exclusive_race_with_the_same_bytes_has_one_winner(store: Store) -> None:
+    def attempt(_: int) -> bool:
+        with contextlib.suppress(ExistsError):
+            write_bytes(store, "f", b"same", exclusive=True)
+            return True
+        return False
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(24))) == 1
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_exception_in_the_block_leaves_nothing(store: Store, exclusive: bool) -> None:
+    with pytest.raises(ZeroDivisionError):
+        break_off(store, ZeroDivisionError(), exclusive=exclusive)
+    assert names(store) == []
+
+
+def test_os_error_of_the_block_stays_itself(store: Store) -> None:
+    """It is about something else than this file, and must not be blamed on it."""
+    with pytest.raises(FileNotFoundError), store.write("f"):
+        Path("/no/such/file").read_bytes()
+    assert names(store) == []
+
+
+def test_exception_in_the_block_keeps_the_old_file(store: Store) -> None:
+    write_bytes(store, "f", b"old")
+    with pytest.raises(KeyboardInterrupt):
+        break_off(store, KeyboardInterrupt())
+    assert store.read("f") == b"old"
+
+
+def test_overwrite_replaces_whole(store: Store) -> None:
+    write_bytes(store, "f", b"long" * 1000)
+    write_bytes(store, "f", b"short")
+    assert store.read("f") == b"short"
+    assert names(store) == ["f"]
+
+
+def test_file_shows_only_when_complete(store: Store) -> None:
+    write_bytes(store, "f", b"old")
+    with store.write("f") as sink, store.write("g") as other:
+        sink.write(b"new")
+        other.write(b"new")
+        assert names(store) == ["f"]
+        assert store.read("f") == b"old"
+    assert (store.read("f"), store.read("g")) == (b"new", b"new")
+
+
+@pytest.mark.parametrize("name", ["", "/", "/etc/x", "..", "../x", "a/../x", "a//b", "./a", "a/"])
+def test_name_that_leaves_the_store_is_refused(store: Store, name: str) -> None:
+    for act in (store.read, store.delete, lambda n: write_bytes(store, n, b"x")):
+        with pytest.raises(UsageError):
+            act(name)
+
+
+@pytest.mark.parametrize("prefix", ["/", "/etc/", "../", "a/../../", "./", "a//"])
+def test_prefix_that_leaves_the_store_is_refused(store: Store, prefix: str) -> None:
+    with pytest.raises(UsageError):
+        names(store, prefix)
+
+
+@pytest.mark.parametrize("nbytes", [99, 100, 101, 200, 1050])
+def test_stream_reads_more_than_its_chunk(store: Store, nbytes: int) -> None:
+    data = random.Random(nbytes).randbytes(nbytes)
+    write_bytes(store, "f", data)
+    with stream(store, "f", chunk_nbytes=100) as file:
+        assert file.read(150) + file.read() + file.read() == data
+
+
+def test_store_survives_pickling(store: Store) -> None:
+    write_bytes(store, "f", b"x")
+    other: Store = pickle.loads(pickle.dumps(store))
+    try:
+        assert other.url == store.url
+        assert other.read("f") == b"x"
+    finally:
+        getattr(other, "close", lambda: None)()
+
+
+def test_url_opens_the_same_store(store: Store) -> None:
+    write_bytes(store, "a/f", b"x")
+    for other, name in ((open_store(store.url), "a/f"), split_url(f"{store.url}/a/f")):
+        try:
+            assert other.read(name) == b"x"
+        finally:
+            getattr(other, "close", lambda: None)()
+
+
+# Local
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "data")
+
+
+@pytest.mark.parametrize("url", ["file://{}", "FILE://{}", "file:{}", "{}", "{}/"])
+def test_local_paths_open_a_local_store(tmp_path: Path, url: str) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    assert open_store(url.format(tmp_path)).read("f") == b"x"
+
+
+@pytest.mark.parametrize("url", ["pipe:cat x", "http://h/x", "s3:/b", "s3://", "gs://b/x"])
+def test_other_places_are_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+    assert one_line(caught.value, url)
+
+
+def test_symlink_loop_is_listed_once(local: LocalStore) -> None:
+    write_bytes(local, "a/b/f", b"x")
+    (local.root / "a/b/up").symlink_to(local.root / "a")
+    (local.root / "self").symlink_to("self")
+    assert names(local) == ["a/b/f", "self"]
+
+
+def test_symlinked_folder_is_listed(local: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/f").write_bytes(b"x")
+    local.root.mkdir()
+    (local.root / "link").symlink_to(tmp_path / "elsewhere")
+    assert names(local) == ["link/f"]
+    assert local.read("link/f") == b"x"
+
+
+def test_broken_link_is_listed_and_reading_it_fails(local: LocalStore) -> None:
+    local.root.mkdir()
+    (local.root / "gone.jpg").symlink_to("nowhere")
+    assert names(local) == ["gone.jpg"]
+    with pytest.raises(NotFoundError):
+        local.read("gone.jpg")
+
+
+def test_pipe_is_neither_listed_nor_waited_for(local: LocalStore) -> None:
+    local.root.mkdir()
+    os.mkfifo(local.root / "pipe")
+    assert names(local) == []
+    for name in ("pipe", "."):
+        with pytest.raises((StoreError, UsageError)):
+            local.read(name)
+
+
+def test_folder_is_not_a_file(local: LocalStore) -> None:
+    write_bytes(local, "a/f", b"x")
+    for act in (local.read, lambda name: write_bytes(local, name, b"x")):
+        with pytest.raises(StoreError) as caught:
+            act("a")
+        assert one_line(caught.value, f"{local.url}/a")
+    assert files_of(local.root) == ["a/f"]
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_file_in_the_way_of_a_folder_is_named(local: LocalStore, exclusive: bool) -> None:
+    write_bytes(local, "a", b"x")
+    with pytest.raises(StoreError) as caught:
+        write_bytes(local, "a/b/f", b"y", exclusive=exclusive)
+    assert not isinstance(caught.value, ExistsError)
+    assert one_line(caught.value, f"{local.url}/a: is not a folder")
+    assert files_of(local.root) == ["a"]
+
+
+def test_name_that_is_no_utf8_is_listed_and_read(local: LocalStore) -> None:
+    local.root.mkdir()
+    Path(os.fsdecode(os.fsencode(local.root) + b"/\xff")).write_bytes(b"x")
+    [name] = names(local)
+    assert local.read(name) == b"x"
+
+
+def write_slowly(root: str, ready: Any, go_on: Any) -> None:
+    with LocalStore(root).write("f") as sink:
+        sink.write(b"half")
+        ready.set()
+        go_on.wait(30)
+        sink.write(b"half")
+
+
+def test_sweep_removes_the_leftovers_of_the_dead_only(local: LocalStore) -> None:
+    ready, go_on = [SPAWN.Event() for _ in range(2)], SPAWN.Event()
+    roots = [local.root / "dead", local.root / "alive"]
+    writers = [
+        SPAWN.Process(target=write_slowly, args=(str(root), event, go_on))
+        for root, event in zip(roots, ready, strict=True)
+    ]
+    for writer, event in zip(writers, ready, strict=True):
+        writer.start()
+        assert event.wait(30)
+    assert names(local) == []
+    assert (len(files_of(roots[0])), len(files_of(roots[1]))) == (1, 1)
+    assert local.sweep() == 0
+    os.kill(writers[0].pid or 0, signal.SIGKILL)
+    writers[0].join()
+    assert local.sweep() == 1
+    assert (files_of(roots[0]), len(files_of(roots[1]))) == ([], 1)
+    go_on.set()
+    writers[1].join()
+    assert files_of(roots[1]) == ["f"]
+    assert local.read("alive/f") == b"halfhalf"
+
+
+def test_sweep_leaves_other_hosts_and_other_files_alone(local: LocalStore) -> None:
+    local.root.mkdir()
+    young, old, mine = (
+        local.root / f".wdsprep-{host}.{n:016x}.tmp"
+        for n, host in enumerate(["elsewhere", "elsewhere", HOST])
+    )
+    other = local.root / ".wdsprep-notes.tmp"
+    for path in (young, old, mine, other):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    assert local.sweep() == 2
+    assert files_of(local.root) == sorted([young.name, other.name])
+    assert names(local) == [other.name]
+
+
+def test_sweep_during_writes_harms_none_of_them(local: LocalStore) -> None:
+    ended = threading.Event()
+
+    def sweep_on() -> None:
+        while not ended.is_set():
+            local.sweep()
+
+    local.root.mkdir()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        sweeping = pool.submit(sweep_on)
+        try:
+            for n in range(200):
+                write_bytes(local, f"f{n}", b"x", exclusive=n % 2 == 0)
+        finally:
+            ended.set()
+        sweeping.result()
+    assert len(files_of(local.root)) == 200
+
+
+def write_one(job: tuple[str, bytes, bool]) -> bool:
+    root, data, exclusive = job
+    try:
+        write_bytes(LocalStore(root), "new/folder/f", data, exclusive=exclusive)
+    except ExistsError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Any]:
+    with SPAWN.Pool(8) as pool:
+        yield pool
+        pool.close()
+        pool.join()
+
+
+def test_concurrent_writers_of_one_name_all_succeed_whole(
+    local: LocalStore, processes: Any
+) -> None:
+    wholes = [bytes([n]) * 300_000 for n in range(32)]
+    assert all(processes.map(write_one, [(local.url, data, False) for data in wholes], 1))
+    assert local.read("new/folder/f") in wholes
+    assert files_of(local.root) == ["new/folder/f"]
+
+
+def test_exclusive_race_of_processes_has_one_winner(local: LocalStore, processes: Any) -> None:
+    wholes = [bytes([n]) * 300_000 for n in range(32)]
+    won = processes.map(write_one, [(local.url, data, True) for data in wholes], 1)
+    assert [data for data, mine in zip(wholes, won, strict=True) if mine] == [
+        local.read("new/folder/f")
+    ]
+    assert files_of(local.root) == ["new/folder/f"]
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if done.returncode:
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_full_disk_is_one_clear_line_and_keeps_the_old_file(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=1m"):
+        local = LocalStore(tmp_path / "disk")
+        write_bytes(local, "f", b"old" * 1000)
+        for name in ("f", "new"):
+            with pytest.raises(FullError) as caught:
+                write_bytes(local, name, b"x" * (2 << 20))
+            assert one_line(caught.value, f"{local.url}/{name}: the disk is full", "free some")
+        assert files_of(local.root) == ["f"]
+        assert local.read("f") == b"old" * 1000
+        write_bytes(local, "g", b"x" * 500_000)  # the space has come back
+
+
+def test_failed_write_is_fatal_even_to_a_caller_that_goes_on(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=1m"):
+        local = LocalStore(tmp_path / "disk")
+        going_on = contextlib.suppress(StoreError)
+        with pytest.raises(FullError), local.write("f") as sink, going_on:
+            sink.write(b"x" * (2 << 20))
+        assert files_of(local.root) == []
+
+
+def test_no_inode_left_is_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "nr_inodes=4"):
+        local = LocalStore(tmp_path / "disk")
+        write_bytes(local, "a", b"x")
+        with pytest.raises(FullError):
+            write_bytes(local, "b/c/d/f", b"x")
+        assert files_of(local.root) == ["a"]
+
+
+def test_read_only_file_system_is_one_clear_line(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=1m"):
+        local = LocalStore(tmp_path / "disk")
+        write_bytes(local, "a/f", b"old")
+        remount = ["mount", "-o", "remount,ro", local.root]
+        if subprocess.run(remount, capture_output=True, check=False).returncode:
+            pytest.skip("remounting is not permitted here")
+        acts = {
+            "a/f": lambda: write_bytes(local, "a/f", b"new"),
+            "b/f": lambda: write_bytes(local, "b/f", b"new"),
+            "a": lambda: local.delete("a/f"),
+        }
+        for name, act in acts.items():
+            with pytest.raises(AccessError) as caught:
+                act()
+            assert one_line(caught.value, f"{local.url}/{name}", "is read-only: choose another")
+        assert local.sweep() == 0
+        assert files_of(local.root) == ["a/f"]
+        assert local.read("a/f") == b"old"
+
+
+AS_NOBODY = """
+import os, sys
+from wdsprep.errors import AccessError
+from wdsprep.store import write_bytes
+from wdsprep.store.local import LocalStore
+os.setgid(65534); os.setuid(65534)
+local = LocalStore(sys.argv[1])
+for act in (
+    lambda: write_bytes(local, "f", b"new"),
+    lambda: write_bytes(local, "new", b"new", exclusive=True),
+    lambda: write_bytes(local, "new/f", b"new"),
+    lambda: local.delete("f"),
+    lambda: local.read("secret"),
+    lambda: list(local.list("closed/")),
+):
+    try:
+        act()
+    except AccessError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
+def test_missing_permission_is_one_clear_line() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is below a folder that is closed
+        Path(folder).chmod(0o755)
+        local = LocalStore(folder)
+        for name in ("f", "secret", "closed/f"):
+            write_bytes(local, name, b"old")
+        (local.root / "secret").chmod(0o600)
+        (local.root / "closed").chmod(0o700)
+        command = [sys.executable, "-c", AS_NOBODY, local.url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        denied = ["f", "new", "new/f", "f", "secret", "closed"]
+        why = "permission denied: choose another place or change its mode"
+        assert done.stdout.splitlines() == [f"{local.url}/{name}: {why}" for name in denied]
+        assert files_of(local.root) == ["closed/f", "f", "secret"]
+        assert local.read("f") == b"old"

@@ -1,0 +1,276 @@
+"""The writer: equal samples make equal bytes, which every other tar reader takes."""
+
+import hashlib
+import io
+import subprocess
+import tarfile
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsprep.errors import StoreError, TarError
+from wdsprep.tar import write
+from wdsprep.tar.index import decode_index
+from wdsprep.tar.read import read_samples, stream_tape
+from wdsprep.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header
+
+Samples = list[tuple[str, dict[str, bytes]]]
+
+GOLDEN: Samples = [
+    ("000000000", {"jpg": b"\xff\xd8 an image", "json": b"{}", "txt": b""}),
+    ("000000001", {"png": bytes(512), "json": b'{"width": 512}', "txt": "ünï".encode()}),
+    ("f/" + "k" * 100, {"npy": bytes(range(256)) * 40}),
+]
+GOLDEN_SHA256 = "GOLDEN_HERE"
+
+
+def write_tar(samples: Samples) -> tuple[bytes, Written]:
+    sink = io.BytesIO()
+    with TarWriter(sink) as tar:
+        for key, fields in samples:
+            tar.add(key, fields.items())
+        written = tar.finish()
+    return sink.getvalue(), written
+
+
+def tar_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("tar-writer")]
+
+
+def test_bytes_are_frozen() -> None:
+    data, written = write_tar(GOLDEN)
+    assert hashlib.sha256(data).hexdigest() == written.sha256 == GOLDEN_SHA256
+    assert (written.samples, written.nbytes) == (3, len(data))
+
+
+@pytest.mark.parametrize("flush_nbytes", [1, 512, 1000, 5000, 1 << 30])
+def test_bytes_do_not_depend_on_block_boundaries(
+    flush_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "FLUSH_NBYTES", flush_nbytes)
+    data, written = write_tar(GOLDEN)
+    assert hashlib.sha256(data).hexdigest() == written.sha256 == GOLDEN_SHA256
+
+
+def test_no_samples_make_an_empty_tar_that_readers_take() -> None:
+    data, written = write_tar([])
+    assert data == bytes(1024)
+    assert decode_index(written.index, "it") == (0,)
+    assert tarfile.open(fileobj=io.BytesIO(data)).getnames() == []
+
+
+# Names: what is encoded comes back from other readers, the rest is refused.
+
+GOOD_NAMES = [
+    "n" * 96 + ".jpg",
+    "f/" + "n" * 97 + ".jpg",
+    "f" * 155 + "/" + "n" * 96 + ".jpg",
+    "f" * 50 + "/" + "g" * 104 + "/" + "n" * 96 + ".jpg",
+    "a//b/" + "n" * 95 + ".jpg",
+    "ü" * 48 + ".jpg",
+    "日本" * 20 + "/" + "語" * 30 + ".jpg",
+    "\U0001f600" * 36 + "/" + "\U0001f600" * 24 + ".txt",
+    "a b\nc\\d*.jpg",
+]
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_name_comes_back_from_tarfile_gnu_tar_and_our_reader(name: str, tmp_path: Path) -> None:
+    key, _, field = name.rpartition(".")
+    data, _ = write_tar([(key, {field: b"data"})])
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert tar.getnames() == [name]
+    (tmp_path / "a.tar").write_bytes(data)
+    command = ["tar", "--quoting-style=literal", "-tf", tmp_path / "a.tar"]
+    listed = subprocess.run(command, capture_output=True, check=True)
+    assert listed.stdout.decode() == name + "\n"
+    assert not listed.stderr
+    (sample,) = read_samples(stream_tape(io.BytesIO(data)), "it")
+    assert (sample.key, sample.fields) == (key, {field: b"data"})
+
+
+def test_longest_names() -> None:
+    assert len("f" * 155 + "/" + "n" * 100) == 256
+    assert len(header("f" * 155 + "/" + "n" * 100, 0)) == 512
+    for name in (
+        "n" * 101,
+        "n" * 255,
+        "n" * 256,
+        "/" + "n" * 101,
+        "f" * 156 + "/n",
+        "f/" + "n" * 101,
+        "f" * 156 + "/" + "n" * 100,
+        "f" * 120 + "/",
+        "ü" * 51,
+    ):
+        with pytest.raises(TarError, match="too long"):
+            header(name, 0)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b.jpg", "\0", "\udcff.jpg"])
+def test_names_that_cannot_be_encoded_are_refused(name: str) -> None:
+    with pytest.raises(TarError, match="cannot be the name"):
+        header(name, 0)
+
+
+def test_size_limit_is_that_of_ustar() -> None:
+    info = tarfile.TarInfo.frombuf(header("a.jpg", MAX_MEMBER_NBYTES), "utf-8", "strict")
+    assert info.size == MAX_MEMBER_NBYTES == 8 * 1024**3 - 1
+    with pytest.raises(TarError, match="8 GiB"):
+        header("a.jpg", MAX_MEMBER_NBYTES + 1)
+
+
+def test_header_is_what_tarfile_makes_of_the_same_facts() -> None:
+    info = tarfile.TarInfo("000000001.jpg")
+    info.size, info.mode = 12_345, 0o644
+    theirs = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    assert tarfile.TarInfo.frombuf(header(info.name, info.size), "utf-8", "strict").chksum == (
+        tarfile.TarInfo.frombuf(bytes(theirs), "utf-8", "strict").chksum
+    )
+    assert header(info.name, info.size) == bytes(theirs)
+
+
+# Samples that a reader would not give back as they are.
+
+
+@pytest.mark.parametrize("key", ["", "a.b", "f.g/a", "/a", "a/", "n" * 101, "a\0b", "\udcff"])
+def test_bad_key_is_refused(key: str) -> None:
+    with TarWriter(io.BytesIO()) as tar, pytest.raises(TarError):
+        tar.add(key, [("jpg", b"")])
+
+
+@pytest.mark.parametrize(
+    "names", [[], [""], ["a/b"], ["jpg", "jpg"], ["JPG"], ["j\0g"], ["j" * 100]], ids=repr
+)
+def test_bad_fields_are_refused(names: list[str]) -> None:
+    with TarWriter(io.BytesIO()) as tar, pytest.raises(TarError):
+        tar.add("k", [(name, b"") for name in names])
+
+
+def test_repeated_key_is_refused_wherever_it_stood() -> None:
+    with TarWriter(io.BytesIO()) as tar:
+        for key in ("a", "b"):
+            tar.add(key, [("jpg", b"")])
+        for key in ("a", "b"):
+            with pytest.raises(TarError, match="earlier sample"):
+                tar.add(key, [("json", b"")])
+
+
+def test_refused_sample_leaves_no_trace() -> None:
+    sink = io.BytesIO()
+    with TarWriter(sink) as tar:
+        for key, fields in GOLDEN:
+            with pytest.raises(TarError):
+                tar.add(key, [("jpg", b"never seen"), ("x" * 101, b"")])
+            tar.add(key, fields.items())
+        written = tar.finish()
+    assert written.sha256 == GOLDEN_SHA256 == hashlib.sha256(sink.getvalue()).hexdigest()
+
+
+# Failure.
+
+
+class FullSink:
+    """Takes one block, then fails as a full disk does."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def write(self, _data: bytes, /) -> None:
+        self.blocks += 1
+        if self.blocks > 1:
+            raise StoreError("the disk is full")
+
+
+def test_failing_sink_surfaces_and_leaves_no_thread() -> None:
+    added = 0
+    with pytest.raises(StoreError, match="the disk is full"), TarWriter(FullSink()) as tar:
+        while True:
+            tar.add(f"{added:04d}", [("jpg", bytes(1 << 20))])
+            added += 1
+            assert added < 12, "the failure must surface soon"
+    assert not tar_threads()
+
+
+def test_failure_of_the_last_write_surfaces_in_finish() -> None:
+    with TarWriter(FullSink()) as tar:
+        tar.add("a", [("jpg", bytes(5 << 20))])
+        with pytest.raises(StoreError):
+            tar.finish()
+    assert not tar_threads()
+
+
+def test_leaving_by_an_exception_leaves_no_thread() -> None:
+    with pytest.raises(KeyboardInterrupt), TarWriter(io.BytesIO()) as tar:
+        tar.add("a", [("jpg", bytes(5 << 20))])
+        assert tar_threads()
+        raise KeyboardInterrupt
+    assert not tar_threads()
+
+
+# Oracles.
+
+CHARS = st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cc"])
+KEYS = st.lists(st.text(CHARS, min_size=1, max_size=12), min_size=1, max_size=3).map("/".join)
+FIELDS = st.sampled_from(["jpg", "json", "txt", "latent.npy", "emb.npy", "cls"])
+SIZES = st.sampled_from([0, 0, 1, 511, 512, 513, 1024, 1025, 20_000])
+BYTES = st.builds(lambda size, byte: bytes([byte]) * size, SIZES, st.integers(0, 255))
+SAMPLES = st.dictionaries(
+    KEYS.filter(lambda key: not key.startswith("__")),
+    st.dictionaries(FIELDS, BYTES, min_size=1, max_size=4),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SAMPLES)
+def test_tarfile_and_our_reader_read_any_samples_back(samples: dict[str, dict[str, bytes]]) -> None:
+    data, written = write_tar(list(samples.items()))
+    wanted = {f"{k}.{f}": v for k, fields in samples.items() for f, v in fields.items()}
+    with tarfile.open(fileobj=io.BytesIO(data), errorlevel=2) as tar:
+        found = {info.name: tar.extractfile(info) for info in tar}
+        assert {name: file.read() for name, file in found.items() if file} == wanted
+    ours = list(read_samples(stream_tape(io.BytesIO(data)), "it"))
+    assert [(s.key, s.fields) for s in ours] == list(samples.items())
+    assert (*(s.start for s in ours), len(data) - 1024) == decode_index(written.index, "it")
+
+
+BIG: Samples = [
+    ("000000000", {"jpg": b"\0" * 512, "json": b"{}", "txt": b""}),
+    ("000000001", {"jpg": bytes(range(256)) * 20_000, "json": b"{}", "txt": b"after 4 MB"}),
+    ("000000002", {"jpg": b"x" * (4 << 20), "json": b"{}", "txt": b"exactly 4 MB"}),
+    ("000000003", {"jpg": b"", "json": b"", "txt": b""}),
+]
+
+
+def test_gnu_tar_lists_and_extracts_what_we_write(tmp_path: Path) -> None:
+    data, _ = write_tar(BIG)
+    (tmp_path / "a.tar").write_bytes(data)
+    listed = subprocess.run(
+        ["tar", "--utc", "-tvf", tmp_path / "a.tar"], capture_output=True, text=True, check=True
+    )
+    assert not listed.stderr
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    assert {(line[0], line[1], line[3]) for line in lines} == {("-rw-r--r--", "0/0", "1970-01-01")}
+    wanted = {f"{k}.{f}": v for k, fields in BIG for f, v in fields.items()}
+    assert [(line[5], int(line[2])) for line in lines] == [(n, len(v)) for n, v in wanted.items()]
+    (tmp_path / "out").mkdir()
+    command = ["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"]
+    assert not subprocess.run(command, capture_output=True, check=True).stderr
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == wanted
+
+
+def test_webdataset_reads_what_we_write(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import webdataset
+
+        (tmp_path / "a.tar").write_bytes(write_tar(BIG)[0])
+        read = list(webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False))
+    theirs = [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read]
+    assert theirs == BIG

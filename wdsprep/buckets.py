@@ -1,0 +1,34 @@
+"""Which bucket an image belongs to, and which buckets a training phase reads.
+
+A bucket is named by the smallest shorter side it takes: of (256, 512), `256` holds [256, 512) and
+`512` holds 512 and up. Phase 256 trains on both, phase 512 on the second alone.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from wdsprep.errors import UsageError
+
+
+def parse_buckets(text: str) -> tuple[int, ...]:
+    """The buckets that a user names, such as "256,512"."""
+    try:
+        buckets = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        buckets = ()
+    if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
+        raise UsageError(f"--buckets {text}: give rising sizes with commas, such as 256,512")
+    return buckets
+
+
+def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
+    """The bucket of an image that is at least as large as the first."""
+    place = bisect_right(buckets, min(width, height))
+    if not place:
+        raise ValueError(f"{width}x{height} is smaller than bucket {buckets[0]}")
+    return buckets[place - 1]
+
+
+def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]:
+    """The buckets whose images are all at least `resolution` wide and high."""
+    return tuple(bucket for bucket in buckets if bucket >= resolution)

@@ -1,0 +1,203 @@
+"""The command line: parse, call the library, print. Nothing heavy is imported before it is needed.
+
+Option names have dashes; underscores mean the same, and so do img2dataset's names where it has an
+option for the same thing.
+"""
+
+import json
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from wdsprep import __version__
+from wdsprep.errors import UsageError, WdsprepError
+
+IMG2DATASET_NAMES = {
+    "number-sample-per-shard": "samples-per-shard",
+    "min-image-size": "min-size",
+    "encode-quality": "reencode",
+    "processes-count": "workers",
+}
+DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def option_name(name: str) -> str:
+    dashed = name.replace("_", "-")
+    return IMG2DATASET_NAMES.get(dashed, dashed)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, such as 2GB or 512MiB."""
+
+    name = "size"
+    units = ("B", "K", "M", "G", "T")
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no size: write 2GB, 500MB or a number of bytes", param, ctx)
+        base = 1024 if match[3] else 1000
+        return int(float(match[1]) * base ** self.units.index(match[2].upper() or "B"))
+
+
+class Quality(click.ParamType):  # type: ignore[type-arg]
+    """`jpg:95`, or the 95 alone."""
+
+    name = "jpg:quality"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(value))
+        if match is None or not 1 <= int(match[1]) <= 100:
+            self.fail(f"{value!r}: write jpg:95, with a quality from 1 to 100", param, ctx)
+        return int(match[1])
+
+
+@click.group(
+    context_settings={
+        "token_normalize_func": option_name,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    }
+)
+@click.version_option(__version__, prog_name="wdsprep")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Turn image-caption downloads into tar shards that diffusion trainers stream."""
+    del debug  # read by main, which sees the errors
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several click options as one decorator."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+RULES = options(
+    click.option("--buckets", default="256,512", show_default=True, help="Smallest shorter sides."),
+    click.option("--samples-per-shard", type=click.IntRange(1), default=10_000, show_default=True),
+    click.option("--max-shard-size", type=Size(), default="2GB", show_default=True),
+    click.option(
+        "--check",
+        type=click.Choice(["full", "header"]),
+        default="full",
+        show_default=True,
+        help="Decode each image, or trust its header.",
+    ),
+    click.option("--min-size", type=int, default=0, help="Least shorter side.  [smallest bucket]"),
+    click.option("--max-area", type=int, default=100_000_000, show_default=True, help="Pixels."),
+    click.option("--max-aspect-ratio", type=float, default=0.0, help="Longer side over shorter."),
+    click.option("--min-caption", type=int, default=0, help="Least length in characters."),
+    click.option("--max-caption", type=int, default=0, help="Greatest length in characters."),
+    click.option("--filter", "condition", help='Such as "aesthetic >= 4.5 and pwatermark < 0.8".'),
+    click.option("--reencode", type=Quality(), help="Write every image as JPEG, such as jpg:95."),
+    click.option("--max-side", type=int, default=0, help="Shrink larger images (with --reencode)."),
+)
+COLUMNS = options(
+    click.option("--caption-col", default="", help="Column or json field.  [recognised]"),
+    click.option("--image-col", default="", help="Column or tar field.  [recognised]"),
+)
+WORKERS = options(
+    click.option("--workers", type=click.IntRange(0), default=0, help="Processes.  [all cores]"),
+    click.option(
+        "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True
+    ),
+    click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
+    click.option("--max-attempts", type=click.IntRange(1), default=3, show_default=True),
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@cli.command()
+@click.argument("source", default="downloads")
+@click.argument("images", default="shards/images")
+@RULES
+@COLUMNS
+@click.option("--limit", type=click.IntRange(1), help="Only the first N samples, for a trial.")
+@WORKERS
+@click.option("--append", is_flag=True, help="Pack what the source has gained since.")
+@click.option("--overwrite", is_flag=True, help="Start over: remove the dataset IMAGES first.")
+@JSON
+def pack(source: str, images: str, **options: Any) -> int:
+    """Pack the images of SOURCE into shards in IMAGES, by resolution.
+
+    SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
+    a {000..099} pattern) or Parquet tables with image bytes; it and IMAGES may be s3:// URLs.
+    Killed or interrupted, the same command goes on where it was.
+    """
+    from wdsprep.show import PackShow, pack_request
+
+    show = PackShow(as_json=options.pop("as_json"))
+    packed = pack_request(source, images, show.listener, **options)
+    click.echo(show.result(packed, images))
+    return DONE_WITH_DAMAGE if packed.quarantined else 0
+
+
+@cli.command()
+@click.argument("folder")
+@JSON
+def index(folder: str, as_json: bool) -> None:
+    """Write a .tar.idx beside each tar in FOLDER that has none."""
+    from wdsprep.index import index as index_tars
+    from wdsprep.progress import plural
+
+    done = dict(index_tars(folder))
+    text = f"{plural(len(done), 'index')} written for {plural(sum(done.values()), 'sample')}"
+    click.echo(json.dumps(done) if as_json else text.replace("indexs", "indexes"))
+
+
+@cli.command()
+@click.argument("dataset")
+def rebuild(dataset: str) -> None:
+    """Make the manifest of DATASET again from its receipts."""
+    from wdsprep.dataset import write_rebuilt
+    from wdsprep.progress import plural
+
+    manifest = write_rebuilt(dataset)
+    click.echo(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written")
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; every failure is one line and an exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        found = cli.main(
+            [a for a in arguments if a != "--debug"], prog_name="wdsprep", standalone_mode=False
+        )
+        return found if isinstance(found, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return UsageError.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\nwdsprep: interrupted: run the same command to go on from here", err=True)
+        return INTERRUPTED
+    except WdsprepError as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"wdsprep: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:  # whoever read our output has left
+        sys.stderr.close()
+        return 1
+    except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
+        if debug:
+            traceback.print_exc()
+        name = type(error).__name__
+        click.echo(f"wdsprep: a bug: {name}: {error}: --debug shows where", err=True)
+        return 1

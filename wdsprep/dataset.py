@@ -1,0 +1,109 @@
+"""A dataset in a store: its claim, its receipts, its manifest.
+
+A unit is done when its receipt is there, and a run asks the listing alone. The manifest repeats
+what the receipts say, so that a dataset opens with one read; where it is behind them, they win.
+"""
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences, sorted_receipts
+from wdsprep.store import Store, open_store, write_bytes
+
+READERS = 32
+OURS = re.compile(r"(receipts|rejects|inputs)/.+|\d+/[0-9_]+\.tar(\.idx)?")
+
+
+def receipt_name(unit: str) -> str:
+    return f"receipts/{unit}.json"
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest, or None where there is none."""
+    try:
+        data = store.read(MANIFEST)
+    except NotFoundError:
+        return None
+    try:
+        return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
+    except FormatError as error:
+        hint = f'run "wdsprep rebuild {store.url}" to make it again from the receipts'
+        raise type(error)(
+            f"{error}: {hint}" if type(error) is FormatError else str(error)
+        ) from error
+
+
+def claim(store: Store, dataset: str, settings: Settings) -> Manifest:
+    """Begin a dataset, or go on with it if it was made with the same settings."""
+    fresh = Manifest(dataset=dataset, settings=settings)
+    found = read_manifest(store)
+    if found is None:
+        found = rebuild(store) or fresh
+        try:
+            write_bytes(store, MANIFEST, found.to_bytes(), exclusive=True)
+        except ExistsError:  # another machine began the same just now
+            return claim(store, dataset, settings)
+    if lines := differences(found.settings, settings):
+        raise FingerprintError(
+            f"{store.url} was made with other settings: {'; '.join(lines)}: "
+            "run with those settings to resume, or with --overwrite to start over"
+        )
+    return found
+
+
+def done_units(store: Store) -> frozenset[str]:
+    """The units that have a receipt."""
+    start, end = len("receipts/"), -len(".json")
+    names = (entry.name for entry in store.list("receipts/"))
+    return frozenset(name[start:end] for name in names if name.endswith(".json"))
+
+
+def refreshed(store: Store, manifest: Manifest, known: Iterable[Receipt] = ()) -> Manifest:
+    """The manifest with exactly the receipts that are there; `known` need not be read again."""
+    done = done_units(store)
+    have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
+    missing = sorted(done - have.keys())
+    with ThreadPoolExecutor(READERS) as readers:
+        read = readers.map(lambda unit: read_receipt(store, unit), missing)
+        return replace(manifest, receipts=sorted_receipts([*have.values(), *read]))
+
+
+def read_receipt(store: Store, unit: str) -> Receipt:
+    name = receipt_name(unit)
+    try:
+        return Receipt.from_bytes(store.read(name), f"{store.url}/{name}")
+    except FormatError as error:
+        if type(error) is not FormatError:
+            raise
+        raise FormatError(f"{error}: delete it, and run the same again to redo the unit") from error
+
+
+def rebuild(store: Store) -> Manifest | None:
+    """The manifest as the receipts have it, or None without any."""
+    first = next(iter(sorted(done_units(store))), None)
+    if first is None:
+        return None
+    receipt = read_receipt(store, first)
+    return refreshed(store, Manifest(dataset=receipt.dataset, settings=receipt.settings), [receipt])
+
+
+def write_rebuilt(url: str) -> Manifest:
+    """Replace the manifest of the dataset at `url` by what its receipts say."""
+    store = open_store(url)
+    manifest = rebuild(store)
+    if manifest is None:
+        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+    write_bytes(store, MANIFEST, manifest.to_bytes())
+    return manifest
+
+
+def clear(store: Store) -> None:
+    """Remove a dataset, and nothing else that lies there: receipts first, the manifest last, so
+    that a clearing cut short is never taken for a dataset."""
+    names = [entry.name for entry in store.list() if OURS.fullmatch(entry.name)]
+    for name in sorted(names, key=lambda name: not name.startswith("receipts/")):
+        store.delete(name)
+    store.delete(MANIFEST)

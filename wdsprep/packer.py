@@ -1,0 +1,272 @@
+"""The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt."""
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from wdsprep.buckets import bucket_of
+from wdsprep.dataset import receipt_name
+from wdsprep.filters import Filter
+from wdsprep.images import Limits, Picture, Recode, prepare
+from wdsprep.manifest import Receipt, Settings, Shard
+from wdsprep.samples import Code, Reject, RejectedError, Sample
+from wdsprep.sources import Refusal, Slice, Source
+from wdsprep.store import Sink, Store, open_store, write_bytes
+from wdsprep.tar.write import TarWriter
+
+PROGRESS_S = 0.25
+USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What decides which samples are kept and what their shards look like."""
+
+    buckets: tuple[int, ...] = (256, 512)
+    samples_per_shard: int = 10_000
+    max_shard_nbytes: int = 2_000_000_000
+    full_check: bool = True
+    min_size: int = 0
+    max_area: int = 100_000_000
+    max_aspect_ratio: float = 0.0
+    min_caption: int = 0
+    max_caption: int = 0
+    filter: Filter | None = None
+    recode: Recode | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            min_side=max(self.buckets[0], self.min_size),
+            max_area=self.max_area,
+            max_aspect_ratio=self.max_aspect_ratio,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a slice has come; `share` of its items have been taken up."""
+
+    samples: int
+    nbytes: int
+    share: float
+    rejects: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packer:
+    """The picklable recipe of a worker, as runners want it."""
+
+    source: Source
+    images: str
+    rules: Rules
+    settings: Settings
+    threads: int = 1
+
+    def open(self) -> Callable[[Slice], Generator[Progress, None, Receipt]]:
+        return partial(pack_slice, self, open_store(self.images))
+
+
+def pack_slice(packer: Packer, store: Store, part: Slice) -> Generator[Progress, None, Receipt]:
+    """Write all of a slice, its receipt last."""
+    rejects: list[Reject] = []
+    with ExitStack() as stack:
+        shards = _Shards(store, part.name, packer.rules, stack)
+        told = time.monotonic()
+        for key, judged in _judged(packer, part):
+            if isinstance(judged, Reject):
+                rejects.append(judged)
+            else:
+                shards.add(key, *judged)
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                yield _progress(part, shards, rejects)
+        written = shards.finish()
+    return _commit(packer, store, part, written, rejects)
+
+
+def _progress(part: Slice, shards: "_Shards", rejects: list[Reject]) -> Progress:
+    return Progress(
+        samples=shards.samples,
+        nbytes=shards.nbytes,
+        share=min(1.0, (shards.samples + len(rejects)) / (part.samples or USUAL_SAMPLES)),
+        rejects=_count(rejects),
+    )
+
+
+def _commit(
+    packer: Packer, store: Store, part: Slice, written: tuple[Shard, ...], rejects: list[Reject]
+) -> Receipt:
+    """Write what stands beside the shards, and last the receipt."""
+    lines = "".join(reject.to_json() for reject in rejects)
+    receipt = Receipt(
+        dataset="images",
+        unit=part.name,
+        settings=packer.settings,
+        input=part.digest,
+        inputs=sum(shard.samples for shard in written) + len(rejects),
+        shards=written,
+        rejects=_count(rejects),
+    )
+    write_bytes(store, f"inputs/{part.name}.jsonl", part.inputs)
+    write_bytes(store, f"rejects/{part.name}.jsonl", lines.encode("utf-8", "replace"))
+    write_bytes(store, receipt_name(part.name), receipt.to_bytes())
+    return receipt
+
+
+def _count(rejects: Iterable[Reject]) -> dict[str, int]:
+    return dict(sorted(Counter(reject.code.value for reject in rejects).items()))
+
+
+Judged = Reject | tuple[Sample, Picture]
+
+
+def _judged(packer: Packer, part: Slice) -> Iterator[tuple[str, Judged]]:
+    """Each input of a slice with its key and what becomes of it, in order."""
+    found = (
+        row for item in part.items for row in islice(packer.source.read(item), item.take or None)
+    )
+    keyed = ((f"{part.name}{number:06d}", row) for number, row in enumerate(found))
+    judge = partial(_judge, packer.rules)
+    if packer.threads == 1:
+        return map(judge, keyed)
+    return _in_threads(judge, keyed, packer.threads)
+
+
+def _in_threads(
+    judge: Callable[[tuple[str, Sample | Refusal]], tuple[str, Judged]],
+    rows: Iterable[tuple[str, Sample | Refusal]],
+    threads: int,
+) -> Iterator[tuple[str, Judged]]:
+    """Like map, with a few rows ahead in threads: decoding happens outside the interpreter lock."""
+    ahead: deque[Future[tuple[str, Judged]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for row in rows:
+            ahead.append(pool.submit(judge, row))
+            if len(ahead) > 4 * threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _judge(rules: Rules, keyed: tuple[str, Sample | Refusal]) -> tuple[str, Judged]:
+    key, row = keyed
+    if isinstance(row, Refusal):
+        return key, Reject(key=key, source=row.source, code=row.code, detail=row.detail)
+    try:
+        _check_text(rules, row)
+        limits, full, recode = rules.limits, rules.full_check, rules.recode
+        return key, (row, prepare(row.image, limits=limits, full=full, recode=recode))
+    except RejectedError as refused:
+        return key, Reject(key=key, source=row.source, code=refused.code, detail=refused.detail)
+
+
+def _check_text(rules: Rules, sample: Sample) -> None:
+    length = len(sample.caption)
+    if length < rules.min_caption:
+        raise RejectedError(Code.CAPTION_TOO_SHORT, f"{length} characters")
+    if 0 < rules.max_caption < length:
+        raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
+    if rules.filter is not None and not rules.filter({"caption": sample.caption, **sample.facts}):
+        raise RejectedError(Code.FILTERED, rules.filter.text)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A shard being written. Its stack closes the tar's thread first, then the file."""
+
+    name: str
+    stack: ExitStack
+    writer: TarWriter
+
+
+@dataclass(slots=True)
+class _Shards:
+    """The open shard of each bucket, and the finished ones."""
+
+    store: Store
+    unit: str
+    rules: Rules
+    stack: ExitStack
+    samples: int = 0
+    nbytes: int = 0
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _rolled: Counter[int] = field(default_factory=Counter)
+    _done: list[Shard] = field(default_factory=list)
+
+    def add(self, key: str, sample: Sample, picture: Picture) -> None:
+        bucket = bucket_of(picture.width, picture.height, self.rules.buckets)
+        fields = _fields(key, sample, picture, bucket)
+        nbytes = sum(len(data) for _, data in fields)
+        current = self._open.get(bucket)
+        if current is not None and self._is_full(current.writer, nbytes):
+            self._close(bucket)
+            current = None
+        if current is None:
+            current = self._begin(bucket)
+        current.writer.add(key, fields)
+        self.samples += 1
+        self.nbytes += nbytes
+
+    def finish(self) -> tuple[Shard, ...]:
+        for bucket in sorted(self._open):
+            self._close(bucket)
+        return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
+
+    def _is_full(self, writer: TarWriter, nbytes: int) -> bool:
+        too_many = writer.samples >= self.rules.samples_per_shard
+        return too_many or writer.nbytes + nbytes > self.rules.max_shard_nbytes
+
+    def _begin(self, bucket: int) -> _Open:
+        roll = self._rolled[bucket]
+        name = f"{bucket}/{self.unit}{f'_{roll:02d}' if roll else ''}.tar"
+        self._rolled[bucket] += 1
+        stack = self.stack.enter_context(ExitStack())
+        sink: Sink = stack.enter_context(self.store.write(name))
+        self._open[bucket] = _Open(name, stack, stack.enter_context(TarWriter(sink)))
+        return self._open[bucket]
+
+    def _close(self, bucket: int) -> None:
+        shard = self._open.pop(bucket)
+        written = shard.writer.finish()
+        shard.stack.close()
+        write_bytes(self.store, f"{shard.name}.idx", written.index)
+        self._done.append(
+            Shard(
+                name=shard.name,
+                samples=written.samples,
+                nbytes=written.nbytes,
+                sha256=written.sha256,
+            )
+        )
+
+
+def _fields(key: str, sample: Sample, picture: Picture, bucket: int) -> list[tuple[str, bytes]]:
+    """The members of an image sample, in their order."""
+    facts: dict[str, Any] = {
+        "bucket": bucket,
+        "caption": sample.caption,
+        "changes": picture.changes,
+        "height": picture.height,
+        "key": key,
+        "meta": sample.facts,
+        "source": sample.source,
+        "source_height": picture.source_height,
+        "source_width": picture.source_width,
+        "width": picture.width,
+    }
+    if len(sample.captions) > 1:
+        facts["captions"] = sample.captions
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return [
+        (picture.extension, picture.data),
+        ("json", text.encode("utf-8", "replace")),
+        ("txt", sample.caption.encode("utf-8", "replace")),
+    ]

@@ -1,0 +1,71 @@
+"""The line on stderr that shows how far a long command is: rewritten in place on a terminal, added
+every half minute elsewhere, and never there for what takes less than a second."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+TERMINAL_S, PIPE_S, FIRST_S = 0.2, 30.0, 1.0
+
+
+class ProgressLine:
+    """Shows the latest of the texts it is given."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._terminal = self._out.isatty()
+        self._started = time.monotonic()
+        self._next = self._started + (FIRST_S if self._terminal else PIPE_S)
+        self._drawn = False
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def show(self, text: str) -> None:
+        """Draw the text if it is time to."""
+        if not self.due:
+            return
+        self._next = time.monotonic() + (TERMINAL_S if self._terminal else PIPE_S)
+        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._out.flush()
+        self._drawn = self._terminal
+
+    def clear(self) -> None:
+        """Take the line away, so that what is printed next stands alone."""
+        if self._drawn:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+            self._drawn = False
+
+
+def human_bytes(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def human_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
+    """The largest of some counts by name: `truncated 12, too_small 3`."""
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    more = ", ..." if len(ranked) > most else ""
+    return ", ".join(f"{name} {number:,}" for name, number in ranked[:most]) + more
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,108 @@
+"""Who does units of work: processes on this machine, or Ray actors.
+
+1. A *unit* is small, has a name and can be done twice without harm. *Work* is what is done with it.
+2. A driver hands each idle worker its next unit and reads units as lazily as that needs.
+3. A unit that raised, or killed its worker, is tried again; after `max_attempts` it is
+   quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
+4. A `WdsprepError` raised in a worker is about the whole run: everything stops, and the
+   driver raises it.
+
+    with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
+        for event in events: ...
+
+Closing the events (or leaving them by an exception) ends the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from wdsprep.errors import UsageError
+
+__all__ = ["Event", "Finished", "Quarantined", "Runner", "Step", "Unit", "Work", "make_runner"]
+
+
+class Unit(Protocol):
+    """Small and picklable."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Work(Protocol):
+    """Picklable, and importable by name where the workers run."""
+
+    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
+        """Called once in each worker. What it returns is called once a unit: it yields
+        progress (cumulative for the unit) and returns the result."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Progress on the way. A unit that is tried again starts over."""
+
+    unit: Unit
+    value: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    unit: Unit
+    result: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantined:
+    unit: Unit
+    attempts: int
+    reason: str
+    """One line."""
+    trace: str
+    """The last traceback, or what is known about how the worker died."""
+
+
+Event: TypeAlias = Step | Finished | Quarantined
+
+
+class Runner(Protocol):
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        """Do all units, in the order in which they get done."""
+        ...
+
+
+def make_runner(
+    kind: str,
+    *,
+    workers: int = 0,
+    max_attempts: int = 3,
+    name: str = "work",
+    address: str | None = None,
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
+    accelerator_type: str | None = None,
+    dashboard: bool = False,
+) -> Runner:
+    """`workers=0`: as many as there is room for. All from `name` on is for Ray alone."""
+    if workers < 0 or max_attempts < 1:
+        raise UsageError(f"{workers} workers and {max_attempts} attempts make no run")
+    if kind == "local":
+        from wdsprep.runners.local import LocalRunner
+
+        return LocalRunner(workers=workers, max_attempts=max_attempts)
+    if kind == "ray":
+        from wdsprep.runners.ray import RayRunner
+
+        return RayRunner(
+            workers=workers,
+            max_attempts=max_attempts,
+            name=name,
+            address=address,
+            cpus_per_worker=cpus_per_worker,
+            gpus_per_worker=gpus_per_worker,
+            accelerator_type=accelerator_type,
+            dashboard=dashboard,
+        )
+    raise UsageError(f"there is no runner {kind!r}: choose local or ray")

@@ -1,0 +1,148 @@
+"""Workers as processes on this machine.
+
+Each is a fresh interpreter over a socket pair, not a fork (unsafe beside threads) and not
+multiprocessing's spawn (which imports the user's `__main__` again). It gets the driver's
+`sys.path`, whole and from the start, so the current folder never shadows a module.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+
+from wdsprep.errors import WorkError
+from wdsprep.runners import Event, Unit, Work
+from wdsprep.runners.queue import Lost, Message, drive
+from wdsprep.runners.worker import GRACE_S
+
+_BOOT = """import sys; fd, *sys.path = sys.argv[1:]
+from wdsprep.runners.worker import main; main(int(fd))"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalRunner:
+    workers: int = 0
+    """0: one per core that this process may use."""
+    max_attempts: int = 3
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        return drive(
+            _Processes(work),
+            units,
+            workers=self.workers or usable_cpus(),
+            max_attempts=self.max_attempts,
+        )
+
+
+def usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+
+
+class _Processes:
+    def __init__(self, work: Work) -> None:
+        self._work = pickle.dumps(work)
+        self._workers: dict[int, _Worker] = {}
+        self._slots: dict[Connection, int] = {}
+
+    def start(self, slot: int) -> None:
+        # The child inherits the mask: Ctrl-C cannot hit it before it ignores SIGINT, nor
+        # can it hit us between the start of a worker and the note of it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            worker = _spawn()
+            self._workers[slot] = worker
+            self._slots[worker.pipe] = slot
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _send(worker.pipe, self._work)
+
+    def give(self, slot: int, unit: Unit) -> None:
+        _send(self._workers[slot].pipe, pickle.dumps(unit))
+
+    def hear(self) -> Iterable[tuple[int, Message]]:
+        for pipe in wait(list(self._slots)):
+            assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
+            slot = self._slots[pipe]
+            try:
+                message: Message = pipe.recv()
+            except (EOFError, OSError):
+                message = Lost(reason=_obituary(self._bury(slot)))
+            else:
+                if isinstance(message, Lost):
+                    self._bury(slot)
+            yield slot, message
+
+    def _bury(self, slot: int) -> int:
+        worker = self._workers.pop(slot)
+        del self._slots[worker.pipe]
+        _end([worker])
+        return worker.process.returncode
+
+    def stop(self) -> None:
+        workers = list(self._workers.values())
+        self._workers.clear()
+        self._slots.clear()
+        for worker in workers:
+            worker.process.terminate()
+        _end(workers)
+
+
+def _spawn() -> _Worker:
+    ours, theirs = socket.socketpair()
+    path = [entry or os.getcwd() for entry in sys.path]
+    with ours, theirs:
+        try:
+            process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            raise WorkError(f"a worker process could not be started: {error}") from error
+        return _Worker(process=process, pipe=Connection(ours.detach()))
+
+
+def _send(pipe: Connection, data: bytes) -> None:
+    try:
+        pipe.send_bytes(data)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # its death is heard of by the end of its stream
+
+
+def _end(workers: list[_Worker]) -> None:
+    """Wait for workers that were told to end; kill those that do not."""
+    deadline = time.monotonic() + GRACE_S
+    for worker in workers:
+        worker.pipe.close()  # an idle worker leaves on this alone
+    try:
+        for worker in workers:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def _obituary(returncode: int) -> str:
+    if returncode >= 0:
+        return f"worker exited with code {returncode}"
+    name = signal.Signals(-returncode).name
+    return f"worker was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")

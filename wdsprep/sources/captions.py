@@ -1,0 +1,63 @@
+"""Captions and facts as people leave them: text files, JSON beside an image, columns of a table."""
+
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from wdsprep.samples import Code, RejectedError
+
+NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
+
+
+def decode_text(data: bytes, what: str) -> str:
+    """A caption file: UTF-8, with white space around it taken off."""
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise RejectedError(
+            Code.BAD_CAPTION, f"{what}: {error.reason} at byte {error.start}"
+        ) from None
+
+
+def decode_facts(data: bytes, what: str) -> dict[str, Any]:
+    """A json beside an image: an object, of which nulls are dropped."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
+        raise RejectedError(Code.BAD_JSON, f"{what}: {error}") from None
+    if not isinstance(found, dict):
+        raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
+    return plain_facts(found)
+
+
+def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
+    """The captions among the facts: a text or a list of them, under the first name that has any."""
+    for name in (column,) if column else NAMES:
+        value = facts.get(name)
+        texts = value if isinstance(value, list) else [value]
+        captions = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
+        if captions:
+            return captions
+    return ()
+
+
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as JSON can hold them, without what says nothing (null, NaN) or is bytes."""
+    plain = {str(name): _plain(value) for name, value in facts.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return plain_facts(value)
+    if isinstance(value, list | tuple):
+        return [item for item in map(_plain, value) if item is not None]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return None if isinstance(value, bytes | bytearray) else str(value)

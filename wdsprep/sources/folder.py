@@ -1,0 +1,132 @@
+"""A folder of images, at any depth, with captions and facts in files of the same name beside them.
+
+The listing comes in name order, in which all that lies between `a.jpg` and `a.txt` begins with
+`a.` too. So images meet their sidecars in one pass that holds only the names still open, and a
+folder of any size takes little memory.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from wdsprep.errors import NotFoundError, StoreError
+from wdsprep.samples import Code, RejectedError, Sample
+from wdsprep.sources import Columns, Item, Refusal, opened, shown
+from wdsprep.sources.captions import captions_of, decode_facts, decode_text
+from wdsprep.sources.metadata import Metadata, is_metadata
+from wdsprep.store import Entry
+
+IMAGES = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "dib", "tif", "tiff"}
+    | {"avif", "heic", "heif", "jp2", "j2k", "ppm", "pgm", "pnm"}
+)
+NOT_OF_A_SAMPLE = re.compile(r"(\d+_stats|dataset_info|dataset_infos|state)\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderSource:
+    """A folder or S3 prefix. Names that begin with a dot are left out, as shells do."""
+
+    url: str
+    columns: Columns
+    kind: str = "folder"
+
+    def items(self) -> Iterator[Item]:
+        store = opened(self.url)
+        with Metadata(store, [e.name for e in store.list() if is_metadata(e.name)]) as metadata:
+            for group in _groups(store.list()):
+                for item in group.items():
+                    row = metadata.take(item.name)
+                    yield Item(name=item.name, parts=item.parts, extra=row) if row else item
+            for name, row in metadata.left():
+                yield Item(name=name, parts=(), extra=row)
+
+    def count(self, _item: Item, /) -> int:
+        return 1
+
+    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+        try:
+            yield self._sample(item)
+        except RejectedError as refused:
+            yield Refusal(source=shown(item.name), code=refused.code, detail=refused.detail)
+
+    def _sample(self, item: Item) -> Sample:
+        files = {extension(name): name for name, _, _ in item.parts}
+        image = next((name for name in files.values() if extension(name) in IMAGES), None)
+        if image is None:
+            raise RejectedError(Code.NO_IMAGE, "no image has this name")
+        data = self._read(image)
+        facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
+        captions = captions_of(facts, self.columns.caption)
+        if "json" in files:
+            facts = decode_facts(self._read(files["json"]), shown(files["json"])) | facts
+            captions = captions or captions_of(facts, self.columns.caption)
+        if "txt" in files and not self.columns.caption:
+            text = decode_text(self._read(files["txt"]), shown(files["txt"]))
+            captions = (text,) if text else captions
+        return Sample(source=shown(item.name), image=data, captions=captions, facts=facts)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return opened(self.url).read(name)
+        except NotFoundError as error:
+            raise RejectedError(Code.VANISHED, f"{shown(name)} was listed, then gone") from error
+        except StoreError as error:
+            raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
+
+
+@dataclass(slots=True)
+class _Group:
+    """The files of one name: its images and what stands beside them."""
+
+    stem: str
+    images: list[Entry] = field(default_factory=list)
+    sidecars: dict[str, Entry] = field(default_factory=dict)
+
+    def items(self) -> Iterator[Item]:
+        beside = [self.sidecars[kind] for kind in sorted(self.sidecars)]
+        for image in self.images:
+            yield _item(image.name, [image, *beside])
+        if not self.images:
+            yield _item(beside[0].name, beside)
+
+
+def _item(name: str, entries: Iterable[Entry]) -> Item:
+    return Item(name=name, parts=tuple((e.name, e.nbytes, e.stamp) for e in entries))
+
+
+def extension(name: str) -> str:
+    base = name.rpartition("/")[2]
+    return base.rpartition(".")[2].lower() if "." in base else ""
+
+
+def _groups(entries: Iterable[Entry]) -> Iterator[_Group]:
+    """Files of one stem together, each group given out once no more can come."""
+    open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
+    for entry in entries:
+        kind = _kind(entry.name)
+        if not kind:
+            continue
+        stem = entry.name[: -len(kind) - 1]
+        while open_groups and not entry.name.startswith(open_groups[-1].stem + "."):
+            yield open_groups.pop()
+        group = next((g for g in open_groups if g.stem == stem), None)
+        if group is None:
+            group = _Group(stem)
+            open_groups.append(group)
+        if kind in IMAGES:
+            group.images.append(entry)
+        else:
+            group.sidecars[kind] = entry
+    yield from reversed(open_groups)
+
+
+def _kind(name: str) -> str:
+    """The extension of a file that may be part of a sample, else nothing."""
+    kind = extension(name)
+    base = name.rpartition("/")[2]
+    if kind not in IMAGES and kind not in ("txt", "json"):
+        return ""
+    if name.startswith(".") or "/." in name or is_metadata(name) or NOT_OF_A_SAMPLE.fullmatch(base):
+        return ""
+    return kind

@@ -1,0 +1,93 @@
+"""`metadata.jsonl` and `metadata.csv` as Hugging Face's imagefolder uses them: a row for each file.
+
+A row may stand anywhere in its table, so rows wait in a temporary SQLite file, not in memory, for
+the image they belong to. What no image takes is a caption without its image.
+"""
+
+import csv
+import io
+import json
+import posixpath
+import sqlite3
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from wdsprep.errors import SourceError
+from wdsprep.store import Store, stream
+
+
+def is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] in ("metadata.jsonl", "metadata.csv")
+
+
+class Metadata:
+    """The rows of all metadata tables of a folder, by the image they name."""
+
+    def __init__(self, store: Store, tables: list[str]) -> None:
+        self._rows: sqlite3.Connection | None = None
+        if not tables:
+            return
+        self._rows = sqlite3.connect("")  # a temporary file, which SQLite removes itself
+        self._rows.execute("PRAGMA journal_mode = OFF")
+        self._rows.execute("CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT) WITHOUT ROWID")
+        for table in tables:
+            found = _read(store, table)
+            self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", found)
+
+    def __enter__(self) -> "Metadata":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+    def take(self, name: str) -> str:
+        """The row of an image as JSON, or nothing."""
+        if self._rows is None:
+            return ""
+        key = _key(name)
+        found = self._rows.execute("SELECT row FROM rows WHERE name = ?", (key,)).fetchone()
+        if found is None:
+            return ""
+        self._rows.execute("DELETE FROM rows WHERE name = ?", (key,))
+        return str(found[0])
+
+    def left(self) -> Iterator[tuple[str, str]]:
+        """The rows that nothing has taken, in the order of their names."""
+        if self._rows is not None:
+            yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
+
+
+def _key(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
+    folder = posixpath.dirname(table)
+    with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
+        rows = csv.DictReader(text) if table.endswith(".csv") else _json_rows(text, table)
+        try:
+            for row in rows:
+                name = row.get("file_name")
+                if not isinstance(name, str):
+                    raise SourceError(f"{table}: a row has no file_name: it has {', '.join(row)}")
+                yield _key(posixpath.normpath(posixpath.join(folder, name))), json.dumps(row)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise SourceError(f"{table} cannot be read: {error}") from error
+
+
+def _json_rows(lines: Iterable[str], table: str) -> Iterator[dict[str, object]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise SourceError(f"{table}, line {number}: no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise SourceError(f"{table}, line {number}: not an object")
+            yield row

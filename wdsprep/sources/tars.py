@@ -1,0 +1,143 @@
+"""WebDataset tars, one tar a slice: a folder of them, a glob, a brace pattern, or a single one.
+
+What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
+the same again, which is read only where a sample has no json of its own.
+"""
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wdsprep.errors import NotFoundError, SourceError
+from wdsprep.samples import Code, RejectedError, Sample
+from wdsprep.sources import Columns, Item, Refusal, opened, shown
+from wdsprep.sources.captions import captions_of, decode_facts, decode_text
+from wdsprep.sources.folder import IMAGES
+from wdsprep.store import Entry, stream
+from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
+
+MAX_BRACES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TarsSource:
+    """The tars below `url` whose names match `pattern`, a glob with braces."""
+
+    url: str
+    pattern: str
+    columns: Columns
+    kind: str = "tars"
+
+    def items(self) -> Iterator[Item]:
+        wanted = expand_braces(self.pattern)
+        plain = {name for name in wanted if not _is_glob(name)}
+        globs = [re.compile(fnmatch.translate(name)) for name in wanted if _is_glob(name)]
+        tables: dict[str, Entry] = {}
+        for entry in opened(self.url).list(_common_start(wanted)):
+            if entry.name.endswith(".parquet"):
+                tables[entry.name[: -len("parquet")] + "tar"] = entry  # a.parquet before a.tar
+            elif entry.name in plain or any(glob.match(entry.name) for glob in globs):
+                plain.discard(entry.name)
+                beside = tables.pop(entry.name, None)
+                files = (entry, beside) if beside else (entry,)
+                yield Item(name=entry.name, parts=tuple((e.name, e.nbytes, e.stamp) for e in files))
+        if plain:
+            missing = f"{self.url}/{min(plain)} is not there"
+            raise SourceError(f"{missing} ({len(plain)} of {len(wanted)} tars are missing)")
+
+    def count(self, item: Item, /) -> int:
+        """By reading the tar: only a limit asks for it."""
+        return sum(1 for _ in self.read(item))
+
+    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+        table = item.parts[1][0] if len(item.parts) > 1 else ""
+        try:
+            with stream(opened(self.url), item.name) as tar:
+                for found in scan(stream_tape(tar)):
+                    yield from self._result(found, item.name, table)
+        except NotFoundError:
+            detail = "the tar was listed, then gone"
+            yield Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
+
+    def _result(
+        self, found: TarSample | BadSampleError, tar: str, table: str
+    ) -> Iterator[Sample | Refusal]:
+        source = shown(f"{tar}/{found.key}" if found.key else tar)
+        try:
+            if isinstance(found, BadSampleError):
+                raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
+            if sample := self._sample(found, source, table):
+                yield sample
+        except RejectedError as refused:
+            yield Refusal(source=source, code=refused.code, detail=shown(refused.detail))
+
+    def _sample(self, found: TarSample, source: str, table: str) -> Sample | None:
+        fields = found.fields
+        image = fields.get(self.columns.image) if self.columns.image else _image(fields)
+        if image is None:
+            if not {"txt", "json"} & fields.keys():
+                return None  # some other file in the tar
+            raise RejectedError(Code.NO_IMAGE, f"the sample has only {', '.join(sorted(fields))}")
+        facts = self._facts(found, table)
+        captions = captions_of(facts, self.columns.caption)
+        if "txt" in fields and not self.columns.caption:
+            text = decode_text(fields["txt"], "txt")
+            captions = captions if captions and captions[0] == text else (text,) * bool(text)
+        return Sample(source=source, image=image, captions=captions, facts=facts)
+
+    def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
+        if "json" in found.fields:
+            return decode_facts(found.fields["json"], "json")
+        return _sidecar(self.url, table).get(found.key, {}) if table else {}
+
+
+def _image(fields: Mapping[str, bytes]) -> bytes | None:
+    """The first field that is an image by its name."""
+    return next((data for name, data in fields.items() if name.rpartition(".")[2] in IMAGES), None)
+
+
+@functools.lru_cache(maxsize=2)
+def _sidecar(url: str, table: str) -> dict[str, dict[str, Any]]:
+    """The rows of the Parquet table beside a tar, by key."""
+    from wdsprep.sources.table import read_rows
+
+    return {str(row["key"]): row for row in read_rows(opened(url), table) if "key" in row}
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{000..010}` and `{a,b}` written out, as webdataset's users know them."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    names = [
+        rest
+        for part in _choices(match[1])
+        for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
+    ]
+    if len(names) > MAX_BRACES:
+        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} tars")
+    return names
+
+
+def _choices(text: str) -> list[str]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if numbers is None:
+        return text.split(",")
+    first, last = numbers[1], numbers[2]
+    if int(last) - int(first) >= MAX_BRACES:
+        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} tars")
+    return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+
+
+def _is_glob(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
+def _common_start(names: list[str]) -> str:
+    """What all names begin with, so that a listing passes over what none can match."""
+    start = re.split(r"[*?\[]", min(names))[0], re.split(r"[*?\[]", max(names))[0]
+    same = next((i for i, (a, b) in enumerate(zip(*start, strict=False)) if a != b), None)
+    return start[0][: min(map(len, start)) if same is None else same]

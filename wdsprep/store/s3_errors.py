@@ -1,0 +1,122 @@
+"""Which failures of S3 are worth another attempt, and what the others mean for the user.
+
+boto3's own retries are switched off: they leave out a plain 429 and a body that breaks off, and
+stop for good after some hundred failures in a row, which is one bad second of a busy loader.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from wdsprep.errors import (
+    AccessError,
+    ExistsError,
+    FullError,
+    NotFoundError,
+    ShortReadError,
+    StoreError,
+    UsageError,
+)
+
+ATTEMPTS = 8
+LONGEST_PAUSE_S = 20.0
+BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
+FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
+REFUSED = {
+    "InvalidAccessKeyId": "the access key is unknown there: check AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY or AWS_PROFILE",
+    "ExpiredToken": "the credentials have expired: log in again",
+    "InvalidToken": "the session token is wrong: check AWS_SESSION_TOKEN",
+}
+T = TypeVar("T")
+
+
+def retrying(act: Callable[[], T], *, pause_s: float) -> T:
+    """Act, again after a while if the network or the server is at fault."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return act()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+        pause = min(LONGEST_PAUSE_S, pause_s * 2**attempt)
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
+    return act()
+
+
+def is_transient(error: Exception) -> bool:
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        ResponseParserError,
+        SSLError,
+    )
+
+    if isinstance(error, ClientError):
+        return code_of(error) in BUSY or _status(error) == 429 or _status(error) >= 500
+    lost = (ConnectionError, HTTPClientError, ResponseParserError, ShortReadError)
+    return isinstance(error, lost) and not isinstance(error, SSLError)
+
+
+def code_of(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextlib.contextmanager
+def translated(what: str, bucket: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _answered(error, what, bucket) from error
+    except BotoCoreError as error:
+        raise _not_answered(error, what) from error
+
+
+def _answered(error: Any, what: str, bucket: str) -> StoreError:
+    code, status = code_of(error), _status(error)
+    if code == "NoSuchBucket":
+        return NotFoundError(f"{bucket}: no such bucket: create it, or check the name")
+    if code in ("NoSuchKey", "404"):
+        return NotFoundError(f"{what}: no such object")
+    if code in FULL or status == 507:
+        return FullError(f"{what}: no space left there ({code}): make room and run the same again")
+    if code in REFUSED:
+        return AccessError(f"{what}: {REFUSED[code]}")
+    if status in (401, 403):
+        return AccessError(f"{what}: access denied: check the permissions of these credentials")
+    if status == 412:
+        return ExistsError(f"{what}: exists already")
+    if is_transient(error):
+        return StoreError(f"{what}: the server answered {status} {code} again and again: try later")
+    said = _one_line(error.response["Error"].get("Message") or code)
+    return StoreError(f"{what}: the server answered {status} {code}: {said}")
+
+
+def _not_answered(error: Exception, what: str) -> StoreError | UsageError:
+    from botocore.exceptions import NoCredentialsError, ParamValidationError
+
+    if isinstance(error, ParamValidationError):
+        return UsageError(f"{what}: {_one_line(error)}")
+    if isinstance(error, NoCredentialsError):
+        return AccessError(f"{what}: no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
+    if is_transient(error):
+        return StoreError(f"{what}: {_one_line(error)}: check the network or AWS_ENDPOINT_URL")
+    return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
+
+
+def unusable_settings(error: Exception, what: str) -> AccessError:
+    """No such profile, a bad endpoint URL, half a pair of keys."""
+    return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")
