@@ -1,8 +1,8 @@
 """Real image files for every kind the pixel rule treats, all made from one test picture.
 
-The picture is four flat quarters (red, green / blue, yellow), a black square in the upper left, so that
-any turn, flip or change of colour shows. `CASES` names each file with what `images.prepare` must make of
-it under `LIMITS`; other tests write the same bytes into folders and tars.
+The picture is four flat quarters (red, green / blue, yellow), a black square in the upper left, so
+that any turn, flip or change of colour shows. `CASES` names each file with what `images.prepare`
+must make of it under `LIMITS`; other tests write the same bytes into folders and tars.
 """
 
 import struct
@@ -86,7 +86,7 @@ def turned(orientation: int, kind: str = "JPEG") -> bytes:
     return saved(image, kind, exif=exif, **options)
 
 
-# --- colour profiles, by hand: ICC v2, a matrix and one curve ---------------------------------------
+# --- colour profiles, by hand: ICC v2, a matrix and one curve -----------------------------------
 
 P3 = ((0.5151, 0.2412, -0.0011), (0.2919, 0.6922, 0.0419), (0.1572, 0.0666, 0.7841))
 ADOBE = ((0.6097, 0.3111, 0.0195), (0.2053, 0.6257, 0.0609), (0.1492, 0.0632, 0.7446))
@@ -174,7 +174,7 @@ def _lab16(colour: tuple[float, ...]) -> bytes:
 def in_space(
     primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
 ) -> Image.Image:
-    """The picture's colours, written in another RGB space, by arithmetic that is not littlecms's."""
+    """The picture's colours, written in another RGB space, without littlecms."""
     inverse = _inverse(primaries)
 
     def moved(colour: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,7 +208,7 @@ def _inverse(columns: tuple[tuple[float, ...], ...]) -> list[list[float]]:
     return [[value / volume for value in row] for row in cross]
 
 
-# --- PNG and JPEG, piece by piece -------------------------------------------------------------------
+# --- PNG and JPEG, piece by piece ---------------------------------------------------------------
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -279,6 +279,15 @@ def tiff_bomb() -> bytes:
     for tag in (b"\x00\x01", b"\x01\x01"):
         at = data.index(tag, 8)
         data[at + 2 : at + 12] = struct.pack("<HII", 4, 1, 30_000)
+    return bytes(data)
+
+
+def tiled_tiff_bomb() -> bytes:
+    """A small picture that says its one tile is huge."""
+    data = bytearray(tiff(Image.new("L", (64, 64)), compression="tiff_deflate"))
+    for old, new, value in ((278, 322, 60_000), (279, 323, 60_000)):
+        at = max(data.rfind(struct.pack("<HHI", old, kind, 1)) for kind in (3, 4))
+        data[at : at + 12] = struct.pack("<HHII", new, 4, 1, value)
     return bytes(data)
 
 
@@ -396,7 +405,7 @@ def _coloured() -> dict[str, Case]:
     return {
         "jpeg-cmyk-adobe": Case(data=cmyk, changes=("cmyk",)),
         "jpeg-cmyk": Case(data=without_adobe(plain), changes=("cmyk",)),
-        "jpeg-cmyk-profile": Case(data=tagged, changes=both, tolerance=10),
+        "jpeg-cmyk-profile": Case(data=tagged, changes=both, tolerance=14),
         "tiff-cmyk": Case(
             data=tiff(p.convert("CMYK")), changes=("format", "cmyk"), extension="png"
         ),
@@ -430,14 +439,31 @@ def _coloured() -> dict[str, Case]:
 def _deep() -> dict[str, Case]:
     p, grey = picture(), picture().convert("L")
     deep, alpha, both = ("depth",), ("depth", "alpha"), ("format", "depth")
-    low = [bytes(24) for _ in range(32)] + [b"\x55" * 24 for _ in range(32)]
-    assert len(low) == SIZE[1]
+    fours = [round(v / 17) for v in grey.tobytes()]
+    nibbles = bytes(a << 4 | b for a, b in zip(fours[::2], fours[1::2], strict=True))
+    low = [nibbles[at : at + 48] for at in range(0, len(nibbles), 48)]
     rgb, la = with_alpha(p), with_alpha(p).convert("LA")
     level = grey.getpixel((SIZE[0] * 3 // 4, SIZE[1] // 4))
     assert isinstance(level, int)
     one = chunk(b"tRNS", struct.pack(">H", level * 257))
+    four = chunk(b"tRNS", struct.pack(">H", round(level / 17)))
     three = chunk(b"tRNS", struct.pack(">3H", *(v * 257 for v in GREEN)))
     return {
+        "png-4-grey": Case(
+            data=raw_png(low, depth=4, kind=0),
+            extension="png",
+            changes=deep,
+            grey=True,
+            tolerance=9,
+        ),
+        "png-4-grey-trns": Case(
+            data=raw_png(low, depth=4, kind=0, extra=four),
+            extension="png",
+            changes=alpha,
+            grey=True,
+            clear=True,
+            tolerance=9,
+        ),
         "png-16-rgb": Case(
             data=raw_png(deep_rows(p), depth=16, kind=2), extension="png", changes=deep
         ),
@@ -592,6 +618,7 @@ def _rejected() -> dict[str, Case]:
             "gif-bomb": gif_bomb(),
             "webp-bomb": webp_bomb(),
             "tiff-bomb": tiff_bomb(),
+            "tiff-tile-bomb": tiled_tiff_bomb(),
         },
     }
     return {n: Case(data=d, code=code) for code, files in named.items() for n, d in files.items()}
@@ -602,6 +629,15 @@ def _jpeg_of_bits(bits: int) -> bytes:
     at = data.index(b"\xff\xc0") + 4
     return data[:at] + bytes([bits]) + data[at + 1 :]
 
+
+# Rejects found only by reading the pixels; the header check keeps these files.
+DEEP = {
+    "jpeg-truncated",
+    "jpeg-truncated-progressive",
+    "png-bad-crc-in-pixels",
+    "png-bad-pixels",
+    "png-text-bomb",
+}
 
 CASES: dict[str, Case] = {
     **_kept(),

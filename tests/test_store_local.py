@@ -29,7 +29,7 @@ from wdsprep.errors import (
 from wdsprep.store import Store, open_store, split_url, stream, write_bytes
 from wdsprep.store.local import HOST, LocalStore
 
-SPAWN = multiprocessing.get_context("forkserver")
+FORKING = multiprocessing.get_context("forkserver")
 NAMES = [
     "a",
     "a b/c+d&e=%41",
@@ -363,11 +363,11 @@ def write_slowly(root: str, ready: Any, go_on: Any) -> None:
 
 
 def test_sweep_removes_the_leftovers_of_the_dead_only(local: LocalStore) -> None:
-    ready, go_on = [SPAWN.Event() for _ in range(2)], SPAWN.Event()
+    ready, go_on = ([FORKING.Event() for _ in range(2)] for _ in range(2))
     roots = [local.root / "dead", local.root / "alive"]
     writers = [
-        SPAWN.Process(target=write_slowly, args=(str(root), event, go_on))
-        for root, event in zip(roots, ready, strict=True)
+        FORKING.Process(target=write_slowly, args=(str(root), *events))
+        for root, *events in zip(roots, ready, go_on, strict=True)
     ]
     for writer, event in zip(writers, ready, strict=True):
         writer.start()
@@ -379,7 +379,7 @@ def test_sweep_removes_the_leftovers_of_the_dead_only(local: LocalStore) -> None
     writers[0].join()
     assert local.sweep() == 1
     assert (files_of(roots[0]), len(files_of(roots[1]))) == ([], 1)
-    go_on.set()
+    go_on[1].set()
     writers[1].join()
     assert files_of(roots[1]) == ["f"]
     assert local.read("alive/f") == b"halfhalf"
@@ -430,7 +430,7 @@ def write_one(job: tuple[str, bytes, bool]) -> bool:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Any]:
-    with SPAWN.Pool(8) as pool:
+    with FORKING.Pool(8) as pool:
         yield pool
         pool.close()
         pool.join()

@@ -152,8 +152,9 @@ def index(folder: str, as_json: bool) -> None:
     from wdsprep.progress import plural
 
     done = dict(index_tars(folder))
-    text = f"{plural(len(done), 'index')} written for {plural(sum(done.values()), 'sample')}"
-    click.echo(json.dumps(done) if as_json else text.replace("indexs", "indexes"))
+    count = plural(len(done), "index", "indexes")
+    text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
+    click.echo(json.dumps(done) if as_json else text)
 
 
 @cli.command()

@@ -24,6 +24,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _TOLERANCE = 2  # levels of 255
+_MAX_NBYTES = 4 << 20  # the largest real ones, of presses, have 3 MB
 _BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
 
 
@@ -43,15 +44,12 @@ def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
     elif clear is not None and image.mode in ("L", "RGB"):
         image = image.convert("LA" if image.mode == "L" else "RGBA")
     alpha = None
-    if image.mode in ("LA", "La", "RGBA", "RGBa"):
+    if image.mode in ("La", "RGBa"):  # premultiplied, in some TIFFs
+        image = image.convert(image.mode.upper())
+    if image.mode in ("LA", "RGBA"):
         done.add("alpha")
-        image = (
-            image.convert("LA" if image.mode == "La" else "RGBA")
-            if image.mode[-1] == "a"
-            else image
-        )
         alpha = image.getchannel("A")
-        image = image.convert("L" if image.mode == "LA" else "RGB")
+        image = image.convert("L" if "L" in (image.mode[0], header.mode) else "RGB")
     image = _srgb(image, header, done)
     return image if alpha is None else onto_white(image, alpha)
 
@@ -87,12 +85,12 @@ def _srgb(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
 
 
 def needs_transform(profile: bytes | None, mode: str) -> bool:
-    return profile is not None and _transform(profile, mode) is not None
+    return _transform(profile, mode) is not None
 
 
 def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     """An L, RGB or CMYK image through its profile; the same object where there is nothing to do."""
-    transform = _transform(profile, image.mode) if profile else None
+    transform = _transform(profile, image.mode)
     if transform is not None:
         source = image.convert("RGB") if transform.input_mode == "RGB" else image
         moved = transform.apply(source)
@@ -100,10 +98,16 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return image.convert("RGB") if image.mode == "CMYK" else image
 
 
-# A CMYK profile is half a megabyte and its transform as much again: a few dozen, not thousands.
-@lru_cache(maxsize=64)
-def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
     """The way to sRGB, or None where the profile is sRGB, broken or meant for other channels."""
+    if not profile or len(profile) > _MAX_NBYTES:
+        return None
+    return _built(profile, mode)
+
+
+# The cache keeps profiles alive: its size times theirs is what a hostile source can fill.
+@lru_cache(maxsize=32)
+def _built(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     space = _SPACES.get(profile[16:20], "")
     if space != mode and (space, mode) != ("RGB", "L"):
         return None
@@ -118,15 +122,15 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
         )
     except _BROKEN:
         return None
-    return None if space != "CMYK" and _is_identity(transform, space) else transform
+    return None if space != "CMYK" and _is_identity(transform, mode) else transform
 
 
-def _is_identity(transform: ImageCms.ImageCmsTransform, space: str) -> bool:
+def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
     steps = [*range(0, 256, 32), 255]
     cube = bytes(level for r in steps for g in steps for b in steps for level in (r, g, b))
     colours = Image.frombytes("RGB", (len(cube) // 3, 1), cube)
-    if space == "L":
-        colours = Image.frombytes("L", (256, 1), bytes(range(256)))
+    if mode == "L":  # of an RGB profile on a grey image only the curve matters
+        colours = Image.frombytes("L", (256, 1), bytes(range(256))).convert(transform.input_mode)
     moved = transform.apply(colours)
     return max(ImageChops.difference(moved, colours.convert("RGB")).tobytes()) <= _TOLERANCE
 

@@ -4,6 +4,7 @@ The plugins are called by name, not through `Image.open`: no other format can sl
 are not swallowed, and an MPO is opened as what its first frame is, a JPEG.
 """
 
+import logging
 import re
 import struct
 import threading
@@ -96,10 +97,10 @@ DAMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
-_TRUNCATED = re.compile(
+_SAYS_TRUNCATED = re.compile(
     r"truncat|not processed|unpack|end of|EOF|Not enough|only got", re.IGNORECASE
 )
-_UNSUPPORTED = re.compile(
+_SAYS_UNSUPPORTED = re.compile(
     r"unsupported|not (yet )?supported|unknown|not installed|unable", re.IGNORECASE
 )
 
@@ -149,6 +150,10 @@ def _foreign(data: bytes) -> RejectedError:
 
 def text(start: bytes) -> str:
     return ascii(start.decode("latin-1"))
+
+
+# Pillow logs an error where it also raises one; without a handler Python would print it.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class _Quiet:
@@ -205,8 +210,8 @@ def rejected(error: Exception, kind: str) -> RejectedError:
     detail = f"{kind}: {error}"[:200]
     if isinstance(error, Image.DecompressionBombError):
         return RejectedError(Code.TOO_LARGE, detail)
-    if _TRUNCATED.search(detail):
+    if _SAYS_TRUNCATED.search(detail):
         return RejectedError(Code.TRUNCATED, detail)
-    if _UNSUPPORTED.search(detail):
+    if _SAYS_UNSUPPORTED.search(detail):
         return RejectedError(Code.UNSUPPORTED, detail)
     return RejectedError(Code.CORRUPT, detail)

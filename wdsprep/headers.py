@@ -1,8 +1,8 @@
 """What an image file says about itself before a pixel is decoded.
 
 Most of a download can be kept as it came, and its header tells so. Pillow's plugins need 30 to
-60 µs for that, warn, inflate text chunks and may allocate the canvas; the walks here need about
-5 µs and allocate nothing, whatever size a header claims. They read the formats that can be kept
+80 µs for that, warn, inflate text chunks and may allocate the canvas; the walks here need 10 to
+20 µs and allocate nothing, whatever size a header claims. They read the formats that can be kept
 (JPEG, PNG, WebP) and GIF, whose plugin allocates when it opens. The others are left to theirs.
 
 EXIF alone gives the orientation. Pillow also believes XMP's `tiff:Orientation`, which neither

@@ -86,9 +86,8 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         headers.check_png(data)
     if recode or not _can_stay(header):
         with formats.quiet:
-            return _converted(
-                formats.load(formats.opened(data, kind), kind), header, limits, recode
-            )
+            image = formats.load(_opened(data, header), kind)
+            return _converted(image, header, limits, recode)
     if full:
         _check_pixels(data, header)
     return Picture(
@@ -122,17 +121,22 @@ def _check_pixels(data: bytes, header: Header) -> None:
 
     A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
     skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
-    (cut, bytes changed, blocks blanked) it found the very same 610 as a full load, in 55 to 85 % of
+    (cut, bytes changed, blocks blanked) it found the very same 610 as a full load, in 55 to 87 % of
     the time. What neither finds is damage that still decodes to something: libjpeg only warns
     there, and Pillow does not pass that on.
     """
     with formats.quiet:
-        image = formats.opened(data, header.format)
-        if image.size != (header.width, header.height):
-            raise RejectedError(Code.CORRUPT, "two sizes in one file")
+        image = _opened(data, header)
         if header.format == "JPEG":
             image.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
         formats.load(image, header.format)
+
+
+def _opened(data: bytes, header: Header) -> ImageFile:
+    image = formats.opened(data, header.format)
+    if image.size != (header.width, header.height):  # or the limits were checked in vain
+        raise RejectedError(Code.CORRUPT, "two sizes in one file")
+    return image
 
 
 def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
@@ -142,8 +146,17 @@ def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> P
     with formats.quiet:
         image = formats.opened(data, kind)
         _check_limits(*image.size, limits)
+        _check_tiles(image, limits)
         header = _foreign_header(image, kind)
         return _converted(formats.load(image, kind), header, limits, recode)
+
+
+def _check_tiles(image: ImageFile, limits: Limits) -> None:
+    """A TIFF's tiles may be larger than it is, and libtiff allocates one in full."""
+    tags = getattr(image, "tag_v2", {})
+    sides = [tags.get(tag, 0) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH)]
+    if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > limits.max_area:
+        raise RejectedError(Code.TOO_LARGE, f"tiles of {sides[0]} x {sides[1]}")
 
 
 def _foreign_header(image: ImageFile, kind: str) -> Header:

@@ -86,7 +86,7 @@ def pack(
     if plan.generations != manifest.generations:
         manifest = replace(manifest, generations=plan.generations, complete=False)
         write_bytes(store, MANIFEST, manifest.to_bytes())
-    packer = Packer(source=found, images=images, rules=rules, settings=settings)
+    packer = Packer(source=seen.source, images=images, rules=rules, settings=settings)
     few = sum(1 for _ in islice(plan.pending(), workers))
     packer = replace(packer, threads=max(1, workers // max(1, few)))
     return _Run(store, manifest, plan, listener).carry_out(packer, make_runner(min(workers, few)))

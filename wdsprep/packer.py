@@ -1,5 +1,6 @@
 """The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt."""
 
+import hashlib
 import json
 import time
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from wdsprep.store import Sink, Store, open_store, write_bytes
 from wdsprep.tar.write import TarWriter
 
 PROGRESS_S = 0.25
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
@@ -105,17 +107,18 @@ def _commit(
     packer: Packer, store: Store, part: Slice, written: tuple[Shard, ...], rejects: list[Reject]
 ) -> Receipt:
     """Write what stands beside the shards, and last the receipt."""
+    inputs = part.inputs
     lines = "".join(reject.to_json() for reject in rejects)
     receipt = Receipt(
         dataset="images",
         unit=part.name,
         settings=packer.settings,
-        input=part.digest,
+        input=hashlib.sha256(inputs).hexdigest(),
         inputs=sum(shard.samples for shard in written) + len(rejects),
         shards=written,
         rejects=_count(rejects),
     )
-    write_bytes(store, f"inputs/{part.name}.jsonl", part.inputs)
+    write_bytes(store, f"inputs/{part.name}.jsonl", inputs)
     write_bytes(store, f"rejects/{part.name}.jsonl", lines.encode("utf-8", "replace"))
     write_bytes(store, receipt_name(part.name), receipt.to_bytes())
     return receipt
@@ -264,7 +267,7 @@ def _fields(key: str, sample: Sample, picture: Picture, bucket: int) -> list[tup
     }
     if len(sample.captions) > 1:
         facts["captions"] = sample.captions
-    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = _ENCODER.encode(facts)
     return [
         (picture.extension, picture.data),
         ("json", text.encode("utf-8", "replace")),

@@ -36,6 +36,12 @@ class ProgressLine:
         self._out.flush()
         self._drawn = self._terminal
 
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
     def clear(self) -> None:
         """Take the line away, so that what is printed next stands alone."""
         if self._drawn:
@@ -67,5 +73,5 @@ def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in ranked[:most]) + more
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str, many: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest
 from wdsprep.sources import Item, Slice, Source, shown, slices
+from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store
 
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
@@ -58,7 +59,14 @@ class Plan:
 
 
 def survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
-    """Go over the source once; `tell` hears from time to time how many items were seen."""
+    """Go over the source; `tell` hears from time to time how many items were seen."""
+    try:
+        return _survey(source, limit, tell)
+    except MetadataFound as found:
+        return _survey(found.source, limit, tell)
+
+
+def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
     kept: list[Item] = []
     count = samples = nbytes = captioned = 0
     for item in limited(source, limit):
@@ -86,13 +94,17 @@ def survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
 def limited(source: Source, limit: int) -> Iterator[Item]:
     """The items that hold the first `limit` samples (0: all), the last one cut where they end."""
     left = limit
-    for item in source.items():
+    items = source.items()
+    for item in items:
         there = source.count(item) if limit else 0
         if limit and there >= left:
             yield replace(item, take=left) if there > left else item
-            return
+            break
         left -= there
         yield item
+    if source.kind == "folder":  # what is left may hold the captions of what was taken
+        for _ in items:
+            pass
 
 
 def make_plan(

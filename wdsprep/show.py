@@ -4,8 +4,6 @@ import json
 import os
 from typing import Any
 
-import click
-
 from wdsprep.buckets import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.filters import Filter
@@ -71,16 +69,13 @@ class PackShow:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._line = ProgressLine()
-        self._nbytes = 0
         self.listener = Listener(listed=self._listed, found=self._found, status=self._status)
 
     def _listed(self, count: int) -> None:
         self._line.show(f"listing the source: {count:,} so far")
 
     def _found(self, survey: Survey) -> None:
-        self._line.clear()
-        self._nbytes = survey.nbytes
-        click.echo(f"{survey.source.url}: {describe(survey)}", err=True)
+        self._line.say(f"{survey.source.url}: {describe(survey)}")
         self._line = ProgressLine()
 
     def _status(self, status: Status) -> None:
@@ -123,9 +118,11 @@ def describe(survey: Survey) -> str:
 
 def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
     manifest = packed.manifest
-    new = f"{plural(packed.samples, 'image')} packed in {human_time(elapsed_s)}"
-    before = f", {plural(packed.slices_before, 'slice')} done before" * bool(packed.slices_before)
-    lines = [f"{new}{before}", "", f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"]
+    lines = [
+        _headline(packed, elapsed_s),
+        "",
+        f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}",
+    ]
     for bucket in manifest.settings["buckets"]:
         shards = [shard for shard in manifest.shards if shard.bucket == bucket]
         samples = sum(shard.samples for shard in shards)
@@ -146,7 +143,17 @@ def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
         )
     if packed.quarantined:
         lines.append("run the same command again to retry what is left out")
+    elif manifest.shards:
+        lines.append(f'next: webdataset.WebDataset("{images}/{manifest.shards[0].name}")')
     return lines
+
+
+def _headline(packed: Packed, elapsed_s: float) -> str:
+    before = plural(packed.slices_before, "slice")
+    if len(packed.manifest.receipts) == packed.slices_before and not packed.quarantined:
+        return f"nothing left to do: {before} packed before"
+    new = f"{plural(packed.samples, 'image')} packed in {human_time(elapsed_s)}"
+    return new + (f", after {before} packed before" if packed.slices_before else "")
 
 
 def _facts(packed: Packed, images: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
@@ -105,7 +106,7 @@ class _Processes:
 
 def _spawn() -> _Worker:
     ours, theirs = socket.socketpair()
-    path = [entry or os.getcwd() for entry in sys.path]
+    path = [entry or str(Path.cwd()) for entry in sys.path]
     with ours, theirs:
         try:
             process = subprocess.Popen(  # noqa: S603  our own interpreter and module

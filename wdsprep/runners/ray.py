@@ -13,23 +13,24 @@ fault a death was. Ray tells of a death in three ways, and none alone says why:
 from __future__ import annotations
 
 import logging
-import os
-import socket
+import pickle
+import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
-from wdsprep.runners.local import usable_cpus
+from wdsprep.runners.cluster import connected
 from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, drive
 from wdsprep.runners.worker import GRACE_S, Call, attempt, open_work
 
@@ -53,7 +54,8 @@ class RayRunner:
     dashboard: bool = False
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        with _session(self) as is_own:
+        cpus = ceil(self.workers * self.cpus_per_worker)
+        with connected(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
             workers = self.workers
             if (is_own or not workers) and not (room := self._room()):
                 raise WorkError(
@@ -80,75 +82,16 @@ class RayRunner:
         return f"{self.cpus_per_worker:g} CPU and {self.gpus_per_worker:g} GPU{accelerator}"
 
 
-@contextmanager
-def _session(runner: RayRunner) -> Iterator[bool]:
-    """Ray, connected; whether it was started here. What was begun here is ended here."""
-    if ray.is_initialized():
-        yield False
-        return
-    address = runner.address or os.environ.get("RAY_ADDRESS") or "local"
-    is_own = address == "local"
-    _check_reachable(address)
-    cpus = max(usable_cpus(), ceil(runner.workers * runner.cpus_per_worker))
-    try:
-        with _quiet():
-            try:
-                ray.init(
-                    address,
-                    num_cpus=cpus if is_own and runner.workers else None,
-                    include_dashboard=runner.dashboard if is_own else None,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                line = " ".join(str(error).split())
-                raise WorkError(f"Ray at {address!r} cannot be used: {line}") from error
-            yield is_own
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray prints the death of any worker to stdout, `log_to_driver` or not (2.60): this is
-    the one switch it looks at. Deaths are the driver's business, and stdout the command's."""
-    module = ray._private.worker
-    before = getattr(module, "_worker_logs_enabled", True)
-    module._worker_logs_enabled = False
-    try:
-        yield
-    finally:
-        module._worker_logs_enabled = before
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes, and floods stderr on the way."""
-    if address in ("local", "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if "/" in address or not port.isdigit():
-        raise WorkError(
-            f"{address!r} is not the address of a Ray cluster: give HOST:PORT of its head node, "
-            "such as head:6379, or run inside the cluster with `ray job submit`"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=GRACE_S).close()
-    except OSError as error:
-        raise WorkError(
-            f"no Ray cluster answers at {address} ({error}): check the address, or leave it out "
-            "to run on this machine"
-        ) from error
-
-
 class WdsprepWorker:
     """The actor. Its class and name are what the Ray dashboard shows."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: bytes, path: list[str]) -> None:
         self._work = work
         self._call: Call | None = None
+        sys.path.extend(entry for entry in path if entry not in sys.path)
 
     def open(self) -> tuple[str, Message]:
-        self._call, message = open_work(lambda: self._work)
+        self._call, message = open_work(lambda: pickle.loads(self._work))  # noqa: S301  ours
         return ray.get_runtime_context().get_node_id(), message
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
@@ -178,7 +121,7 @@ class _Actors:
         self._class = ray.remote(**options)(WdsprepWorker)
         self._name = f"wdsprep-{runner.name}"
         self._wish = runner._wish()
-        self._work = ray.put(work)
+        self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
         self._births: dict[int, int] = {}
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, int] = {}  # refs and generators -> slot
@@ -188,7 +131,7 @@ class _Actors:
     def start(self, slot: int) -> None:
         births = self._births[slot] = self._births.get(slot, 0) + 1
         name = f"{self._name}-{slot}" + f".{births}" * (births > 1)
-        handle = self._class.options(name=name).remote(self._work)
+        handle = self._class.options(name=name).remote(*self._arguments)
         self._actors[slot] = _Actor(handle)
         self._awaited[handle.open.remote()] = slot
 
@@ -236,7 +179,7 @@ class _Actors:
             value = ray.get(next(awaited) if is_stream else awaited)
         except (RayError, StopIteration) as error:
             self._awaited.pop(awaited, None)
-            return self._broken(slot, error)
+            return self._broken(slot, error, is_stream=is_stream)
         if value is None:  # it answers a ping, but what it said meanwhile is lost
             return self._bury(slot, None)
         message: Message = value
@@ -248,8 +191,8 @@ class _Actors:
             self._dismiss(slot)
         return message
 
-    def _broken(self, slot: int, error: Exception) -> Message | None:
-        if isinstance(error, RayTaskError):
+    def _broken(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
+        if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
             return Failed(reason=_why(error), trace=str(error))
         if isinstance(error, ActorUnavailableError):
             self._awaited[self._actors[slot].handle.ping.remote()] = slot

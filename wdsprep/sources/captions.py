@@ -3,11 +3,13 @@
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from wdsprep.samples import Code, RejectedError
 
+_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]")
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
@@ -29,7 +31,7 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
         raise RejectedError(Code.BAD_JSON, f"{what}: {error}") from None
     if not isinstance(found, dict):
         raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
-    return plain_facts(found)
+    return plain_facts(found) if _MAY_SAY_NOTHING.search(data) else found
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ folder of any size takes little memory.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wdsprep.errors import NotFoundError, StoreError
 from wdsprep.samples import Code, RejectedError, Sample
@@ -20,7 +20,15 @@ IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "dib", "tif", "tiff"}
     | {"avif", "heic", "heif", "jp2", "j2k", "ppm", "pgm", "pnm"}
 )
-NOT_OF_A_SAMPLE = re.compile(r"(\d+_stats|dataset_info|dataset_infos|state)\.json")
+NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
+
+
+class MetadataFound(Exception):  # noqa: N818 (no error: the listing is to be done again)
+    """A listing came upon metadata tables; `source` knows them."""
+
+    def __init__(self, source: "FolderSource") -> None:
+        super().__init__(source)
+        self.source = source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +37,21 @@ class FolderSource:
 
     url: str
     columns: Columns
+    tables: tuple[str, ...] = ()
     kind: str = "folder"
 
     def items(self) -> Iterator[Item]:
+        """One listing. If it comes upon metadata tables that `tables` does not name, it ends in a
+        MetadataFound that does."""
         store = opened(self.url)
-        with Metadata(store, [e.name for e in store.list() if is_metadata(e.name)]) as metadata:
-            for group in _groups(store.list()):
+        tables: list[str] = []
+        with Metadata(store, self.tables) as metadata:
+            for group in _groups(store.list(), tables):
                 for item in group.items():
                     row = metadata.take(item.name)
-                    yield Item(name=item.name, parts=item.parts, extra=row) if row else item
+                    yield replace(item, extra=row) if row else item
+            if tuple(tables) != self.tables:
+                raise MetadataFound(replace(self, tables=tuple(tables)))
             for name, row in metadata.left():
                 yield Item(name=name, parts=(), extra=row)
 
@@ -51,19 +65,19 @@ class FolderSource:
             yield Refusal(source=shown(item.name), code=refused.code, detail=refused.detail)
 
     def _sample(self, item: Item) -> Sample:
-        files = {extension(name): name for name, _, _ in item.parts}
-        image = next((name for name in files.values() if extension(name) in IMAGES), None)
-        if image is None:
+        names = [name for name, _, _ in item.parts]
+        if not names or extension(names[0]) not in IMAGES:
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
-        data = self._read(image)
+        data = self._read(names[0])
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption)
-        if "json" in files:
-            facts = decode_facts(self._read(files["json"]), shown(files["json"])) | facts
-            captions = captions or captions_of(facts, self.columns.caption)
-        if "txt" in files and not self.columns.caption:
-            text = decode_text(self._read(files["txt"]), shown(files["txt"]))
-            captions = (text,) if text else captions
+        for name in names[1:]:  # json, txt
+            if name.endswith("json"):
+                facts = decode_facts(self._read(name), shown(name)) | facts
+                captions = captions or captions_of(facts, self.columns.caption)
+            elif not self.columns.caption:
+                text = decode_text(self._read(name), shown(name))
+                captions = (text,) if text else captions
         return Sample(source=shown(item.name), image=data, captions=captions, facts=facts)
 
     def _read(self, name: str) -> bytes:
@@ -96,19 +110,25 @@ def _item(name: str, entries: Iterable[Entry]) -> Item:
 
 
 def extension(name: str) -> str:
-    base = name.rpartition("/")[2]
-    return base.rpartition(".")[2].lower() if "." in base else ""
+    base, dot, kind = name.rpartition(".")
+    return kind.lower() if dot and "/" not in kind and base else ""
 
 
-def _groups(entries: Iterable[Entry]) -> Iterator[_Group]:
-    """Files of one stem together, each group given out once no more can come."""
+def _groups(entries: Iterable[Entry], tables: list[str]) -> Iterator[_Group]:
+    """Files of one stem together, each group given out once no more can come. Names of metadata
+    tables are added to `tables`."""
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
-        kind = _kind(entry.name)
-        if not kind:
+        name = entry.name
+        kind = extension(name)
+        if kind not in IMAGES and kind not in ("txt", "json"):
+            if is_metadata(name):
+                tables.append(name)
             continue
-        stem = entry.name[: -len(kind) - 1]
-        while open_groups and not entry.name.startswith(open_groups[-1].stem + "."):
+        if name[0] == "." or "/." in name or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
+            continue
+        stem = name[: -len(kind) - 1]
+        while open_groups and not name.startswith(open_groups[-1].stem + "."):
             yield open_groups.pop()
         group = next((g for g in open_groups if g.stem == stem), None)
         if group is None:
@@ -119,14 +139,3 @@ def _groups(entries: Iterable[Entry]) -> Iterator[_Group]:
         else:
             group.sidecars[kind] = entry
     yield from reversed(open_groups)
-
-
-def _kind(name: str) -> str:
-    """The extension of a file that may be part of a sample, else nothing."""
-    kind = extension(name)
-    base = name.rpartition("/")[2]
-    if kind not in IMAGES and kind not in ("txt", "json"):
-        return ""
-    if name.startswith(".") or "/." in name or is_metadata(name) or NOT_OF_A_SAMPLE.fullmatch(base):
-        return ""
-    return kind

@@ -23,7 +23,7 @@ def is_metadata(name: str) -> bool:
 class Metadata:
     """The rows of all metadata tables of a folder, by the image they name."""
 
-    def __init__(self, store: Store, tables: list[str]) -> None:
+    def __init__(self, store: Store, tables: tuple[str, ...]) -> None:
         self._rows: sqlite3.Connection | None = None
         if not tables:
             return

@@ -9,7 +9,7 @@ from wdsprep.sources.folder import IMAGES, FolderSource, extension
 from wdsprep.sources.tars import TarsSource, expand_braces
 from wdsprep.store import open_store, split_url
 
-LOOKED_AT = 10_000  # of a folder: enough to see what it is full of
+LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 URL_TABLES = ("csv", "tsv", "jsonl", "ndjson", "txt", "gz")
 
 

@@ -47,13 +47,8 @@ def retrying(act: Callable[[], T], *, pause_s: float) -> T:
 
 
 def is_transient(error: Exception) -> bool:
-    from botocore.exceptions import (
-        ClientError,
-        ConnectionError,
-        HTTPClientError,
-        ResponseParserError,
-        SSLError,
-    )
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError, SSLError
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
         return code_of(error) in BUSY or _status(error) == 429 or _status(error) >= 500

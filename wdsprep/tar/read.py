@@ -59,8 +59,8 @@ def stream_tape(stream: BinaryIO) -> Tape:
 
 @contextlib.contextmanager
 def file_tape(path: str | Path) -> Iterator[Tape]:
-    """A tape over a local file. One positioned read took half as long as reaching a fresh page of
-    a memory map, and a file that is cut meanwhile reads as truncated where a map is a SIGBUS."""
+    """A tape over a local file. Positioned reads: they are within a tenth of a memory map's speed,
+    and a file that is cut meanwhile reads as truncated where a map ends in SIGBUS."""
     with Path(path).open("rb", buffering=0) as file:
         read = functools.partial(os.pread, file.fileno())
         end = file.seek(0, 2)
@@ -128,8 +128,8 @@ def scan(at: Tape) -> Iterator[TarSample | BadSampleError]:
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None
     try:
-        for member in members(at):
-            split = split_member(member.name)
+        for path, start, data_start, nbytes in members(at):
+            split = split_member(path)
             if split is None:  # the end, or a file that belongs to no sample
                 continue
             key, name = split
@@ -137,10 +137,10 @@ def scan(at: Tape) -> Iterator[TarSample | BadSampleError]:
                 if group is not None:
                     yield group.result()
                     seen.setdefault(group.key, tuple(map(sys.intern, group.fields)))
-                group = _Group(key, member.start)
-            data = at(member.data_start, member.nbytes)
-            if len(data) < member.nbytes:
-                raise truncated(member.data_start, member.name)
+                group = _Group(key, start)
+            data = at(data_start, nbytes)
+            if len(data) < nbytes:
+                raise truncated(data_start, path)
             group.add(name, data, seen.get(key))
     except BadSampleError as error:
         key = group.key if group else ""

@@ -1,0 +1,182 @@
+"""The command line as people meet it: one line for each failure, and the right exit code."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from wdsprep import __version__
+from wdsprep.cli import cli, main
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = Path(sys.executable).with_name("wdsprep")
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A newcomer's folder: three photos, one caption."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    for name, size in (("a", (300, 400)), ("b", (640, 520)), ("c", (100, 100))):
+        Image.effect_noise(size, 50).convert("RGB").save(folder / f"{name}.jpg")
+    (folder / "a.txt").write_text("a photo")
+    return folder
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_pack_alone_packs_downloads(downloads: Path) -> None:
+    done = run("pack")
+    assert done.returncode == 0
+    assert f"{downloads.name}: 3 images in a folder, 1 with captions" in done.stderr
+    assert "phase 256: 2 samples in 2 shards" in done.stdout
+    assert "phase 512: 1 sample in 1 shard" in done.stdout
+    assert "1 reject (too_small 1)" in done.stdout
+    assert "next: " in done.stdout
+    assert "nothing left to do" in run("pack").stdout
+
+
+def test_json_is_all_that_stands_on_stdout(downloads: Path) -> None:
+    found = json.loads(run("pack", str(downloads), "--json").stdout)
+    assert found["samples"] == 2
+    assert found["phases"] == {
+        "256": {"samples": 2, "shards": 2},
+        "512": {"samples": 1, "shards": 1},
+    }
+    assert found["rejects"] == {"too_small": 1}
+
+
+@pytest.mark.usefixtures("downloads")
+def test_underscores_and_img2dataset_names_are_taken() -> None:
+    names = ["--number_sample_per_shard", "7", "--min_image_size", "300", "--max_aspect_ratio", "3"]
+    more = ["--encode_quality", "90", "--processes_count", "1", "--caption_col", "caption"]
+    assert main(["pack", *names, *more]) == 0
+    settings = json.loads(Path("shards/images/wdsprep.json").read_bytes())["settings"]
+    wanted = {"samples_per_shard": 7, "min_size": 300, "max_aspect_ratio": 3.0}
+    assert settings.items() >= (wanted | {"reencode": "jpg:90", "caption_col": "caption"}).items()
+
+
+def test_img2dataset_names_are_not_shown() -> None:
+    assert "number-sample" not in run("pack", "--help").stdout
+
+
+@pytest.mark.usefixtures("downloads")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["pack", "nowhere"], 1, "nowhere is empty or not there"),
+        (["pack", "urls.csv"], 1, "table of URLs"),
+        (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
+        (["pack", "https://a.b/c.parquet"], 2, "local paths and s3://"),
+        (["pack", "pipe:cat x.tar"], 2, "local paths and s3://"),
+        (["pack", "--buckets", "512,256"], 2, "give rising sizes"),
+        (["pack", "--filter", "__import__('os')"], 2, "cannot be used"),
+        (["pack", "--filter", "a >"], 2, "at character"),
+        (["pack", "--max-side", "9"], 2, "--max-side needs --reencode"),
+        (["pack", "--max-shard-size", "big"], 2, "is no size"),
+        (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
+        (["pack", "--no-such-option"], 2, "No such option"),
+        (["index", "downloads"], 1, "holds no tars"),
+        (["rebuild", "downloads"], 1, "has no receipts"),
+    ],
+)
+def test_a_failure_is_one_clear_line_and_never_a_traceback(
+    arguments: list[str], code: int, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("urls.csv").write_text("url,caption\nhttp://a.b/c.jpg,c\n")
+    assert main(arguments) == code
+    said = capfd.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(("wdsprep: ", "Error: "))
+    assert not Path("shards").exists()
+
+
+def test_debug_shows_the_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--debug", "pack", "nowhere"]) == 1
+    assert "Traceback" in capfd.readouterr().err
+    assert main(["pack", "nowhere", "--debug"]) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_bug_is_reported_as_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_folder: str) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("wdsprep.index.index", broken)
+    assert main(["index", "somewhere"]) == 1
+    assert "a bug: KeyError: 'x'" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("downloads")
+def test_other_settings_on_resume_are_an_error_that_says_what_differs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["pack"]) == 0
+    assert main(["pack", "--check", "header", "--min-size", "300"]) == 1
+    said = capfd.readouterr().err
+    assert "check: full -> header; min-size: 0 -> 300" in said
+    assert "--overwrite" in said
+
+
+@pytest.mark.usefixtures("downloads")
+def test_a_damaged_manifest_is_one_line_with_the_way_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["pack"]) == 0
+    manifest = Path("shards/images/wdsprep.json")
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole.replace(b'"check":"full"', b'"check":"fool"'))
+    assert main(["pack"]) == 1
+    assert 'run "wdsprep rebuild shards/images"' in capfd.readouterr().err
+    assert main(["rebuild", "shards/images"]) == 0
+    assert main(["pack"]) == 0
+    assert manifest.read_bytes() == whole
+
+
+def test_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"wdsprep, version {__version__}\n"
+
+
+def test_index_writes_what_pack_would(downloads: Path) -> None:
+    assert run("pack", str(downloads)).returncode == 0
+    indexes = sorted(Path("shards/images").rglob("*.idx"))
+    whole = [path.read_bytes() for path in indexes]
+    for path in indexes:
+        path.unlink()
+    assert run("index", "shards/images").stdout == "2 indexes written, of 2 samples\n"
+    assert [path.read_bytes() for path in indexes] == whole
+
+
+def test_every_command_and_option_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name, command in cli.commands.items():
+        assert f"wdsprep {name}" in text
+        for option in command.params:
+            for spelling in option.opts:
+                assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
+
+
+def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
+    assert run("pack", str(downloads)).returncode == 0
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code[0]], capture_output=True, text=True)
+    assert done.stdout == "000000000000 (300, 400) a photo\n", done.stderr
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "shards/README.md").read_text(), re.DOTALL)
+    read = f"{code[0]}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
+    assert done.stdout == "000000000000.jpg 000000000000.json 000000000000.txt\n", done.stderr

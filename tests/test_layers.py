@@ -1,0 +1,99 @@
+"""The modules form layers: imports point up this list, and each heavy package has its place."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "wdsprep"
+LAYERS = [
+    ("errors",),
+    ("samples", "buckets", "filters", "manifest", "progress"),
+    ("store",),
+    ("tar",),
+    ("headers",),
+    ("colour",),
+    ("formats",),
+    ("images",),
+    ("dataset", "index", "sources", "runners"),
+    ("packer", "resume"),
+    ("pack",),
+    ("show",),
+    ("cli",),
+]
+PLACES = {
+    "click": {"cli"},
+    "boto3": {"store.s3"},
+    "botocore": {"store.s3", "store.s3_errors"},
+    "PIL": {"images", "colour", "formats"},
+    "pyarrow": {"sources.table"},
+    "ray": {"runners.ray", "runners.cluster"},
+    "numpy": set(),
+    "torch": set(),
+    "torchvision": set(),
+    "diffusers": set(),
+    "transformers": set(),
+    "webdataset": set(),
+}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield node.module or ""
+
+
+def layer(module: str) -> int:
+    top = module.partition(".")[0]
+    return next(number for number, names in enumerate(LAYERS) if top in names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_up_and_never_sideways(path: Path) -> None:
+    here = module_name(path)
+    for name in imports(path):
+        if name.startswith("wdsprep."):
+            there = name.removeprefix("wdsprep.")
+            same_package = there.partition(".")[0] == here.partition(".")[0]
+            assert same_package or layer(there) < layer(here), f"{here} imports {there}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_heavy_packages_are_imported_in_their_place_only(path: Path) -> None:
+    here = module_name(path)
+    for name in imports(path):
+        allowed = PLACES.get(name.partition(".")[0])
+        assert allowed is None or here in allowed, f"{here} imports {name}"
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys, json\n{code}\njson.dump(sorted(sys.modules), sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stderr)}
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(option: str) -> None:
+    loaded = loaded_by(f"from wdsprep.cli import main\nmain(['{option}'])")
+    assert loaded & set(PLACES) == {"click"}
+    assert not loaded & {"asyncio", "multiprocessing", "concurrent", "http", "importlib_metadata"}
+
+
+def test_pack_needs_no_torch() -> None:
+    loaded = loaded_by("import wdsprep.show, wdsprep.sources.table, wdsprep.runners.local")
+    assert not loaded & {"torch", "torchvision", "diffusers", "transformers", "webdataset", "ray"}

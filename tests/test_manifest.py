@@ -1,0 +1,117 @@
+import json
+import random
+
+import pytest
+
+from wdsprep.errors import FormatError, NewerFormatError
+from wdsprep.manifest import (
+    FORMAT,
+    Manifest,
+    Receipt,
+    Shard,
+    count_up,
+    differences,
+    fingerprint,
+    sorted_receipts,
+)
+
+SETTINGS = {"buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}
+
+
+def receipt(unit: str = "000000") -> Receipt:
+    shards = (
+        Shard(name=f"256/{unit}.tar", samples=3, nbytes=10_240, sha256="ab" * 32),
+        Shard(name=f"512/{unit}.tar", samples=1, nbytes=4_096, sha256="cd" * 32),
+    )
+    return Receipt(
+        dataset="images",
+        unit=unit,
+        settings=SETTINGS,
+        input="ef" * 32,
+        inputs=6,
+        shards=shards,
+        rejects={"too_small": 2},
+    )
+
+
+def manifest() -> Manifest:
+    receipts = (receipt("000000"), receipt("000001"))
+    return Manifest(dataset="images", settings=SETTINGS, receipts=receipts, complete=True)
+
+
+def test_receipt_and_manifest_survive_json() -> None:
+    assert Receipt.from_bytes(receipt().to_bytes(), "r") == receipt()
+    assert Manifest.from_bytes(manifest().to_bytes(), "m") == manifest()
+
+
+def test_equal_values_give_equal_bytes_whatever_order_they_were_made_in() -> None:
+    turned = dict(reversed(SETTINGS.items()))
+    one = Manifest(dataset="images", settings=SETTINGS)
+    assert one.to_bytes() == Manifest(dataset="images", settings=turned).to_bytes()
+
+
+def test_any_flipped_bit_is_found() -> None:
+    for sealed, read in (
+        (receipt().to_bytes(), Receipt.from_bytes),
+        (manifest().to_bytes(), Manifest.from_bytes),
+    ):
+        for bit in random.Random(0).sample(range(len(sealed) * 8), 400):
+            damaged = bytearray(sealed)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(FormatError, match="the file is damaged"):
+                read(bytes(damaged), "the file")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 11, 75, 77, 200, -1])
+def test_a_cut_file_is_damaged(cut: int) -> None:
+    with pytest.raises(FormatError, match="damaged"):
+        Manifest.from_bytes(manifest().to_bytes()[:cut], "m")
+
+
+def test_a_newer_format_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wdsprep.manifest.FORMAT", FORMAT + 1)
+    newer = manifest().to_bytes()
+    monkeypatch.undo()
+    with pytest.raises(NewerFormatError, match="upgrade wdsprep"):
+        Manifest.from_bytes(newer, "m")
+
+
+def test_a_receipt_is_no_manifest() -> None:
+    with pytest.raises(FormatError, match="holds a receipt where a manifest should be"):
+        Manifest.from_bytes(receipt().to_bytes(), "m")
+
+
+def test_anyone_can_read_the_json() -> None:
+    found = json.loads(manifest().to_bytes())
+    assert found["format"] == FORMAT
+    assert found["fingerprint"] == fingerprint(SETTINGS)
+    assert found["units"][0]["shards"][0]["name"] == "256/000000.tar"
+
+
+def test_manifest_lists_shards_by_bucket_and_sums_rejects() -> None:
+    names = [shard.name for shard in manifest().shards]
+    assert names == ["256/000000.tar", "256/000001.tar", "512/000000.tar", "512/000001.tar"]
+    assert manifest().rejects == {"too_small": 4}
+    assert count_up([{"b": 1}, {"a": 2, "b": 3}]) == {"a": 2, "b": 4}
+
+
+def test_receipts_come_in_the_order_of_their_numbers() -> None:
+    units = ["1000000", "000002", "999999"]
+    found = [r.unit for r in sorted_receipts(map(receipt, units))]
+    assert found == ["000002", "999999", "1000000"]
+
+
+def test_fingerprint_is_frozen() -> None:
+    assert fingerprint({"a": 1, "b": [256, 512]}) == (
+        "06630645968c4d90e0cef41049e519309c127860006a27075a12df9fe0a3a47a"
+    )
+
+
+def test_differences_are_said_as_a_user_would() -> None:
+    old = {"buckets": [256, 512], "check": "full", "min_size": 0}
+    new = {"buckets": [512], "check": "full", "filter": ""}
+    assert differences(old, new) == [
+        "buckets: 256,512 -> 512",
+        'filter: (none) -> ""',
+        "min-size: 0 -> (none)",
+    ]

@@ -1,0 +1,447 @@
+"""What is particular to S3: uploads in parts, an unreliable network, settings and refusals."""
+
+import contextlib
+import os
+import pickle
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faultproxy import (
+    Delay,
+    DelayBody,
+    Drop,
+    DropAfter,
+    Fault,
+    FaultProxy,
+    Rule,
+    Status,
+    Truncate,
+    first,
+)
+from s3 import S3Server, s3_client
+
+from wdsprep.errors import (
+    AccessError,
+    ExistsError,
+    NotFoundError,
+    ShortReadError,
+    StoreError,
+    UsageError,
+)
+from wdsprep.store import open_store, stream, write_bytes
+from wdsprep.store.s3 import WRITER, S3Store
+from wdsprep.store.s3_errors import ATTEMPTS
+
+MIB = 1 << 20
+BIG = random.Random(0).randbytes(11 * MIB)  # three parts
+
+
+@contextlib.contextmanager
+def through(
+    server: S3Server, bucket: str, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[FaultProxy, S3Store]]:
+    with FaultProxy(server.url, rule) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with opened(f"s3://{bucket}/data") as store:
+            yield proxy, store
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[S3Store]:
+    store = S3Store(url, part_nbytes=5 * MIB, first_pause_s=0.01)
+    with contextlib.closing(store):
+        yield store
+
+
+@pytest.fixture
+def parted(bucket: str) -> Iterator[S3Store]:
+    with opened(f"s3://{bucket}/data") as store:
+        yield store
+
+
+def uploads(bucket: str) -> list[str]:
+    with s3_client() as client:
+        return [u["Key"] for u in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ())]
+
+
+def one_line(error: Exception, *parts: str) -> bool:
+    text = str(error)
+    assert "\n" not in text
+    assert [part for part in parts if part not in text] == [], text
+    return True
+
+
+# Parts
+
+
+@pytest.mark.parametrize("nbytes", [5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 11 * MIB])
+def test_file_in_parts_is_whole(parted: S3Store, bucket: str, nbytes: int) -> None:
+    data, at = memoryview(BIG)[:nbytes], 0
+    with parted.write("big") as sink:
+        while at < nbytes:
+            sink.write(bytes(data[at : at + 999_983]))
+            at += 999_983
+    assert parted.read("big") == data
+    assert uploads(bucket) == []
+    with stream(parted, "big", chunk_nbytes=4 * MIB) as file:
+        assert file.read() == data
+
+
+def test_several_parts_are_in_flight(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three parts meet at a barrier: one after the other, they would wait for ever."""
+    together = threading.Barrier(3, timeout=20)
+
+    def rule(_method: str, path: str, _n: int, _headers: object) -> None:
+        if "partNumber" in path:
+            together.wait()
+
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        write_bytes(store, "big", BIG)
+        assert store.read("big") == BIG
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
+def test_exception_aborts_the_upload(parted: S3Store, bucket: str, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        break_off(parted, bucket, error)
+    assert uploads(bucket) == []
+    assert list(parted.list()) == []
+
+
+def break_off(store: S3Store, bucket: str, error: BaseException) -> None:
+    with store.write("big") as sink:
+        sink.write(BIG)
+        assert uploads(bucket) == ["data/big"]
+        raise error
+
+
+def test_part_that_fails_for_good_aborts_the_upload(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(99, Status(500), part="partNumber=2")
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        with pytest.raises(StoreError) as caught:
+            write_bytes(store, "big", BIG)
+        assert one_line(caught.value, f"{store.url}/big", "500 InternalError", "try later")
+        assert len([path for _, path in proxy.requests if "partNumber=2" in path]) == ATTEMPTS
+        assert uploads(bucket) == []
+        assert list(store.list()) == []
+
+
+def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(ATTEMPTS, Status(503), part="uploads")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        with pytest.raises(StoreError), store.write("big") as sink:
+            with contextlib.suppress(Exception):
+                sink.write(BIG)
+            sink.write(b"the end")
+        assert list(store.list()) == []
+        assert uploads(bucket) == []
+
+
+def test_sweep_aborts_chosen_uploads_below_the_prefix_only(parted: S3Store, bucket: str) -> None:
+    with s3_client() as client:
+        for key in ("data/old", "data/x/old", "database", "other"):
+            client.create_multipart_upload(Bucket=bucket, Key=key)
+    assert parted.sweep() == 0
+    seen: list[float] = []
+    assert parted.abort_uploads(lambda begun: bool(seen.append(begun.timestamp()))) == 0
+    assert all(abs(begun - time.time()) < 60 for begun in seen)
+    assert len(seen) == 2
+    assert parted.abort_uploads(lambda _: True) == 2
+    assert uploads(bucket) == ["database", "other"]
+
+
+# An unreliable network
+
+FAULTS: list[Fault] = [
+    Drop(),
+    DropAfter(),
+    Status(500),
+    Status(503, {"Retry-After": "1"}),
+    Status(429),
+    Delay(0.05),
+    DelayBody(0.01),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_every_operation_outlives(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """Each request in turn meets the fault twice, whatever it asks for."""
+    seen: dict[tuple[str, str], int] = {}
+
+    def twice(method: str, path: str, _n: int, _headers: object) -> Fault | None:
+        key = method, path
+        seen[key] = seen.get(key, 0) + 1
+        return fault if seen[key] <= 2 else None
+
+    with through(s3_server, bucket, twice, monkeypatch) as (proxy, store):
+        write_bytes(store, "small", b"0123456789")
+        write_bytes(store, "once", b"once", exclusive=True)
+        write_bytes(store, "big", BIG)
+        assert [(e.name, e.nbytes) for e in store.list()] == [
+            ("big", len(BIG)),
+            ("once", 4),
+            ("small", 10),
+        ]
+        assert store.read("small", start=2, nbytes=3) == b"234"
+        assert store.read("big") == BIG
+        store.delete("small")
+        store.abort_uploads(lambda _: True)
+        assert [e.name for e in store.list()] == ["big", "once"]
+        lost = [key for key in set(proxy.requests) if seen[key] < 3]
+        assert lost == [] or isinstance(fault, Delay | DelayBody | DropAfter)
+    assert uploads(bucket) == []
+
+
+@pytest.mark.parametrize("fault", [Drop(), DropAfter(), Status(503), Status(429)], ids=repr)
+def test_fault_without_end_is_one_clear_line_after_eight_attempts(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    with through(s3_server, bucket, first(999, fault), monkeypatch) as (proxy, store):
+        for act in (
+            lambda: store.read("f"),
+            lambda: list(store.list()),
+            lambda: write_bytes(store, "f", b"x"),
+            lambda: store.delete("f"),
+            store.sweep,
+        ):
+            before = len(proxy.requests)
+            with pytest.raises(StoreError) as caught:
+                act()
+            assert one_line(caught.value, store.url)
+            assert len(proxy.requests) == before + ATTEMPTS
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_lost_answer_of_a_write_is_success(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, exclusive: bool
+) -> None:
+    rule = first(1, DropAfter(), "PUT")
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        write_bytes(store, "f", b"mine", exclusive=exclusive)
+        assert len([1 for method, _ in proxy.requests if method == "PUT"]) == 2
+        assert store.read("f") == b"mine"
+        with pytest.raises(ExistsError):
+            write_bytes(store, "f", b"mine", exclusive=True)
+
+
+def test_lost_answer_is_no_excuse_where_somebody_else_was_first(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(s3_store, "f", b"same")
+    with through(s3_server, bucket, first(1, DropAfter(), "PUT"), monkeypatch) as (_, store):
+        with pytest.raises(ExistsError):
+            write_bytes(store, "f", b"same", exclusive=True)
+
+
+def test_lost_answer_of_a_completion_is_success(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(1, DropAfter(), "POST", "uploadId")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        write_bytes(store, "big", BIG)
+        assert store.read("big") == BIG
+    assert uploads(bucket) == []
+
+
+def test_body_that_breaks_off_is_asked_for_again(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(s3_store, "big", BIG)
+    with through(s3_server, bucket, first(3, Truncate(100_000)), monkeypatch) as (_, store):
+        assert store.read("big") == BIG
+        assert [e.name for e in store.list()] == ["big"]
+    with through(s3_server, bucket, first(3, Truncate(100)), monkeypatch) as (_, store):
+        assert [e.name for e in store.list()] == ["big"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 999])
+def test_body_that_always_breaks_off_is_never_short_data(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    write_bytes(s3_store, "f", b"x" * 1000)
+    with through(s3_server, bucket, first(999, Truncate(kept)), monkeypatch) as (proxy, store):
+        with pytest.raises(ShortReadError) as caught:
+            store.read("f")
+        assert one_line(caught.value, f"{store.url}/f", "1,000 bytes", "check the network")
+        assert len(proxy.requests) == ATTEMPTS
+        with pytest.raises(ShortReadError):
+            stream(store, "f").read()
+        if kept < 300:
+            with pytest.raises(StoreError):
+                list(store.list())
+
+
+def test_gateway_restart_is_outlived(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While connections are refused, as they are while a gateway starts again."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    with contextlib.closing(S3Store(f"s3://{bucket}/data", first_pause_s=0.05)) as store:
+        with pytest.raises(StoreError) as caught:
+            store.read("f")
+        assert one_line(caught.value, f"127.0.0.1:{port}", "check the network or AWS_ENDPOINT_URL")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
+        store.close()
+        write_bytes(store, "f", b"x")
+        assert store.read("f") == b"x"
+
+
+# Settings and refusals
+
+
+def refusal(act: Any, kind: type[Exception], *parts: str) -> None:
+    with pytest.raises(kind) as caught:
+        act()
+    assert type(caught.value) is kind
+    assert one_line(caught.value, *parts)
+
+
+def refused(url: str, kind: type[Exception], *parts: str) -> None:
+    """Every operation says the same, at once."""
+    began = time.monotonic()
+    with opened(url) as store:
+        refusal(lambda: store.read("f"), kind, *parts)
+        refusal(lambda: list(store.list()), kind, *parts)
+        refusal(lambda: write_bytes(store, "f", b"x"), kind, *parts)
+        refusal(lambda: write_bytes(store, "f", b"x", exclusive=True), kind, *parts)
+        refusal(lambda: write_bytes(store, "f", BIG), kind, *parts)
+        refusal(lambda: store.delete("f"), kind, *parts)
+        refusal(store.sweep, kind, *parts)
+    assert time.monotonic() - began < 5
+
+
+def test_no_such_bucket(s3_env: dict[str, str]) -> None:  # noqa: ARG001
+    place = "s3://wdsprep-no-such-bucket"
+    refused(f"{place}/x", NotFoundError, f"{place}: no such bucket: create it")
+
+
+def test_wrong_key(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "check AWS_ACCESS_KEY_ID")
+
+
+def test_wrong_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "check AWS_SECRET_ACCESS_KEY")
+
+
+def test_no_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    refused(
+        f"s3://{bucket}", AccessError, f"s3://{bucket}", "no credentials: set AWS_ACCESS_KEY_ID"
+    )
+
+
+def test_half_a_pair_of_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "AWS_SECRET_ACCESS_KEY")
+
+
+def test_unknown_profile(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "(nobody)", "check the AWS settings")
+
+
+def test_endpoint_that_is_no_url(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "nonsense", "check the AWS settings")
+
+
+def test_bucket_name_that_cannot_be(s3_env: dict[str, str]) -> None:  # noqa: ARG001
+    refused("s3://no*bucket/x", UsageError, "s3://no*bucket/x", "no*bucket")
+
+
+def test_bucket_of_somebody_else(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(999, Status(403))
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "access denied: check the perm")
+
+
+def test_profile_file_gives_credentials_and_endpoint(
+    s3_env: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in s3_env:
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(
+        "[profile lab]\n"
+        f"endpoint_url = {s3_env['AWS_ENDPOINT_URL']}\n"
+        f"region = {s3_env['AWS_DEFAULT_REGION']}\n"
+        f"aws_access_key_id = {s3_env['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {s3_env['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    with opened(f"s3://{bucket}/data") as store:
+        write_bytes(store, "f", b"x")
+        assert store.read("f") == b"x"
+
+
+def test_settings_survive_pickling_and_the_client_does_not(bucket: str) -> None:
+    with opened(f"s3://{bucket}/data/") as store:
+        write_bytes(store, "f", b"x")
+        copy = pickle.loads(pickle.dumps(store))
+        assert vars(copy) == {**vars(store), "_clients": {}}
+
+
+def test_fork_gets_a_client_of_its_own(s3_store: S3Store) -> None:
+    write_bytes(s3_store, "f", b"parent")
+    child = os.fork()
+    if child == 0:
+        mine = os.getpid() in s3_store._clients
+        write_bytes(s3_store, "g", b"child")
+        os._exit(0 if not mine and s3_store.read("f") == b"parent" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert s3_store.read("g") == b"child"
+
+
+def test_unclosed_store_is_no_leak(bucket: str) -> None:
+    """Nobody has to close a store; that the tests end without a warning is the claim."""
+    store = open_store(f"s3://{bucket}/data")
+    write_bytes(store, "f", b"x")
+    del store
+
+
+def test_listing_goes_on_after_a_thousand(parted: S3Store, bucket: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = [f"{n:04}" for n in range(1001)]
+    with s3_client(max_pool_connections=8) as client, ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"data/{n}"), made):
+            pass
+    assert [entry.name for entry in parted.list()] == made
+
+
+def test_console_folder_is_no_file(parted: S3Store, bucket: str) -> None:
+    with s3_client() as client:
+        for key in ("data/", "data/a/", "data/a/f"):
+            client.put_object(Bucket=bucket, Key=key)
+    assert [entry.name for entry in parted.list()] == ["a/f"]
+
+
+def test_bytes_are_what_other_clients_see(parted: S3Store, bucket: str) -> None:
+    write_bytes(parted, "big", BIG)
+    with s3_client() as client:
+        answer = client.get_object(Bucket=bucket, Key="data/big")
+        assert answer["Body"].read() == BIG
+        assert list(answer["Metadata"]) == [WRITER]

@@ -1,0 +1,216 @@
+"""The index: where each sample lies, for tars of ours and of others, as Energon reads it too."""
+
+import importlib
+import importlib.util
+import io
+import struct
+import sys
+import tarfile
+import types
+import warnings
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsprep.errors import FormatError
+from wdsprep.tar.index import decode_index, encode_index
+from wdsprep.tar.read import BadSampleError, file_tape, index_tar, scan, split_member, stream_tape
+from wdsprep.tar.write import TarWriter, header
+
+FIELDS = ("jpg", "json", "txt")
+
+
+def payload(i: int, field: str) -> bytes:
+    return f"{i}{field}".encode() * (i * 97 % 300)
+
+
+def write_ours(path: Path, count: int = 20) -> bytes:
+    with path.open("wb") as sink, TarWriter(sink) as tar:
+        for i in range(count):
+            tar.add(f"{i:06d}", [(f, payload(i, f)) for f in FIELDS])
+        return tar.finish().index
+
+
+def write_shardwriter(path: Path, count: int = 20) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import webdataset
+
+        with webdataset.ShardWriter(str(path) + "%d", verbose=0) as tar:
+            for i in range(count):
+                tar.write({"__key__": f"{i:06d}", **{f: payload(i, f) for f in FIELDS}})
+    Path(f"{path}0").rename(path)
+
+
+def write_tarfile(path: Path, form: int, count: int = 20) -> None:
+    """With long names, folders and links between the samples."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for i in range(count):
+            folder = "d" * 90 + f"/{i // 4}"
+            for name, kind in ((folder, tarfile.DIRTYPE), ("link.jpg", tarfile.SYMTYPE)):
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname = kind, "0" * (150 if form != tarfile.USTAR_FORMAT else 9)
+                if i % 4 == 0:
+                    tar.addfile(info)
+            for field in FIELDS:
+                info = tarfile.TarInfo(f"{folder}/{'k' * 60}{i:06d}.{field}")
+                info.size = len(payload(i, field))
+                tar.addfile(info, io.BytesIO(payload(i, field)))
+
+
+def index_file(path: Path) -> tuple[int, ...]:
+    with file_tape(path) as tape:
+        data = index_tar(tape, path.name)
+    with path.open("rb") as stream:
+        assert index_tar(stream_tape(stream), path.name) == data
+    return decode_index(data, path.name)
+
+
+def test_index_from_headers_equals_the_writers(tmp_path: Path) -> None:
+    index = write_ours(tmp_path / "a.tar")
+    assert index_file(tmp_path / "a.tar") == decode_index(index, "it")
+    assert index == struct.pack("<21Q", *decode_index(index, "it"))
+
+
+@pytest.mark.parametrize("maker", ["ours", "shardwriter", "ustar", "gnu", "pax"])
+def test_each_range_is_a_tar_of_exactly_that_sample(maker: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    if maker == "ours":
+        write_ours(path)
+    elif maker == "shardwriter":
+        write_shardwriter(path)
+    else:
+        write_tarfile(path, getattr(tarfile, f"{maker.upper()}_FORMAT"))
+    offsets, data = index_file(path), path.read_bytes()
+    assert len(offsets) == 21
+    for i, (start, end) in enumerate(pairwise(offsets)):
+        with tarfile.open(fileobj=io.BytesIO(data[start:end])) as tar:
+            files = {split_member(t.name): tar.extractfile(t) for t in tar if t.isreg()}
+        found = {name[1]: file.read() for name, file in files.items() if name and file}
+        assert found == {f: payload(i, f) for f in FIELDS}
+        assert len({name[0] for name in files if name}) == 1
+    with file_tape(path) as tape:
+        assert [getattr(s, "start", None) for s in scan(tape)] == list(offsets[:-1])
+
+
+def test_tar_without_samples_has_an_index_of_one_offset(tmp_path: Path) -> None:
+    assert (
+        decode_index(write_ours(tmp_path / "a.tar", 0), "it")
+        == (0,)
+        == index_file(tmp_path / "a.tar")
+    )
+
+
+def test_tar_cut_in_its_last_member_is_not_indexed_as_sound(tmp_path: Path) -> None:
+    write_ours(tmp_path / "a.tar")
+    data = (tmp_path / "a.tar").read_bytes()
+    for nbytes in (len(data) - 1024, len(data) - 1025, len(data) - 2000, 100, 0):
+        (tmp_path / "cut.tar").write_bytes(data[:nbytes])
+        with pytest.raises(BadSampleError, match=r"cut\.tar.*truncated") as caught:
+            index_file(tmp_path / "cut.tar")
+        assert caught.value.code == "truncated"
+
+
+def test_sample_in_two_places_has_no_index() -> None:
+    data = b"".join(header(name, 0) for name in ("a.jpg", "b.jpg", "a.txt")) + bytes(1024)
+    with pytest.raises(BadSampleError) as caught:
+        index_tar(stream_tape(io.BytesIO(data)), "it")
+    assert (caught.value.code, caught.value.key) == ("scattered", "a")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 7,
+        b"\0" * 9,
+        struct.pack("<2Q", 0, 0),
+        struct.pack("<2Q", 1, 512),
+        struct.pack("<2Q", 0, 513),
+        struct.pack("<3Q", 0, 1024, 512),
+        b"<html>!!" * 4,
+    ],
+)
+def test_damaged_index_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError, match=r"a\.idx is damaged"):
+        decode_index(data, "a.idx")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.integers(0, 2**54), min_size=1).map(lambda found: sorted(512 * n for n in found)))
+def test_index_comes_back(offsets: list[int]) -> None:
+    data = encode_index(array("Q", offsets))
+    assert data == struct.pack(f"<{len(offsets)}Q", *offsets)
+    assert decode_index(data, "it") == tuple(offsets)
+
+
+# Energon.
+
+
+class EnergonPath:
+    """The part of Energon's path that its index reader uses, over pathlib."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = Path(str(path))
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def with_suffix(self, suffix: str) -> "EnergonPath":
+        return EnergonPath(self.path.with_suffix(suffix))
+
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def open(self, mode: str) -> Any:
+        return self.path.open(mode)
+
+
+@pytest.fixture
+def itar(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Energon's reader of tar indexes, whole. Its packages are bare here and its path class is the
+    one above: they would import a storage client that pins old packages."""
+    pytest.importorskip("megatron", reason="needs pip install --no-deps megatron-energon")
+    place = importlib.util.find_spec("megatron").submodule_search_locations  # type: ignore[union-attr]
+    root = next((Path(p) / "energon" for p in place or () if (Path(p) / "energon").is_dir()), None)
+    if root is None:
+        pytest.skip("needs pip install --no-deps megatron-energon")
+    for part in ("", ".flavors", ".flavors.webdataset", ".epathlib"):
+        package: Any = types.ModuleType(f"megatron.energon{part}")
+        package.__path__ = [str(root.joinpath(*part.split(".")))]
+        package.EPath = EnergonPath
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    for name in ("flavors.webdataset.itar", "edataclass", "retry_stream"):
+        monkeypatch.delitem(sys.modules, f"megatron.energon.{name}", raising=False)
+    yield importlib.import_module("megatron.energon.flavors.webdataset.itar")
+    for name in ("flavors.webdataset.itar", "edataclass", "retry_stream"):
+        sys.modules.pop(f"megatron.energon.{name}", None)
+
+
+@pytest.mark.parametrize("maker", [write_ours, write_shardwriter])
+def test_energon_reads_our_index(maker: Any, itar: Any, tmp_path: Path) -> None:
+    path = tmp_path / "000000.tar"
+    maker(path)
+    offsets = index_file(path)
+    path.with_suffix(".tar.idx").write_bytes(encode_index(array("Q", offsets)))
+    with itar.TarIndexReader(path) as reader:
+        assert len(reader) == 21
+        assert tuple(reader) == offsets == tuple(reader[i] for i in range(21))
+    cache = itar.CachedItarOffsetReader()
+    for i in (7, 8, 0, 19, 3):
+        start, nbytes = cache.get_itar_byte_offset(path, i)
+        assert (start, start + nbytes) == offsets[i : i + 2]
+        with itar.open_itar(path, start, nbytes) as tar:
+            found = {t.name: tar.extractfile(t).read() for t in tar}
+        assert found == {f"{i:06d}.{f}": payload(i, f) for f in FIELDS}
+    for entry in cache.tar_index_reader_cache.values():
+        entry.tar_index_reader.close()
+    with path.open("rb") as file, itar.ITarFile.open(fileobj=file, mode="r:") as tar:
+        for i in (11, 2):
+            tar.offset = offsets[i]
+            assert tar.next().name == f"{i:06d}.jpg"

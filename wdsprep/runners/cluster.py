@@ -1,0 +1,83 @@
+"""The connection to a Ray cluster: the one of this process, a named one, or one of our own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from wdsprep.errors import WorkError
+from wdsprep.runners.local import usable_cpus
+
+CONNECT_S = 5.0
+
+
+@contextmanager
+def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bool]:
+    """Ray, connected; whether it was started here, and then with room for `cpus`.
+
+    What was begun here is ended here."""
+    if ray.is_initialized():
+        yield False
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    is_own = address == "local"
+    _check_reachable(address)
+    with _quiet():
+        try:
+            _init(
+                address,
+                num_cpus=max(cpus, usable_cpus()) if is_own and cpus else None,
+                include_dashboard=dashboard if is_own else None,
+            )
+            yield is_own
+        finally:
+            ray.shutdown()
+
+
+def _init(address: str, **options: Any) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # tips of Ray before 2.60
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise WorkError(f"Ray at {address!r} cannot be used: {line}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray prints the death of any worker to stdout, `log_to_driver` or not (2.60): this is
+    the one switch it looks at. Deaths are the driver's business, and stdout the command's."""
+    module = ray._private.worker
+    before = getattr(module, "_worker_logs_enabled", True)
+    module._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        module._worker_logs_enabled = before
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes, and floods stderr on the way."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdigit():
+        raise WorkError(
+            f"{address!r} is not the address of a Ray cluster: give HOST:PORT of its head node, "
+            "such as head:6379, or run inside the cluster with `ray job submit`"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise WorkError(
+            f"no Ray cluster answers at {address} ({error}): check the address, or leave it out "
+            "to run on this machine"
+        ) from error
