@@ -11,7 +11,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
-from .headers import Header
+from wdsprep.headers import Header
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 TURNS = {

@@ -35,6 +35,8 @@ class Filter:
             raise UsageError(
                 f'--filter "{text}": {error.msg} at character {error.offset}'
             ) from None
+        except (ValueError, MemoryError, RecursionError) as error:  # a NUL, or thousands of nots
+            raise UsageError(f"--filter cannot be read: {error}") from None
         self.names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self._check(self._tree)
 
@@ -70,7 +72,8 @@ def _is_constant(node: ast.expr) -> bool:
     if isinstance(node, ast.List | ast.Tuple):
         return all(_is_constant(part) for part in node.elts)
     if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
+        number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float)
+        return isinstance(node.op, ast.USub) and number
     return isinstance(node, ast.Constant)
 
 

@@ -27,7 +27,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from .samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError
 
 _AVIF, _HEIF = {b"avif", b"avis"}, {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1"}
 

@@ -13,7 +13,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from .samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError
 
 MAX_PROFILE_NBYTES = 1 << 20  # inflated; Pillow's bound too, so that the two agree
 

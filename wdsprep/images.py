@@ -11,9 +11,9 @@ from io import BytesIO
 from PIL import Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-from . import colour, formats, headers
-from .headers import Header
-from .samples import Code, RejectedError
+from wdsprep import colour, formats, headers
+from wdsprep.headers import Header
+from wdsprep.samples import Code, RejectedError
 
 CHANGES = (
     "format",

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 from wdsprep.buckets import bucket_of
 from wdsprep.dataset import receipt_name
@@ -18,11 +18,12 @@ from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
 from wdsprep.manifest import Receipt, Settings, Shard
 from wdsprep.samples import Code, Reject, RejectedError, Sample
-from wdsprep.sources import Refusal, Slice, Source
+from wdsprep.sources import Item, Refusal, Slice, Source
 from wdsprep.store import Sink, Store, open_store, write_bytes
 from wdsprep.tar.write import TarWriter
 
 PROGRESS_S = 0.25
+REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
@@ -82,9 +83,10 @@ def pack_slice(packer: Packer, store: Store, part: Slice) -> Generator[Progress,
     with ExitStack() as stack:
         shards = _Shards(store, part.name, packer.rules, stack)
         told = time.monotonic()
-        for key, judged in _judged(packer, part):
-            if isinstance(judged, Reject):
-                rejects.append(judged)
+        for number, judged in enumerate(_judged(packer, part)):
+            key = f"{part.name}{number:06d}"
+            if isinstance(judged, Refusal):
+                rejects.append(judged.to_reject(key))
             else:
                 shards.add(key, *judged)
             if time.monotonic() - told > PROGRESS_S:
@@ -128,47 +130,48 @@ def _count(rejects: Iterable[Reject]) -> dict[str, int]:
     return dict(sorted(Counter(reject.code.value for reject in rejects).items()))
 
 
-Judged = Reject | tuple[Sample, Picture]
+Judged = Refusal | tuple[Sample, Picture]
+In, Out = TypeVar("In"), TypeVar("Out")
 
 
-def _judged(packer: Packer, part: Slice) -> Iterator[tuple[str, Judged]]:
-    """Each input of a slice with its key and what becomes of it, in order."""
-    found = (
-        row for item in part.items for row in islice(packer.source.read(item), item.take or None)
-    )
-    keyed = ((f"{part.name}{number:06d}", row) for number, row in enumerate(found))
-    judge = partial(_judge, packer.rules)
-    if packer.threads == 1:
-        return map(judge, keyed)
-    return _in_threads(judge, keyed, packer.threads)
+def _judged(packer: Packer, part: Slice) -> Iterator[Judged]:
+    """What becomes of each input of a slice, in order."""
+    source, rules = packer.source, packer.rules
+    if source.kind == "folder":  # one sample an item: reading goes into the threads with it
+        threads = max(packer.threads, REMOTE_READS if "://" in source.url else 1)
+
+        def read_and_judge(item: Item) -> list[Judged]:
+            return [_judge(rules, row) for row in source.read(item)]
+
+        return chain.from_iterable(_in_threads(read_and_judge, part.items, threads))
+    rows = (row for item in part.items for row in islice(source.read(item), item.take or None))
+    return _in_threads(partial(_judge, rules), rows, packer.threads)
 
 
-def _in_threads(
-    judge: Callable[[tuple[str, Sample | Refusal]], tuple[str, Judged]],
-    rows: Iterable[tuple[str, Sample | Refusal]],
-    threads: int,
-) -> Iterator[tuple[str, Judged]]:
-    """Like map, with a few rows ahead in threads: decoding happens outside the interpreter lock."""
-    ahead: deque[Future[tuple[str, Judged]]] = deque()
+def _in_threads(act: Callable[[In], Out], inputs: Iterable[In], threads: int) -> Iterator[Out]:
+    """Like map, with a few inputs ahead in threads: what they wait for holds nobody else up."""
+    if threads == 1:
+        yield from map(act, inputs)
+        return
+    ahead: deque[Future[Out]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for row in rows:
-            ahead.append(pool.submit(judge, row))
-            if len(ahead) > 4 * threads:
+        for one in inputs:
+            ahead.append(pool.submit(act, one))
+            if len(ahead) > threads + 4:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
 
 
-def _judge(rules: Rules, keyed: tuple[str, Sample | Refusal]) -> tuple[str, Judged]:
-    key, row = keyed
+def _judge(rules: Rules, row: Sample | Refusal) -> Judged:
     if isinstance(row, Refusal):
-        return key, Reject(key=key, source=row.source, code=row.code, detail=row.detail)
+        return row
     try:
         _check_text(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
-        return key, (row, prepare(row.image, limits=limits, full=full, recode=recode))
+        return row, prepare(row.image, limits=limits, full=full, recode=recode)
     except RejectedError as refused:
-        return key, Reject(key=key, source=row.source, code=refused.code, detail=refused.detail)
+        return Refusal(source=row.source, code=refused.code, detail=refused.detail)
 
 
 def _check_text(rules: Rules, sample: Sample) -> None:

@@ -9,12 +9,13 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from wdsprep.errors import SourceError
-from wdsprep.samples import Code, Sample
+from wdsprep.samples import Code, Reject, Sample
 from wdsprep.store import Store, open_store
 
 
@@ -80,6 +81,9 @@ class Refusal:
     code: Code
     detail: str = ""
 
+    def to_reject(self, key: str) -> Reject:
+        return Reject(key=key, source=self.source, code=self.code, detail=self.detail)
+
 
 class Source(Protocol):
     """Picklable: the driver lists, workers read."""
@@ -121,9 +125,18 @@ def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slic
         yield Slice(number=number, items=taken)
 
 
+_NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON
+
+
 def shown(name: str) -> str:
     """A file name as text that any reader can take: bytes that are no UTF-8 are replaced."""
+    name = _NO_CHARACTER.sub("\ufffd", name)
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or a folder above it begins with a dot: shells leave those out too."""
+    return name.startswith(".") or "/." in name
 
 
 @functools.lru_cache(maxsize=8)

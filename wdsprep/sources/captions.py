@@ -45,6 +45,11 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
     return ()
 
 
+def led_by(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
+    """Captions where a caption file says `text`: it alone, or the list that begins with it."""
+    return captions if not text or captions[:1] == (text,) else (text,)
+
+
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as JSON can hold them, without what says nothing (null, NaN) or is bytes."""
     plain = {str(name): _plain(value) for name, value in facts.items()}

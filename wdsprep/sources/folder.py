@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from wdsprep.errors import NotFoundError, StoreError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown
-from wdsprep.sources.captions import captions_of, decode_facts, decode_text
+from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
+from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata import Metadata, is_metadata
 from wdsprep.store import Entry
 
@@ -72,12 +72,12 @@ class FolderSource:
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption)
         for name in names[1:]:  # json, txt
-            if name.endswith("json"):
-                facts = decode_facts(self._read(name), shown(name)) | facts
-                captions = captions or captions_of(facts, self.columns.caption)
+            if extension(name) == "json":
+                found = decode_facts(self._read(name), shown(name))
+                facts = facts | found
+                captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
-                text = decode_text(self._read(name), shown(name))
-                captions = (text,) if text else captions
+                captions = led_by(decode_text(self._read(name), shown(name)), captions)
         return Sample(source=shown(item.name), image=data, captions=captions, facts=facts)
 
     def _read(self, name: str) -> bytes:
@@ -122,10 +122,10 @@ def _groups(entries: Iterable[Entry], tables: list[str]) -> Iterator[_Group]:
         name = entry.name
         kind = extension(name)
         if kind not in IMAGES and kind not in ("txt", "json"):
-            if is_metadata(name):
+            if is_metadata(name) and not is_hidden(name):
                 tables.append(name)
             continue
-        if name[0] == "." or "/." in name or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
+        if is_hidden(name) or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
             continue
         stem = name[: -len(kind) - 1]
         while open_groups and not name.startswith(open_groups[-1].stem + "."):

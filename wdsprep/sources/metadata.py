@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from wdsprep.errors import SourceError
+from wdsprep.sources import shown
 from wdsprep.store import Store, stream
 
 
@@ -50,7 +51,7 @@ class Metadata:
         """The row of an image as JSON, or nothing."""
         if self._rows is None:
             return ""
-        key = _key(name)
+        key = shown(name)
         found = self._rows.execute("SELECT row FROM rows WHERE name = ?", (key,)).fetchone()
         if found is None:
             return ""
@@ -63,10 +64,6 @@ class Metadata:
             yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
 
 
-def _key(name: str) -> str:
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
     folder = posixpath.dirname(table)
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
@@ -75,8 +72,10 @@ def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
             for row in rows:
                 name = row.get("file_name")
                 if not isinstance(name, str):
-                    raise SourceError(f"{table}: a row has no file_name: it has {', '.join(row)}")
-                yield _key(posixpath.normpath(posixpath.join(folder, name))), json.dumps(row)
+                    there = ", ".join(name for name in row if name)  # None: more cells than names
+                    raise SourceError(f"{table}: a row has no file_name: it has {there}")
+                row.pop(None, None)
+                yield shown(posixpath.normpath(posixpath.join(folder, name))), json.dumps(row)
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"{table} cannot be read: {error}") from error
 

@@ -2,9 +2,10 @@
 
 import re
 from itertools import islice
+from pathlib import Path
 
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Columns, Source, opened, url_table_error
+from wdsprep.sources import Columns, Source, is_hidden, opened, url_table_error
 from wdsprep.sources.folder import IMAGES, FolderSource, extension
 from wdsprep.sources.tars import TarsSource, expand_braces
 from wdsprep.store import open_store, split_url
@@ -17,6 +18,8 @@ def recognise(url: str, *, columns: Columns, rows_per_item: int) -> Source:
     """The source at `url`: a folder, tars (also by glob or braces) or Parquet tables."""
     if re.match(r"(https?|pipe):", url):
         raise UsageError(f"{url}: pack reads local paths and s3://")
+    if _is_folder(url):  # whatever characters are in its name
+        return _folder(url, columns, rows_per_item)
     if url.endswith(".tar") or re.search(r"[*?\[{]", url):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
@@ -26,6 +29,10 @@ def recognise(url: str, *, columns: Columns, rows_per_item: int) -> Source:
         if any(entry.name == name for entry in store.list(name)):
             return _table(store.url, name, kind, columns, rows_per_item)
     return _folder(url, columns, rows_per_item)
+
+
+def _is_folder(url: str) -> bool:
+    return "://" not in url and Path(url).expanduser().is_dir()
 
 
 def _table(url: str, name: str, kind: str, columns: Columns, rows_per_item: int) -> Source:
@@ -38,7 +45,8 @@ def _table(url: str, name: str, kind: str, columns: Columns, rows_per_item: int)
 
 def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     store = opened(url)
-    kinds = {extension(entry.name) for entry in islice(store.list(), LOOKED_AT)}
+    seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
+    kinds = {extension(name) for name in islice(seen, LOOKED_AT)}
     held = {"images": IMAGES & kinds, "tars": {"tar"} & kinds}
     if all(held.values()):
         raise SourceError(f"{url} holds both images and tars: name the tars as '{url}/*.tar'")

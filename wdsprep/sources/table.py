@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.samples import Code, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown, url_table_error
+from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown, url_table_error
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import Entry, Store
 
@@ -36,7 +36,8 @@ class TableSource:
 
     def files(self) -> Iterator[Entry]:
         for entry in opened(self.url).list(self.name):
-            if entry.name == self.name or (not self.name and entry.name.endswith(".parquet")):
+            wanted = entry.name.endswith(".parquet") and not is_hidden(entry.name)
+            if entry.name == self.name or (not self.name and wanted):
                 yield entry
 
     def items(self) -> Iterator[Item]:
@@ -53,12 +54,12 @@ class TableSource:
 
     def check(self, schema: pa.Schema, name: str) -> str:
         """The column that holds the images; an error that names the columns where there is none."""
-        for option, column in (("image", self.columns.image), ("caption", self.columns.caption)):
+        asked = [("image-col", self.columns.image), ("caption-col", self.columns.caption)]
+        asked += [("filter", column) for column in self.columns.filtered]
+        for option, column in asked:
             if column and column not in schema.names:
                 there = ", ".join(schema.names)
-                raise UsageError(
-                    f"{name} has no column {column!r} (--{option}-col): it has {there}"
-                )
+                raise UsageError(f"{name} has no column {column!r} (--{option}): it has {there}")
         image = self.columns.image or _image_column(schema)
         if image and _holds_bytes(schema.field(image).type):
             return image

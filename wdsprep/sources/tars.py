@@ -13,8 +13,8 @@ from typing import Any
 
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown
-from wdsprep.sources.captions import captions_of, decode_facts, decode_text
+from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
+from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.folder import IMAGES
 from wdsprep.store import Entry, stream
 from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
@@ -39,7 +39,7 @@ class TarsSource:
         for entry in opened(self.url).list(_common_start(wanted)):
             if entry.name.endswith(".parquet"):
                 tables[entry.name[: -len("parquet")] + "tar"] = entry  # a.parquet before a.tar
-            elif entry.name in plain or any(glob.match(entry.name) for glob in globs):
+            elif entry.name in plain or _matches(entry.name, globs):
                 plain.discard(entry.name)
                 beside = tables.pop(entry.name, None)
                 files = (entry, beside) if beside else (entry,)
@@ -84,8 +84,7 @@ class TarsSource:
         facts = self._facts(found, table)
         captions = captions_of(facts, self.columns.caption)
         if "txt" in fields and not self.columns.caption:
-            text = decode_text(fields["txt"], "txt")
-            captions = captions if captions and captions[0] == text else (text,) * bool(text)
+            captions = led_by(decode_text(fields["txt"], "txt"), captions)
         return Sample(source=source, image=image, captions=captions, facts=facts)
 
     def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
@@ -134,6 +133,10 @@ def _choices(text: str) -> list[str]:
 
 def _is_glob(name: str) -> bool:
     return any(character in name for character in "*?[")
+
+
+def _matches(name: str, globs: list[re.Pattern[str]]) -> bool:
+    return not is_hidden(name) and any(glob.match(name) for glob in globs)
 
 
 def _common_start(names: list[str]) -> str:

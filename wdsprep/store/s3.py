@@ -27,6 +27,13 @@ PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 PARTS_IN_FLIGHT = 3
 FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
+ANSWERS = {  # boto3 takes a body that never came for an empty answer
+    "list_objects_v2": "IsTruncated",
+    "list_multipart_uploads": "IsTruncated",
+    "create_multipart_upload": "UploadId",
+    "complete_multipart_upload": "ETag",
+}
+BROKE_OFF = "the server's answer broke off again and again: check the network"
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 
 
@@ -84,7 +91,14 @@ class S3Store:
 
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)
-        return retrying(lambda: call(Bucket=self._bucket, **what), pause_s=self._first_pause_s)
+
+        def act() -> Any:
+            answer = call(Bucket=self._bucket, **what)
+            if ANSWERS.get(operation, "ResponseMetadata") not in answer:
+                raise ShortReadError(f"{self.url}: {BROKE_OFF}")
+            return answer
+
+        return retrying(act, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         ask = {"Prefix": self._prefix + check_prefix(prefix)}
@@ -122,10 +136,7 @@ class S3Store:
         with contextlib.closing(answer["Body"]) as body, broken_off:
             data = body.read()
         if len(data) != answer["ContentLength"]:
-            raise ShortReadError(
-                f"{self.url}/{name}: the answer of {answer['ContentLength']:,} bytes broke off"
-                " again and again: check the network"
-            )
+            raise ShortReadError(f"{self.url}/{name}: {BROKE_OFF}")
         return data
 
     @contextlib.contextmanager

@@ -4,9 +4,10 @@ Reading goes over a *tape*: a function `at(offset, nbytes)` that gives bytes fur
 on, and fewer of them only where the tar ends. A stream and a memory map both make one, so samples
 and bare headers share one walk.
 
-The walk is what indexing a foreign tar costs. A header's sum as Adler-32 and its checksum field
-from a cache made it a third faster than summing and parsing each anew; samples are still read no
-faster than their bytes arrive.
+The walk is most of what indexing a foreign tar costs, so it sums headers with Adler-32, keeps
+parsed checksum fields in a cache, reads an extension header together with the header behind it,
+and passes over a lone PAX record of no interest in one match. All together took a ShardWriter tar
+from 30,000 to 46,000 samples/s on one quiet core.
 """
 
 import functools
@@ -30,7 +31,6 @@ NEWLINE = ord("\n")
 Tape = Callable[[int, int], bytes]
 
 # name, start of the first header (extension headers included), start of the data, nbytes of it.
-# A plain tuple: naming its parts cost a twentieth of the walk.
 Member = tuple[str, int, int, int]
 
 

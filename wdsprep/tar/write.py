@@ -1,8 +1,8 @@
 """Plain USTAR with every changing field fixed (time, owner, mode): equal samples, equal bytes.
 
 A background thread hashes each block of 4 MB while the caller's thread writes it and builds the
-headers of the next one. Hashing is the longest of the three: with the writing in the background
-too, the same tar took a third longer.
+headers of the next one. Without SHA instructions in the processor the hash alone takes two thirds
+to four fifths of the whole time, so it shares its thread with nothing.
 """
 
 import hashlib

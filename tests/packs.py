@@ -1,0 +1,216 @@
+"""Small sources and packed datasets for tests: made, packed by the real command, read back."""
+
+import io
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from wdsprep.cli import cli
+from wdsprep.manifest import Manifest
+from wdsprep.resume import survey
+from wdsprep.samples import Sample
+from wdsprep.sources import Columns, Refusal, Source
+from wdsprep.sources.recognise import recognise
+from wdsprep.store import open_store, write_bytes
+
+SCRIPT = Path(sys.executable).with_name("wdsprep")
+BUCKETS = ("--buckets", "32,64")
+SIZES = ((40, 48), (96, 72), (36, 100), (70, 64))
+
+
+@cache
+def jpeg(number: int = 0, size: tuple[int, int] = (0, 0), kind: str = "JPEG") -> bytes:
+    """An image that no other number gives; without a size, of one that its number decides."""
+    width, height = size if size[0] else SIZES[number % len(SIZES)]
+    noise = random.Random(number).randbytes(width * height * 3)
+    out = io.BytesIO()
+    Image.frombytes("RGB", (width, height), noise).save(out, kind)
+    return out.getvalue()
+
+
+def write_files(root: Path, files: dict[str, bytes | str]) -> Path:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return root
+
+
+def photos(root: Path, count: int, *, first: int = 0) -> Path:
+    """A folder of images with captions, and a json for some."""
+    files: dict[str, bytes | str] = {}
+    for number in range(first, first + count):
+        stem = f"{number % 3}/photo-{number:05d}"
+        files[f"{stem}.jpg"] = jpeg(number)
+        files[f"{stem}.txt"] = f"photo {number} of a noise\n"
+        if number % 4 == 0:
+            files[f"{stem}.json"] = json.dumps({"aesthetic": number / 10, "number": number})
+    return write_files(root, files)
+
+
+def upload(root: Path, url: str) -> None:
+    store = open_store(url)
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            write_bytes(store, str(path.relative_to(root)), path.read_bytes())
+
+
+def tar_bytes(members: Iterable[tuple[str, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+# --- reading a source without packing it
+
+
+def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:
+    return recognise(str(url), columns=Columns(**columns), rows_per_item=rows)
+
+
+def rows_of(url: Path | str, **options: Any) -> list[Sample | Refusal]:
+    seen = survey(source_of(url, **options), 0, lambda _count: None)
+    return [row for item in seen.items() for row in seen.source.read(item)]
+
+
+def by_source(url: Path | str, **options: Any) -> dict[str, Sample | Refusal]:
+    rows = rows_of(url, **options)
+    named = {row.source: row for row in rows}
+    assert len(named) == len(rows)
+    return named
+
+
+# --- packing
+
+
+def pack(source: Path | str, images: Path | str, *options: str, workers: int = 1) -> Path:
+    """The command in this process (its workers are processes as ever); errors are raised."""
+    arguments = ["pack", str(source), str(images), "--workers", str(workers), *BUCKETS, *options]
+    cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
+    return Path(images)
+
+
+def command(source: Path | str, images: Path | str, *options: str) -> list[str]:
+    return [str(SCRIPT), "pack", str(source), str(images), *BUCKETS, *options]
+
+
+def run(*arguments: Path | str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    words = [str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def run_pack(
+    source: Path | str, images: Path | str, *options: str
+) -> "subprocess.CompletedProcess[str]":
+    return run(*command(source, images, *options)[1:])
+
+
+def end_by(process: "subprocess.Popen[Any]", signum: int, after_s: float) -> int:
+    """Send a signal to the whole group of a process, if it lives that long, and reap it."""
+    try:
+        return process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signum)
+        return process.wait(20)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(c) for task in tasks for c in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def wait_gone(pids: Iterable[int], timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    for pid in pids:
+        while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+            assert time.monotonic() < deadline, f"process {pid} lives on"
+            time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def kill_group(process: "subprocess.Popen[Any]") -> None:
+    end_by(process, signal.SIGKILL, 0)
+
+
+# --- looking at what came of it
+
+
+def tree(root: Path | str) -> dict[str, bytes]:
+    """Every file of a dataset, hidden ones too."""
+    if str(root).startswith("s3://"):
+        store = open_store(str(root))
+        return {entry.name: store.read(entry.name) for entry in store.list()}
+    paths = (path for path in Path(root).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def tars(root: Path | str) -> dict[str, bytes]:
+    return {name: data for name, data in tree(root).items() if name.endswith((".tar", ".idx"))}
+
+
+def temporaries(root: Path) -> list[str]:
+    return [name for name in tree(root) if name.endswith(".tmp")]
+
+
+def manifest_of(root: Path) -> Manifest:
+    return Manifest.from_bytes((root / "wdsprep.json").read_bytes(), "manifest")
+
+
+def samples_of(root: Path) -> list[dict[str, Any]]:
+    """All samples, as plain webdataset reads them from the tars the manifest names."""
+    import webdataset as wds
+
+    urls = [str(root / shard.name) for shard in manifest_of(root).shards]
+    if not urls:
+        return []
+    found = list(wds.WebDataset(urls, shardshuffle=False))
+    for sample in found:
+        sample["json"] = json.loads(sample["json"])
+        sample["txt"] = sample["txt"].decode()
+    return found
+
+
+def rejects_of(root: Path) -> list[dict[str, Any]]:
+    files = sorted((root / "rejects").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def outcome(root: Path) -> dict[str, str]:
+    """What became of each input by its source: a reject's code, or `packed`."""
+    found: dict[str, str] = {}
+    for sample in samples_of(root):
+        assert found.setdefault(sample["json"]["source"], "packed") == "packed"
+    for reject in rejects_of(root):
+        assert reject["source"] not in found, "an input came out twice"
+        found[reject["source"]] = reject["code"]
+    return found
+
+
+def delays(seed: int, least_s: float, most_s: float) -> Iterator[float]:
+    chance = random.Random(seed)
+    return (chance.uniform(least_s, most_s) for _ in itertools.count())
