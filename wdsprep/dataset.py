@@ -4,6 +4,7 @@ A unit is done when its receipt is there, and a run asks the listing alone. The 
 what the receipts say, so that a dataset opens with one read; where it is behind them, they win.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences,
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
-OURS = re.compile(r"(receipts|rejects|inputs)/.+|\d+/[0-9_]+\.tar(\.idx)?")
+SHARD = re.compile(r"\d+/\d{6,}(_\d+)?\.tar(\.idx)?")
+BESIDE = re.compile(r"(rejects|inputs)/(\d+/)?(\d{6,})\.jsonl")
+RECEIPT = re.compile(r"receipts/(\d+/)?\d{6,}\.json")
 
 
 def receipt_name(unit: str) -> str:
@@ -81,6 +84,36 @@ def read_receipt(store: Store, unit: str) -> Receipt:
         raise FormatError(f"{error}: delete it, and run the same again to redo the unit") from error
 
 
+def find_receipt(store: Store, unit: str, input_digest: str) -> Receipt | None:
+    """The receipt of a unit that another run did meanwhile; an error if from other input."""
+    try:
+        found = read_receipt(store, unit)
+    except NotFoundError:
+        return None
+    if found.input != input_digest:
+        raise _two_runs(store, unit)
+    return found
+
+
+def write_receipt(store: Store, receipt: Receipt) -> None:
+    """Finish a unit. Where two runs made the same of it, all is well. Otherwise the shards may be
+    of either, so the unit counts as not done."""
+    name, data = receipt_name(receipt.unit), receipt.to_bytes()
+    try:
+        write_bytes(store, name, data, exclusive=True)
+    except ExistsError:
+        if store.read(name) != data:
+            store.delete(name)
+            raise _two_runs(store, receipt.unit) from None
+
+
+def _two_runs(store: Store, unit: str) -> FingerprintError:
+    return FingerprintError(
+        f"another run is packing something else into {store.url} (slice {unit}): let one of them "
+        "end, then run the one that you want again"
+    )
+
+
 def rebuild(store: Store) -> Manifest | None:
     """The manifest as the receipts have it, or None without any."""
     first = next(iter(sorted(done_units(store))), None)
@@ -96,14 +129,38 @@ def write_rebuilt(url: str) -> Manifest:
     manifest = rebuild(store)
     if manifest is None:
         raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+    with contextlib.suppress(FormatError):
+        manifest = _with_what_receipts_lack(manifest, read_manifest(store))
     write_bytes(store, MANIFEST, manifest.to_bytes())
     return manifest
+
+
+def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:
+    if old is None or old.settings != rebuilt.settings:
+        return rebuilt
+    same = old.complete and old.receipts == rebuilt.receipts
+    return replace(rebuilt, generations=old.generations, complete=same, extra=old.extra)
+
+
+def tidy(store: Store, manifest: Manifest) -> None:
+    """Remove what no receipt speaks of from a complete dataset: a killed run made it of files that
+    have changed since."""
+    units = {receipt.unit for receipt in manifest.receipts}
+    shards = {shard.name for shard in manifest.shards}
+    for name in [entry.name for entry in store.list()]:
+        beside = BESIDE.fullmatch(name)
+        stray_shard = SHARD.fullmatch(name) and name.removesuffix(".idx") not in shards
+        if stray_shard or (beside and beside[3] not in units):
+            store.delete(name)
 
 
 def clear(store: Store) -> None:
     """Remove a dataset, and nothing else that lies there: receipts first, the manifest last, so
     that a clearing cut short is never taken for a dataset."""
-    names = [entry.name for entry in store.list() if OURS.fullmatch(entry.name)]
-    for name in sorted(names, key=lambda name: not name.startswith("receipts/")):
+    names = [entry.name for entry in store.list()]
+    receipts = [name for name in names if RECEIPT.fullmatch(name)]
+    if not receipts and MANIFEST not in names:
+        return  # no dataset, whatever else it is
+    rest = [name for name in names if SHARD.fullmatch(name) or BESIDE.fullmatch(name)]
+    for name in (*receipts, *rest, MANIFEST):
         store.delete(name)
-    store.delete(MANIFEST)

@@ -92,10 +92,22 @@ def _holds(node: ast.expr, facts: Mapping[str, Any]) -> bool:
 def _compare(op: ast.cmpop, left: object, right: object) -> bool:
     if left is _MISSING or right is _MISSING:
         return False
+    if isinstance(left, int | float) and isinstance(right, str):
+        right = _number(right)
+    elif isinstance(right, int | float) and isinstance(left, str):
+        left = _number(left)
     try:
         return _COMPARE[type(op)](left, right)
     except TypeError:  # a number beside a text
         return False
+
+
+def _number(text: str) -> float | str:
+    """A cell of a CSV table, where every column is text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:

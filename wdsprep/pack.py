@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from wdsprep.buckets import buckets_of_phase
-from wdsprep.dataset import claim, clear, refreshed
+from wdsprep.dataset import claim, clear, refreshed, tidy
 from wdsprep.errors import UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, count_up
 from wdsprep.packer import Packer, Progress, Rules
@@ -71,8 +71,8 @@ def pack(
     """Pack `source` into the dataset `images` on the workers of `make_runner(workers)`. Where there
     are fewer slices than workers, each of fewer workers decodes in several threads."""
     listener = listener or Listener()
-    _check_apart(source, images)
     found = recognise(source, columns=columns, rows_per_item=rules.samples_per_shard)
+    _check_apart(found.url if set(source) & set("*?[") else source, images)
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
     store = open_store(images)
@@ -165,8 +165,13 @@ class _Run:
     def _publish(self, *, complete: bool) -> Manifest:
         """Write the manifest with all receipts that are there by now."""
         manifest = refreshed(self._store, self._manifest, self._receipts)
-        manifest = replace(manifest, complete=complete and not self._plan.survey.limit)
+        limit = self._plan.survey.limit
+        whole = complete and not limit and len(manifest.receipts) == self._total.slices
+        extra = {"limit": limit} if limit else {}
+        manifest = replace(manifest, complete=whole, extra=extra)
         write_bytes(self._store, MANIFEST, manifest.to_bytes())
+        if whole and self._receipts:
+            tidy(self._store, manifest)
         return manifest
 
 
@@ -203,10 +208,13 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
 
 
 def _check_apart(source: str, images: str) -> None:
-    """Refuse an output that the next run would take for part of its source."""
-    inner, outer = (_absolute(url) for url in (images, source))
-    if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+    """Refuse an output that the next run would take for part of its source, and a source that
+    --overwrite could take for part of the output."""
+    ours, theirs = (_absolute(url).rstrip("/") + "/" for url in (images, source))
+    if ours.startswith(theirs):
         raise UsageError(f"{images} lies in the source {source}: write the shards somewhere else")
+    if theirs.startswith(ours):
+        raise UsageError(f"{source} lies in the output {images}: write the shards somewhere else")
 
 
 def _absolute(url: str) -> str:

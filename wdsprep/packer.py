@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from wdsprep.buckets import bucket_of
-from wdsprep.dataset import receipt_name
+from wdsprep.dataset import find_receipt, write_receipt
 from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
 from wdsprep.manifest import Receipt, Settings, Shard
@@ -79,6 +79,8 @@ class Packer:
 
 def pack_slice(packer: Packer, store: Store, part: Slice) -> Generator[Progress, None, Receipt]:
     """Write all of a slice, its receipt last."""
+    if done := find_receipt(store, part.name, part.digest):
+        return done
     rejects: list[Reject] = []
     with ExitStack() as stack:
         shards = _Shards(store, part.name, packer.rules, stack)
@@ -122,7 +124,7 @@ def _commit(
     )
     write_bytes(store, f"inputs/{part.name}.jsonl", inputs)
     write_bytes(store, f"rejects/{part.name}.jsonl", lines.encode("utf-8", "replace"))
-    write_bytes(store, receipt_name(part.name), receipt.to_bytes())
+    write_receipt(store, receipt)
     return receipt
 
 
@@ -131,7 +133,8 @@ def _count(rejects: Iterable[Reject]) -> dict[str, int]:
 
 
 Judged = Refusal | tuple[Sample, Picture]
-In, Out = TypeVar("In"), TypeVar("Out")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 def _judged(packer: Packer, part: Slice) -> Iterator[Judged]:

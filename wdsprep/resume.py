@@ -123,7 +123,7 @@ def make_plan(
     )
     if _unchanged(plan, packed, complete=manifest.complete):
         return plan
-    added = _check_only_added(store, seen, sorted(packed), append=append)
+    added = _check_only_added(store, manifest, seen, append=append)
     if not added:
         return replace(plan, survey=replace(seen, kept=()))  # all of it is packed, cut otherwise
     return replace(
@@ -162,8 +162,9 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _check_only_added(store: Store, seen: Survey, units: list[str], *, append: bool) -> int:
+def _check_only_added(store: Store, manifest: Manifest, seen: Survey, *, append: bool) -> int:
     """The number of new items, where the source may have gained some and has not changed else."""
+    units = [receipt.unit for receipt in manifest.receipts]
     known = {_hash(item.name): identity(item) for item in packed_items(store, units)}
     added, changed = _Names("added"), _Names("changed")
     for item in seen.items():
@@ -177,16 +178,18 @@ def _check_only_added(store: Store, seen: Survey, units: list[str], *, append: b
         if _hash(item.name) in known:
             removed.note(item.name)
     if changed.count or removed.count or (added.count and not append):
-        _refuse(seen.source.url, added, changed, removed)
+        limit = manifest.extra.get("limit", 0)
+        how = f" with --limit {limit}" if limit != seen.limit and limit else ""
+        _refuse(seen.source.url, how, added, changed, removed)
     return added.count
 
 
-def _refuse(url: str, added: "_Names", changed: "_Names", removed: "_Names") -> None:
+def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_Names") -> None:
     what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
     ways = "--overwrite starts over"
     if not changed.count and not removed.count:
         ways = f"--append packs what is new into further shards, {ways}"
-    raise FingerprintError(f"{url} has changed since it was packed: {what}: {ways}")
+    raise FingerprintError(f"{url} has changed since it was packed{how}: {what}: {ways}")
 
 
 class _Names:

@@ -67,14 +67,14 @@ class Metadata:
 def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
     folder = posixpath.dirname(table)
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
-        rows = csv.DictReader(text) if table.endswith(".csv") else _json_rows(text, table)
+        is_csv = table.endswith(".csv")
+        rows = csv.DictReader(text, restkey="") if is_csv else _json_rows(text, table)
         try:
             for row in rows:
                 name = row.get("file_name")
                 if not isinstance(name, str):
-                    there = ", ".join(name for name in row if name)  # None: more cells than names
+                    there = ", ".join(name for name in row if name)
                     raise SourceError(f"{table}: a row has no file_name: it has {there}")
-                row.pop(None, None)
                 yield shown(posixpath.normpath(posixpath.join(folder, name))), json.dumps(row)
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"{table} cannot be read: {error}") from error
