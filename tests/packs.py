@@ -1,16 +1,15 @@
 """Small sources and packed datasets for tests: made, packed by the real command, read back."""
 
+import gc
 import io
-import itertools
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,15 +120,6 @@ def run_pack(
     return run(*command(source, images, *options)[1:])
 
 
-def end_by(process: "subprocess.Popen[Any]", signum: int, after_s: float) -> int:
-    """Send a signal to the whole group of a process, if it lives that long, and reap it."""
-    try:
-        return process.wait(after_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signum)
-        return process.wait(20)
-
-
 def children(pid: int) -> list[int]:
     try:
         tasks = Path(f"/proc/{pid}/task").iterdir()
@@ -151,10 +141,6 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "Z"
-
-
-def kill_group(process: "subprocess.Popen[Any]") -> None:
-    end_by(process, signal.SIGKILL, 0)
 
 
 # --- looking at what came of it
@@ -188,7 +174,10 @@ def samples_of(root: Path) -> list[dict[str, Any]]:
     urls = [str(root / shard.name) for shard in manifest_of(root).shards]
     if not urls:
         return []
-    found = list(wds.WebDataset(urls, shardshuffle=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
+        found = list(wds.WebDataset(urls, shardshuffle=False))
+        gc.collect()
     for sample in found:
         sample["json"] = json.loads(sample["json"])
         sample["txt"] = sample["txt"].decode()
@@ -209,8 +198,3 @@ def outcome(root: Path) -> dict[str, str]:
         assert reject["source"] not in found, "an input came out twice"
         found[reject["source"]] = reject["code"]
     return found
-
-
-def delays(seed: int, least_s: float, most_s: float) -> Iterator[float]:
-    chance = random.Random(seed)
-    return (chance.uniform(least_s, most_s) for _ in itertools.count())

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_folders_nest_and_equal_names_stay_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "stem",
-    ["two words", "v1.2.final", "a.b", "köln ☃ 猫", "#1?&%20", "-n", "it's \"x\"", "tab\there", "é"],
+    ["two words", "v1.2.final", "a.b", "köln ☃ 猫", "#1?&%20", "-n", 'it\'s "x"', "a\tb", "é"],
 )
 def test_any_file_name_meets_its_caption(tmp_path: Path, stem: str) -> None:
     write_files(
@@ -116,7 +117,8 @@ def test_caption_without_image_is_refused_by_name(tmp_path: Path) -> None:
     write_files(
         tmp_path,
         {
-            "a.jpg": jpeg(1), "lone.txt": "x", "alone.json": "{}", "both.txt": "", "both.json": "{}",
+            "a.jpg": jpeg(1), "lone.txt": "x", "alone.json": "{}", "both.txt": "",
+            "both.json": "{}",
             "metadata.csv": "file_name,caption\na.jpg,here\ngone.jpg,lost\n../../etc/passwd,up\n",
         },
     )  # fmt: skip
@@ -197,7 +199,8 @@ def test_hidden_files_and_leftovers_of_other_tools_are_left_out(tmp_path: Path) 
         tmp_path,
         {
             "a.jpg": jpeg(1), ".b.jpg": jpeg(2), "._a.jpg": b"\0\5\x16\7", ".git/c.jpg": jpeg(3),
-            "d/.e/f.jpg": jpeg(4), ".DS_Store": b"x", ".x/metadata.csv": "file_name\nb.jpg\n", ".old.tar": b"x", "Thumbs.db": b"x",
+            "d/.e/f.jpg": jpeg(4), ".DS_Store": b"x", ".x/metadata.csv": "file_name\nb.jpg\n",
+            ".old.tar": b"x", "Thumbs.db": b"x",
             "notes.md": "# x", "clip.mp4": b"x", "00000_stats.json": "{}",
         },
     )  # fmt: skip
@@ -229,7 +232,7 @@ def test_named_caption_field_is_the_only_one_that_counts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["👩🏽‍🚀 on 🌕", "שלום עולם \u202eabc", "line one\nline two\r\nthree", "nul \0 inside", "\\u0041{}\"'"],
+    ["👩🏽‍🚀 on 🌕", "שלום עולם \u202eabc", "one\ntwo\r\nthree", "nul \0 inside", "\\u0041{}\"'"],
 )
 def test_captions_arrive_as_they_are(tmp_path: Path, text: str) -> None:
     write_files(
@@ -313,7 +316,7 @@ def test_a_source_with_nothing_of_use_is_an_error_and_writes_nothing(tmp_path: P
         pack(tmp_path / "in", tmp_path / "out")
     with pytest.raises(SourceError, match=r"nothing to pack|matches no"):
         pack(f"{tmp_path}/in/*.tar", tmp_path / "out")
-    with pytest.raises(SourceError, match="none.tar is not there"):
+    with pytest.raises(SourceError, match=r"none\.tar is not there"):
         pack(tmp_path / "in/none.tar", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -350,8 +353,8 @@ def img2dataset_shard(root: Path, shard: int, count: int, *, json_in_tar: bool =
     for number in range(count):
         key = f"{shard:05d}{number:04d}"
         caption = f"caption {number}" if number else None
-        facts = {"url": f"http://x/{number}", "caption": caption, "key": key, "status": "success",
-                 "error_message": None, "width": 40, "sha256": "0", "similarity": number / 4}  # fmt: skip
+        facts = {"url": f"http://x/{number}", "caption": caption, "key": key, "sha256": "0",
+                 "status": "success", "error_message": None, "width": 40, "similarity": number / 4}  # fmt: skip
         members += [(f"{key}.jpg", jpeg(number))]
         if json_in_tar:
             members += [(f"{key}.json", json.dumps(facts).encode())]
@@ -439,14 +442,10 @@ def test_hostile_names_in_a_tar_never_become_paths(tmp_path: Path) -> None:
     members = [(f"{name}.jpg", jpeg(n)) for n, name in enumerate(HOSTILE)]
     members += [(f"{name}.txt", b"x") for name in ("lone", "../lone")]
     write_files(tmp_path / "in", {"a.tar": tar_bytes(members)})
-    before = {path for path in tmp_path.rglob("*")}
+    before = set(tmp_path.rglob("*"))
     out = pack(tmp_path / "in", tmp_path / "out")
     strange = {p for p in tmp_path.rglob("*") if p not in before and out not in (p, *p.parents)}
     assert not strange
-    with io.BytesIO(b"".join(d for n, d in sorted(tars(out).items()) if n.endswith("tar"))) as data:
-        assert b"../" not in data.read().split(b"{")[0]
-    import tarfile
-
     for path in out.glob("*/*.tar"):
         with tarfile.open(path) as tar:
             assert all(name.partition(".")[0].isdigit() for name in tar.getnames())

@@ -65,13 +65,16 @@ def done_units(store: Store) -> frozenset[str]:
 
 
 def refreshed(store: Store, manifest: Manifest, known: Iterable[Receipt] = ()) -> Manifest:
-    """The manifest with exactly the receipts that are there; `known` need not be read again."""
+    """The manifest with exactly the receipts that are there; `known` need not be read again. It is
+    complete no more where one is gone, as when a user deletes it to have its unit done again."""
     done = done_units(store)
     have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
     missing = sorted(done - have.keys())
     with ThreadPoolExecutor(READERS) as readers:
         read = readers.map(lambda unit: read_receipt(store, unit), missing)
-        return replace(manifest, receipts=sorted_receipts([*have.values(), *read]))
+        receipts = sorted_receipts([*have.values(), *read])
+    whole = manifest.complete and all(r.unit in done for r in manifest.receipts)
+    return replace(manifest, receipts=receipts, complete=whole)
 
 
 def read_receipt(store: Store, unit: str) -> Receipt:
@@ -147,9 +150,11 @@ def tidy(store: Store, manifest: Manifest) -> None:
     have changed since."""
     units = {receipt.unit for receipt in manifest.receipts}
     shards = {shard.name for shard in manifest.shards}
+    buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
     for name in [entry.name for entry in store.list()]:
         beside = BESIDE.fullmatch(name)
-        stray_shard = SHARD.fullmatch(name) and name.removesuffix(".idx") not in shards
+        is_shard = SHARD.fullmatch(name) and name.partition("/")[0] in buckets
+        stray_shard = is_shard and name.removesuffix(".idx") not in shards
         if stray_shard or (beside and beside[3] not in units):
             store.delete(name)
 

@@ -172,6 +172,8 @@ class _Run:
         write_bytes(self._store, MANIFEST, manifest.to_bytes())
         if whole and self._receipts:
             tidy(self._store, manifest)
+        if self._total.slices > len(self._manifest.receipts):
+            self._store.sweep()  # a worker that was killed cleans up nothing
         return manifest
 
 

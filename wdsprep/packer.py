@@ -81,55 +81,62 @@ def pack_slice(packer: Packer, store: Store, part: Slice) -> Generator[Progress,
     """Write all of a slice, its receipt last."""
     if done := find_receipt(store, part.name, part.digest):
         return done
-    rejects: list[Reject] = []
     with ExitStack() as stack:
         shards = _Shards(store, part.name, packer.rules, stack)
+        rejects = _Rejects(stack.enter_context(store.write(f"rejects/{part.name}.jsonl")))
         told = time.monotonic()
         for number, judged in enumerate(_judged(packer, part)):
             key = f"{part.name}{number:06d}"
             if isinstance(judged, Refusal):
-                rejects.append(judged.to_reject(key))
+                rejects.add(judged.to_reject(key))
             else:
                 shards.add(key, *judged)
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 yield _progress(part, shards, rejects)
         written = shards.finish()
-    return _commit(packer, store, part, written, rejects)
+    return _commit(packer, store, part, written, rejects.counts)
 
 
-def _progress(part: Slice, shards: "_Shards", rejects: list[Reject]) -> Progress:
+def _progress(part: Slice, shards: "_Shards", rejects: "_Rejects") -> Progress:
+    inputs = shards.samples + rejects.counts.total()
     return Progress(
         samples=shards.samples,
         nbytes=shards.nbytes,
-        share=min(1.0, (shards.samples + len(rejects)) / (part.samples or USUAL_SAMPLES)),
-        rejects=_count(rejects),
+        share=min(1.0, inputs / (part.samples or USUAL_SAMPLES)),
+        rejects=dict(rejects.counts),
     )
 
 
 def _commit(
-    packer: Packer, store: Store, part: Slice, written: tuple[Shard, ...], rejects: list[Reject]
+    packer: Packer, store: Store, part: Slice, written: tuple[Shard, ...], rejects: Counter[str]
 ) -> Receipt:
-    """Write what stands beside the shards, and last the receipt."""
+    """Write what the slice was made from, and last the receipt."""
     inputs = part.inputs
-    lines = "".join(reject.to_json() for reject in rejects)
+    write_bytes(store, f"inputs/{part.name}.jsonl", inputs)
     receipt = Receipt(
         dataset="images",
         unit=part.name,
         settings=packer.settings,
         input=hashlib.sha256(inputs).hexdigest(),
-        inputs=sum(shard.samples for shard in written) + len(rejects),
+        inputs=sum(shard.samples for shard in written) + rejects.total(),
         shards=written,
-        rejects=_count(rejects),
+        rejects=dict(rejects),
     )
-    write_bytes(store, f"inputs/{part.name}.jsonl", inputs)
-    write_bytes(store, f"rejects/{part.name}.jsonl", lines.encode("utf-8", "replace"))
     write_receipt(store, receipt)
     return receipt
 
 
-def _count(rejects: Iterable[Reject]) -> dict[str, int]:
-    return dict(sorted(Counter(reject.code.value for reject in rejects).items()))
+class _Rejects:
+    """Writes rejects as they come, and counts them: a slice may have any number."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reject: Reject) -> None:
+        self._sink.write(reject.to_json().encode("utf-8", "replace"))
+        self.counts[reject.code.value] += 1
 
 
 Judged = Refusal | tuple[Sample, Picture]

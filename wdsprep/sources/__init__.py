@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -139,10 +140,14 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or "/." in name
 
 
-@functools.lru_cache(maxsize=8)
+_OPENING = threading.Lock()  # lru_cache alone lets many threads open the same, which is slow on S3
+_open_once = functools.lru_cache(maxsize=8)(open_store)
+
+
 def opened(url: str) -> Store:
     """The store at `url`, opened once in each process: workers read many items from it."""
-    return open_store(url)
+    with _OPENING:
+        return _open_once(url)
 
 
 def url_table_error(what: str) -> SourceError:

@@ -38,6 +38,8 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
     """The captions among the facts: a text or a list of them, under the first name that has any."""
     for name in (column,) if column else NAMES:
         value = facts.get(name)
+        if not value:
+            continue
         texts = value if isinstance(value, list) else [value]
         captions = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
         if captions:

@@ -14,6 +14,7 @@ from typing import Protocol
 from wdsprep.errors import ShortReadError, UsageError
 
 CHUNK_NBYTES = 8 << 20
+OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ def split_url(url: str) -> tuple[Store, str]:
 
 def check_name(name: str) -> str:
     """Refuse names that would leave the store: a name is never a way up or out."""
-    if not name or name.startswith("/") or any(p in ("", ".", "..") for p in name.split("/")):
+    if not OUTSIDE.isdisjoint(name.split("/")):
         raise UsageError(f"{name!r} is not a name inside a store")
     return name
 

@@ -47,7 +47,7 @@ class LocalStore:
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         path = f"{self.root}/{check_name(name)}"
-        with _translated(path):
+        try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
             try:
                 there = max(0, _regular_nbytes(fd) - start)
@@ -55,6 +55,8 @@ class LocalStore:
                 data = _read_fully(fd, start, wanted)
             finally:
                 os.close(fd)
+        except OSError as error:
+            raise _store_error(error, path) from error
         if len(data) != wanted:
             raise ShortReadError(f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut")
         return data
@@ -133,19 +135,21 @@ def _walk(
     with _translated(folder):
         try:
             here = folder.stat()
-            found = [e for e in os.scandir(folder) if e.name.startswith(start)]
+            # A folder sorts as its name with a slash, so that the whole listing is in name order;
+            # names alone are kept, and code points sort as their UTF-8 does.
+            names = [e.name + "/" * _is_folder(e) for e in os.scandir(folder)]
         except (FileNotFoundError, NotADirectoryError):
             return
     if (here.st_dev, here.st_ino) in above:
         return
     above |= {(here.st_dev, here.st_ino)}
-    # A folder sorts as its name with a slash, so that the whole listing is in name order.
-    keyed = [(os.fsencode(e.name) + b"/" * _is_folder(e), e) for e in found]
-    for key, entry in sorted(keyed, key=lambda pair: pair[0]):
-        if key.endswith(b"/"):
-            yield from _walk(folder / entry.name, f"{path}{entry.name}/", "", above)
-        elif not TEMPORARY.fullmatch(entry.name):
-            yield from _entry(entry, path)
+    for name in sorted(filter(lambda name: name.startswith(start), names)):
+        if name[-1] == "/":
+            yield from _walk(folder / name[:-1], path + name, "", above)
+        elif not (name[0] == "." and TEMPORARY.fullmatch(name)):
+            entry = _entry(f"{folder}/{name}", path + name)
+            if entry is not None:
+                yield entry
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -155,16 +159,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _entry(entry: os.DirEntry[str], path: str) -> Iterator[Entry]:
+def _entry(path: str, name: str) -> Entry | None:
     """A regular file; or a link that leads nowhere, so that whoever reads it learns of it."""
     try:
-        status = entry.stat()
+        status = os.stat(path)  # noqa: PTH116 (a million times over)
     except OSError:
-        if entry.is_symlink():
-            yield Entry(name=path + entry.name, nbytes=0, stamp="broken link")
-        return  # otherwise deleted since the listing
-    if stat.S_ISREG(status.st_mode):
-        yield Entry(name=path + entry.name, nbytes=status.st_size, stamp=str(status.st_mtime_ns))
+        # What is no link was deleted since the listing.
+        return Entry(name=name, nbytes=0, stamp="broken link") if Path(path).is_symlink() else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Entry(name=name, nbytes=status.st_size, stamp=str(status.st_mtime_ns))
 
 
 def _regular_nbytes(fd: int) -> int:
