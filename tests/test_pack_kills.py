@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def finish(source: Path, images: Path, *options: str) -> None:
 @pytest.fixture
 def chance() -> random.Random:
     seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
     return random.Random(seed)
 
 
@@ -128,7 +129,7 @@ def test_killed_at_fifty_moments_the_bytes_are_those_of_an_undisturbed_run(
     wait_gone(workers)
     assert tree(out) == undisturbed
     assert not temporaries(out)
-    print(f"{kills} kills, {complete + 1} datasets")
+    sys.stdout.write(f"{kills} kills, {complete + 1} datasets\n")
 
 
 def test_killed_on_s3_the_objects_are_those_of_an_undisturbed_run(

@@ -314,7 +314,7 @@ def test_a_source_with_nothing_of_use_is_an_error_and_writes_nothing(tmp_path: P
     write_files(tmp_path / "in", {"README": "x", "a.mp4": b"x"})
     with pytest.raises(SourceError, match="holds nothing to pack"):
         pack(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"nothing to pack|matches no"):
+    with pytest.raises(SourceError, match=r"no tar matches .*/in/\*\.tar"):
         pack(f"{tmp_path}/in/*.tar", tmp_path / "out")
     with pytest.raises(SourceError, match=r"none\.tar is not there"):
         pack(tmp_path / "in/none.tar", tmp_path / "out")
@@ -354,7 +354,7 @@ def img2dataset_shard(root: Path, shard: int, count: int, *, json_in_tar: bool =
         key = f"{shard:05d}{number:04d}"
         caption = f"caption {number}" if number else None
         facts = {"url": f"http://x/{number}", "caption": caption, "key": key, "sha256": "0",
-                 "status": "success", "error_message": None, "width": 40, "similarity": number / 4}  # fmt: skip
+                 "status": "success", "error_message": None, "similarity": number / 4}  # fmt: skip
         members += [(f"{key}.jpg", jpeg(number))]
         if json_in_tar:
             members += [(f"{key}.json", json.dumps(facts).encode())]

@@ -13,7 +13,7 @@ from wdsprep.errors import NotFoundError, StoreError
 from wdsprep.samples import Code, RejectedError, Sample
 from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
-from wdsprep.sources.metadata import Metadata, is_metadata
+from wdsprep.sources.metadata import is_metadata, open_metadata
 from wdsprep.store import Entry
 
 IMAGES = frozenset(
@@ -45,7 +45,7 @@ class FolderSource:
         MetadataFound that does."""
         store = opened(self.url)
         tables: list[str] = []
-        with Metadata(store, self.tables) as metadata:
+        with open_metadata(store, self.tables) as metadata:
             for group in _groups(store.list(), tables):
                 for item in group.items():
                     row = metadata.take(item.name)

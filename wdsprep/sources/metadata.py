@@ -4,13 +4,13 @@ A row may stand anywhere in its table, so rows wait in a temporary SQLite file, 
 the image they belong to. What no image takes is a caption without its image.
 """
 
+import contextlib
 import csv
 import io
 import json
 import posixpath
 import sqlite3
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 
 from wdsprep.errors import SourceError
 from wdsprep.sources import shown
@@ -24,28 +24,8 @@ def is_metadata(name: str) -> bool:
 class Metadata:
     """The rows of all metadata tables of a folder, by the image they name."""
 
-    def __init__(self, store: Store, tables: tuple[str, ...]) -> None:
-        self._rows: sqlite3.Connection | None = None
-        if not tables:
-            return
-        self._rows = sqlite3.connect("")  # a temporary file, which SQLite removes itself
-        self._rows.execute("PRAGMA journal_mode = OFF")
-        self._rows.execute("CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT) WITHOUT ROWID")
-        for table in tables:
-            found = _read(store, table)
-            self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", found)
-
-    def __enter__(self) -> "Metadata":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._rows is not None:
-            self._rows.close()
+    def __init__(self, rows: sqlite3.Connection | None) -> None:
+        self._rows = rows
 
     def take(self, name: str) -> str:
         """The row of an image as JSON, or nothing."""
@@ -62,6 +42,20 @@ class Metadata:
         """The rows that nothing has taken, in the order of their names."""
         if self._rows is not None:
             yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
+
+
+@contextlib.contextmanager
+def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
+    """Read the tables, and forget them at the end of the block."""
+    if not tables:
+        yield Metadata(None)
+        return
+    with contextlib.closing(sqlite3.connect("")) as rows:  # a file that SQLite removes itself
+        rows.execute("PRAGMA journal_mode = OFF")
+        rows.execute("CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT) WITHOUT ROWID")
+        for table in tables:
+            rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", _read(store, table))
+        yield Metadata(rows)
 
 
 def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:

@@ -36,17 +36,21 @@ class TarsSource:
         plain = {name for name in wanted if not _is_glob(name)}
         globs = [re.compile(fnmatch.translate(name)) for name in wanted if _is_glob(name)]
         tables: dict[str, Entry] = {}
+        found = 0
         for entry in opened(self.url).list(_common_start(wanted)):
             if entry.name.endswith(".parquet"):
                 tables[entry.name[: -len("parquet")] + "tar"] = entry  # a.parquet before a.tar
             elif entry.name in plain or _matches(entry.name, globs):
                 plain.discard(entry.name)
+                found += 1
                 beside = tables.pop(entry.name, None)
                 files = (entry, beside) if beside else (entry,)
                 yield Item(name=entry.name, parts=tuple((e.name, e.nbytes, e.stamp) for e in files))
         if plain:
             missing = f"{self.url}/{min(plain)} is not there"
             raise SourceError(f"{missing} ({len(plain)} of {len(wanted)} tars are missing)")
+        if not found:
+            raise SourceError(f"no tar matches {self.url}/{self.pattern}")
 
     def count(self, item: Item, /) -> int:
         """By reading the tar: only a limit asks for it."""
