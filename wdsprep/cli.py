@@ -186,7 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("\nwdsprep: interrupted: run the same command to go on from here", err=True)
+        again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"
+        click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
         return INTERRUPTED
     except WdsprepError as error:
         if debug:

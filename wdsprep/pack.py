@@ -87,9 +87,10 @@ def pack(
         manifest = replace(manifest, generations=plan.generations, complete=False)
         write_bytes(store, MANIFEST, manifest.to_bytes())
     packer = Packer(source=seen.source, images=images, rules=rules, settings=settings)
-    few = sum(1 for _ in islice(plan.pending(), workers))
+    few = sum(1 for _ in islice(plan.pending(), max(1, workers)))
     packer = replace(packer, threads=max(1, workers // max(1, few)))
-    return _Run(store, manifest, plan, listener).carry_out(packer, make_runner(min(workers, few)))
+    runner = make_runner(min(workers, few)) if few else None
+    return _Run(store, manifest, plan, listener).carry_out(packer, runner)
 
 
 class _Run:
@@ -106,17 +107,16 @@ class _Run:
             slices_done=len(manifest.receipts),
         )
 
-    def carry_out(self, packer: Packer, runner: Runner) -> Packed:
+    def carry_out(self, packer: Packer, runner: Runner | None) -> Packed:
+        complete = False
         try:
-            with contextlib.closing(runner.run(packer, self._plan.pending())) as events:
-                for event in events:
-                    self._take(event)
-            done = self._total.slices_done == self._total.slices
-        except BaseException:
-            done = False
-            raise
+            if runner is not None:
+                with contextlib.closing(runner.run(packer, self._plan.pending())) as events:
+                    for event in events:
+                        self._take(event)
+            complete = self._total.slices_done == self._total.slices
         finally:
-            published = self._publish(complete=done)
+            published = self._publish(complete=complete)
         return Packed(
             manifest=published,
             samples=self._total.samples,

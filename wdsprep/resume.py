@@ -73,7 +73,7 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
         count += 1
         samples += item.samples
         nbytes += item.nbytes
-        captioned += len(item.parts) > 1 or bool(item.extra)
+        captioned += bool(item.samples and (len(item.parts) > 1 or item.extra))
         if count <= KEPT_ITEMS:
             kept.append(item)
         if count % 1_000 == 0:

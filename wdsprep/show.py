@@ -109,7 +109,7 @@ def describe(survey: Survey) -> str:
     """What a source is, in one line."""
     kind = survey.source.kind
     if kind == "folder":
-        return f"{plural(survey.count, 'image')} in a folder, {survey.captioned:,} with captions"
+        return f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"

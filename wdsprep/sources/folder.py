@@ -53,7 +53,7 @@ class FolderSource:
             if tuple(tables) != self.tables:
                 raise MetadataFound(replace(self, tables=tuple(tables)))
             for name, row in metadata.left():
-                yield Item(name=name, parts=(), extra=row)
+                yield Item(name=name, parts=(), extra=row, samples=0)
 
     def count(self, _item: Item, /) -> int:
         return 1
@@ -102,7 +102,7 @@ class _Group:
         for image in self.images:
             yield _item(image.name, [image, *beside])
         if not self.images:
-            yield _item(beside[0].name, beside)
+            yield replace(_item(beside[0].name, beside), samples=0)
 
 
 def _item(name: str, entries: Iterable[Entry]) -> Item:

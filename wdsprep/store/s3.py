@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,7 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
 }
 BROKE_OFF = "the server's answer broke off again and again: check the network"
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
+_CLIENT_LOCK = threading.Lock()
 
 
 class S3Store:
@@ -62,9 +64,10 @@ class S3Store:
     def client(self) -> Any:
         """A client belongs to the process that made it: a fork must not share its connections."""
         process = os.getpid()
-        if process not in self._clients:
-            self._clients[process] = self._new_client()
-        return self._clients[process]
+        with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
+            if process not in self._clients:
+                self._clients[process] = self._new_client()
+            return self._clients[process]
 
     def _new_client(self) -> Any:
         import boto3
