@@ -350,3 +350,16 @@ def _best(job) -> float:
             job()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def test_a_header_of_many_comments_is_refused_at_once() -> None:
+    """A pattern that backtracks would take longer than anyone waits."""
+    with pytest.raises(RejectedError):
+        prepare(b"P5 " + b"# " * 5_000 + b"x", limits=LIMITS, full=True)
+
+
+def test_a_webp_with_an_empty_extended_header_is_refused() -> None:
+    chunks = b"VP8X\0\0\0\0" + b"VP8L\5\0\0\0" + b"\x2f\xff\xc3\xff\x10\0"
+    data = b"RIFF" + (4 + len(chunks)).to_bytes(4, "little") + b"WEBP" + chunks
+    with pytest.raises(RejectedError):
+        prepare(data, limits=LIMITS, full=True)

@@ -26,6 +26,7 @@ def receipt(unit: str = "000000") -> Receipt:
     return Receipt(
         dataset="images",
         unit=unit,
+        generation=0,
         settings=SETTINGS,
         input="ef" * 32,
         inputs=6,

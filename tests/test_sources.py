@@ -265,7 +265,7 @@ def test_sidecars_that_cannot_be_read_refuse_their_sample(tmp_path: Path) -> Non
     assert found == dict.fromkeys((f"{name}.jpg" for name in "bcdefg"), "bad_json")
     refused = by_source(tmp_path)["a.jpg"]
     assert isinstance(refused, Refusal)
-    assert refused.detail == "a.txt: invalid continuation byte at byte 3"
+    assert refused.detail == "a.txt is not UTF-8 (byte 3): save it as UTF-8"
 
 
 def test_facts_are_kept_without_what_says_nothing(tmp_path: Path) -> None:

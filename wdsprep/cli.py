@@ -137,7 +137,7 @@ def pack(source: str, images: str, **options: Any) -> int:
     """
     from wdsprep.show import PackShow, pack_request
 
-    show = PackShow(as_json=options.pop("as_json"))
+    show = PackShow(source, as_json=options.pop("as_json"))
     packed = pack_request(source, images, show.listener, **options)
     click.echo(show.result(packed, images))
     return DONE_WITH_DAMAGE if packed.quarantined else 0
@@ -183,7 +183,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return found if isinstance(found, int) else 0
     except click.ClickException as error:
-        error.show()
+        command = (
+            error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        )
+        hint = f": see {command} --help" if command else ""
+        click.echo(f"wdsprep: {error.format_message().rstrip('.')}{hint}", err=True)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
         again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"

@@ -15,7 +15,7 @@ from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences,
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
-SHARD = re.compile(r"\d+/\d{6,}(_\d+)?\.tar(\.idx)?")
+SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d+/)?(\d{6,})\.jsonl")
 RECEIPT = re.compile(r"receipts/(\d+/)?\d{6,}\.json")
 
@@ -71,26 +71,34 @@ def refreshed(store: Store, manifest: Manifest, known: Iterable[Receipt] = ()) -
     have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
     missing = sorted(done - have.keys())
     with ThreadPoolExecutor(READERS) as readers:
-        read = readers.map(lambda unit: read_receipt(store, unit), missing)
+        read = readers.map(lambda unit: read_receipt(store, unit, manifest.settings), missing)
         receipts = sorted_receipts([*have.values(), *read])
     whole = manifest.complete and all(r.unit in done for r in manifest.receipts)
     return replace(manifest, receipts=receipts, complete=whole)
 
 
-def read_receipt(store: Store, unit: str) -> Receipt:
+def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
+    """The receipt of a unit; an error if it was made with other settings than these."""
     name = receipt_name(unit)
     try:
-        return Receipt.from_bytes(store.read(name), f"{store.url}/{name}")
+        found = Receipt.from_bytes(store.read(name), f"{store.url}/{name}")
     except FormatError as error:
         if type(error) is not FormatError:
             raise
-        raise FormatError(f"{error}: delete it, and run the same again to redo the unit") from error
+        again = f'delete it, and run the same "wdsprep pack" again to redo slice {unit}'
+        raise FormatError(f"{error}: {again}") from error
+    if settings is not None and (lines := differences(settings, found.settings)):
+        raise FingerprintError(
+            f"{store.url}/{name} was made with other settings, by another run: {'; '.join(lines)}: "
+            "let that run end, then start over with --overwrite"
+        )
+    return found
 
 
-def find_receipt(store: Store, unit: str, input_digest: str) -> Receipt | None:
+def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:
     """The receipt of a unit that another run did meanwhile; an error if from other input."""
     try:
-        found = read_receipt(store, unit)
+        found = read_receipt(store, unit, settings)
     except NotFoundError:
         return None
     if found.input != input_digest:
@@ -100,8 +108,13 @@ def find_receipt(store: Store, unit: str, input_digest: str) -> Receipt | None:
 
 def write_receipt(store: Store, receipt: Receipt) -> None:
     """Finish a unit. Where two runs made the same of it, all is well. Otherwise the shards may be
-    of either, so the unit counts as not done."""
+    of either, or gone, so the unit counts as not done."""
     name, data = receipt_name(receipt.unit), receipt.to_bytes()
+    try:
+        for shard in receipt.shards:
+            store.read(shard.name, nbytes=1)
+    except NotFoundError:
+        raise _two_runs(store, receipt.unit) from None
     try:
         write_bytes(store, name, data, exclusive=True)
     except ExistsError:
@@ -123,7 +136,9 @@ def rebuild(store: Store) -> Manifest | None:
     if first is None:
         return None
     receipt = read_receipt(store, first)
-    return refreshed(store, Manifest(dataset=receipt.dataset, settings=receipt.settings), [receipt])
+    bare = Manifest(dataset=receipt.dataset, settings=receipt.settings)
+    found = refreshed(store, bare, [receipt])
+    return replace(found, generations=tuple(sorted({0, *(r.generation for r in found.receipts)})))
 
 
 def write_rebuilt(url: str) -> Manifest:
@@ -147,21 +162,23 @@ def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifes
 
 def tidy(store: Store, manifest: Manifest) -> None:
     """Remove what no receipt speaks of from a complete dataset: a killed run made it of files that
-    have changed since."""
-    units = {receipt.unit for receipt in manifest.receipts}
+    have changed since. What another run finishes meanwhile has a receipt, and stays."""
+    ours = {receipt.unit for receipt in manifest.receipts}
     shards = {shard.name for shard in manifest.shards}
     buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
-    for name in [entry.name for entry in store.list()]:
-        beside = BESIDE.fullmatch(name)
-        is_shard = SHARD.fullmatch(name) and name.partition("/")[0] in buckets
-        stray_shard = is_shard and name.removesuffix(".idx") not in shards
-        if stray_shard or (beside and beside[3] not in units):
+    names = [entry.name for entry in store.list()]
+    theirs = done_units(store) - ours
+    for name in names:
+        shard, beside = SHARD.fullmatch(name), BESIDE.fullmatch(name)
+        ours_or_nobodys = shard and shard[1] in buckets and shard[2] not in theirs
+        stray_shard = ours_or_nobodys and name.removesuffix(".idx") not in shards
+        if stray_shard or (beside and beside[3] not in ours | theirs):
             store.delete(name)
 
 
 def clear(store: Store) -> None:
-    """Remove a dataset, and nothing else that lies there: receipts first, the manifest last, so
-    that a clearing cut short is never taken for a dataset."""
+    """Remove a dataset, and nothing else that lies there: receipts first, since without them the
+    rest never happened, and the manifest last, which tells what there is to clear."""
     names = [entry.name for entry in store.list()]
     receipts = [name for name in names if RECEIPT.fullmatch(name)]
     if not receipts and MANIFEST not in names:

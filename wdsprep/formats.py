@@ -45,7 +45,7 @@ _MAGIC = {
 }
 # "BM" and "P5" begin many a text, so more than the magic is asked of these two.
 _BMP = re.compile(rb"BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL)
-_PPM = re.compile(rb"P[1-6f]\s+(#[^\n]*\s+)*\d")
+_PPM = re.compile(rb"P[1-6f]\s+(?:#[^\n]*\n\s*)*\d")
 _UNSUPPORTED = {
     b"8BPS": "a Photoshop file",
     b"\xff\x0a": "JPEG XL",

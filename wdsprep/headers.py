@@ -234,7 +234,7 @@ def read_webp(data: bytes) -> Header:
         found.setdefault(name, data[at + 8 : at + 8 + min(kept, nbytes)])
         at += 8 + nbytes + (nbytes & 1)
     width, height = _webp_size(found)
-    flags = found[b"VP8X"][0] if b"VP8X" in found else 0
+    flags = (found.get(b"VP8X") or b"\0")[0]
     lossless = found.get(b"VP8L", b"")
     if b"ANMF" in found:
         lossless = found[b"ANMF"][24:] if found[b"ANMF"][16:20] == b"VP8L" else b""

@@ -15,7 +15,7 @@ def index(folder: str) -> Iterator[tuple[str, int]]:
     there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
     tars = [entry for name, entry in there.items() if name.endswith(".tar")]
     if not tars:
-        raise SourceError(f"{folder} holds no tars to index")
+        raise SourceError(f"{folder} is no folder that holds tars to index")
     for tar in tars:
         if f"{tar.name}.idx" not in there:
             offsets = _index(store, tar)

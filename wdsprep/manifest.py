@@ -39,10 +39,11 @@ class Shard:
 class Receipt:
     """A finished unit of work on a dataset (`images` or `latents`). `input` is the digest of what
     it was made from, `inputs` how many samples that held: as many as its shards and its rejects
-    hold together."""
+    hold together. `generation` is the unit with which the append that made it began, or 0."""
 
     dataset: str
     unit: str
+    generation: int
     settings: Settings
     input: str
     inputs: int
@@ -174,6 +175,7 @@ def _open(kind: str, data: bytes, what: str) -> dict[str, Any]:
 
 def _receipt_body(receipt: Receipt) -> dict[str, Any]:
     return {
+        "generation": receipt.generation,
         "input": receipt.input,
         "inputs": receipt.inputs,
         "rejects": dict(receipt.rejects),
@@ -189,6 +191,7 @@ def _receipt_from(body: Mapping[str, Any], dataset: str, settings: Settings) -> 
     return Receipt(
         dataset=dataset,
         unit=body["unit"],
+        generation=body["generation"],
         settings=settings,
         input=body["input"],
         inputs=body["inputs"],

@@ -7,20 +7,19 @@ so the dataset is the same to the byte for every runner, worker count and histor
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import claim, clear, refreshed, tidy
-from wdsprep.errors import UsageError
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, count_up
+from wdsprep.errors import AccessError, UsageError, WorkError
+from wdsprep.manifest import FORMAT, MANIFEST, Manifest, Receipt, count_up
 from wdsprep.packer import Packer, Progress, Rules
 from wdsprep.resume import Plan, Survey, make_plan, survey
 from wdsprep.runners import Finished, Quarantined, Runner, Step
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
-from wdsprep.store import Store, open_store, write_bytes
+from wdsprep.store import Store, absolute, open_store, write_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +70,7 @@ def pack(
     """Pack `source` into the dataset `images` on the workers of `make_runner(workers)`. Where there
     are fewer slices than workers, each of fewer workers decodes in several threads."""
     listener = listener or Listener()
+    source, images = absolute(source), absolute(images)  # workers may run in other folders
     found = recognise(source, columns=columns, rows_per_item=rules.samples_per_shard)
     _check_apart(found.url if set(source) & set("*?[") else source, images)
     seen = survey(found, limit, listener.listed)
@@ -78,7 +78,7 @@ def pack(
     store = open_store(images)
     if overwrite:
         clear(store)
-    store.sweep()
+    _sweep(store)
     settings = settings_of(found, rules, columns)
     manifest = refreshed(store, claim(store, "images", settings))
     size = rules.samples_per_shard if found.kind == "folder" else 1
@@ -86,10 +86,15 @@ def pack(
     if plan.generations != manifest.generations:
         manifest = replace(manifest, generations=plan.generations, complete=False)
         write_bytes(store, MANIFEST, manifest.to_bytes())
-    packer = Packer(source=seen.source, images=images, rules=rules, settings=settings)
-    few = sum(1 for _ in islice(plan.pending(), max(1, workers)))
-    packer = replace(packer, threads=max(1, workers // max(1, few)))
-    runner = make_runner(min(workers, few)) if few else None
+    packer = Packer(
+        source=seen.source,
+        images=images,
+        rules=rules,
+        settings=settings,
+        generation=plan.generations[-1],
+        threads=max(1, workers // max(1, plan.count)),
+    )
+    runner = make_runner(min(workers, plan.count)) if plan.count else None
     return _Run(store, manifest, plan, listener).carry_out(packer, runner)
 
 
@@ -103,7 +108,7 @@ class _Run:
         self._going: dict[str, Progress] = {}
         self._quarantined: list[Quarantined] = []
         self._total = Status(
-            slices=len(manifest.receipts) + sum(1 for _ in plan.pending()),
+            slices=len(manifest.receipts) + plan.count,
             slices_done=len(manifest.receipts),
         )
 
@@ -117,6 +122,12 @@ class _Run:
             complete = self._total.slices_done == self._total.slices
         finally:
             published = self._publish(complete=complete)
+        if unseen := {r.unit for r in self._receipts} - {r.unit for r in published.receipts}:
+            raise WorkError(
+                f"slice {min(unseen)} was packed, but its receipt is not in {self._store.url}: "
+                "another run has taken it away (run again), or the workers run on machines that "
+                "see another folder there (give one that all share, or s3://)"
+            )
         return Packed(
             manifest=published,
             samples=self._total.samples,
@@ -173,8 +184,13 @@ class _Run:
         if whole and self._receipts:
             tidy(self._store, manifest)
         if self._total.slices > len(self._manifest.receipts):
-            self._store.sweep()  # a worker that was killed cleans up nothing
+            _sweep(self._store)  # a worker that was killed cleans up nothing
         return manifest
+
+
+def _sweep(store: Store) -> None:
+    with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
+        store.sweep()
 
 
 def settings_of(source: Source, rules: Rules, columns: Columns) -> dict[str, Any]:
@@ -184,6 +200,7 @@ def settings_of(source: Source, rules: Rules, columns: Columns) -> dict[str, Any
         "caption_col": columns.caption,
         "check": "full" if rules.full_check else "header",
         "filter": rules.filter.text if rules.filter else "",
+        "format": FORMAT,
         "image_col": columns.image,
         "max_area": rules.max_area,
         "max_aspect_ratio": rules.max_aspect_ratio,
@@ -212,12 +229,12 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
 def _check_apart(source: str, images: str) -> None:
     """Refuse an output that the next run would take for part of its source, and a source that
     --overwrite could take for part of the output."""
-    ours, theirs = (_absolute(url).rstrip("/") + "/" for url in (images, source))
+    ours, theirs = (_real(url).rstrip("/") + "/" for url in (images, source))
     if ours.startswith(theirs):
         raise UsageError(f"{images} lies in the source {source}: write the shards somewhere else")
     if theirs.startswith(ours):
         raise UsageError(f"{source} lies in the output {images}: write the shards somewhere else")
 
 
-def _absolute(url: str) -> str:
-    return url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+def _real(url: str) -> str:
+    return url if "://" in url else str(Path(url).resolve())

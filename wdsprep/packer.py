@@ -71,6 +71,7 @@ class Packer:
     images: str
     rules: Rules
     settings: Settings
+    generation: int = 0
     threads: int = 1
 
     def open(self) -> Callable[[Slice], Generator[Progress, None, Receipt]]:
@@ -79,7 +80,7 @@ class Packer:
 
 def pack_slice(packer: Packer, store: Store, part: Slice) -> Generator[Progress, None, Receipt]:
     """Write all of a slice, its receipt last."""
-    if done := find_receipt(store, part.name, part.digest):
+    if done := find_receipt(store, part.name, part.digest, packer.settings):
         return done
     with ExitStack() as stack:
         shards = _Shards(store, part.name, packer.rules, stack)
@@ -117,6 +118,7 @@ def _commit(
     receipt = Receipt(
         dataset="images",
         unit=part.name,
+        generation=packer.generation,
         settings=packer.settings,
         input=hashlib.sha256(inputs).hexdigest(),
         inputs=sum(shard.samples for shard in written) + rejects.total(),
@@ -191,7 +193,9 @@ def _check_text(rules: Rules, sample: Sample) -> None:
     if 0 < rules.max_caption < length:
         raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
     if rules.filter is not None and not rules.filter({"caption": sample.caption, **sample.facts}):
-        raise RejectedError(Code.FILTERED, rules.filter.text)
+        facts = {"caption": sample.caption, **sample.facts}
+        values = (f"{name} is {facts.get(name, 'missing')}" for name in sorted(rules.filter.names))
+        raise RejectedError(Code.FILTERED, ", ".join(values))
 
 
 @dataclass(slots=True)

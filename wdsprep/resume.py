@@ -8,7 +8,7 @@ whose first slice the manifest records, so that an append that was killed resume
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wdsprep.errors import FingerprintError, SourceError
@@ -45,7 +45,8 @@ class Plan:
     slice_size: int
     generations: tuple[int, ...]
     older: frozenset[int]
-    done: frozenset[str]
+    packed: Mapping[str, str]  # the digests of what the slices that are done were made from
+    count: int = 0  # of slices pending
 
     def wanted(self) -> Iterator[Slice]:
         items = self.survey.items()
@@ -55,7 +56,11 @@ class Plan:
 
     def pending(self) -> Iterator[Slice]:
         """Slices wanted minus receipts present, cut as they are asked for."""
-        return (part for part in self.wanted() if part.name not in self.done)
+        for part in self.wanted():
+            if part.name not in self.packed:
+                yield part
+            elif self.survey.kept is None and part.digest != self.packed[part.name]:
+                raise FingerprintError(f"{self.survey.source.url} changes while it is packed")
 
 
 def survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
@@ -119,32 +124,34 @@ def make_plan(
         slice_size=slice_size,
         generations=manifest.generations,
         older=frozenset(map(identity, packed_items(store, earlier))),
-        done=frozenset(packed),
+        packed=packed,
     )
-    if _unchanged(plan, packed, complete=manifest.complete):
-        return plan
+    pending = _pending_if_unchanged(plan, complete=manifest.complete)
+    if pending is not None:
+        return replace(plan, count=pending)
     added = _check_only_added(store, manifest, seen, append=append)
     if not added:
         return replace(plan, survey=replace(seen, kept=()))  # all of it is packed, cut otherwise
-    return replace(
+    plan = replace(
         plan,
         generations=(*manifest.generations, max(map(int, packed)) + 1),
         older=frozenset(map(identity, packed_items(store, packed))),
     )
+    return replace(plan, count=sum(1 for _ in plan.wanted()))
 
 
-def _unchanged(plan: Plan, packed: dict[str, str], *, complete: bool) -> bool:
-    """Whether each packed slice comes out of the source as it was, and a complete dataset whole."""
-    unseen = {unit for unit in packed if int(unit) >= plan.generations[-1]}
-    if not packed:
-        return True
+def _pending_if_unchanged(plan: Plan, *, complete: bool) -> int | None:
+    """How many slices are left to do, or None where a packed slice does not come out of the source
+    as it was, or a complete dataset does not cover the source."""
+    unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
+    pending = 0
     for part in plan.wanted():
-        if part.name in packed and packed[part.name] != part.digest:
-            return False
-        if part.name not in packed and complete:
-            return False
+        if part.name not in plan.packed:
+            pending += 1
+        elif plan.packed[part.name] != part.digest:
+            return None
         unseen.discard(part.name)
-    return not unseen
+    return None if unseen or (pending and complete) else pending
 
 
 def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:

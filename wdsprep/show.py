@@ -1,8 +1,7 @@
 """What `wdsprep pack` says on the way and at the end, and how its options become a library call."""
 
 import json
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.buckets import parse_buckets
 from wdsprep.errors import UsageError
@@ -13,12 +12,20 @@ from wdsprep.packer import Rules
 from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
 from wdsprep.resume import Survey
 from wdsprep.runners import make_runner
+from wdsprep.runners.local import usable_cpus
 from wdsprep.sources import Columns
+
+if TYPE_CHECKING:
+    from wdsprep.sources.table import TableSource
 
 
 def pack_request(source: str, images: str, listener: Listener, **options: Any) -> Packed:
     """Call `pack` as the command line asks."""
     condition = Filter(options["condition"]) if options["condition"] else None
+    if options["append"] and options["overwrite"]:
+        raise UsageError("--append keeps what is packed, --overwrite removes it: give one of them")
+    if 0 < options["max_caption"] < options["min_caption"]:
+        raise UsageError("--max-caption is below --min-caption: no caption fits both")
     if options["max_side"] and not options["reencode"]:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
     recode = options["reencode"] and Recode(
@@ -42,7 +49,7 @@ def pack_request(source: str, images: str, listener: Listener, **options: Any) -
     )
     workers = options["workers"]
     if options["runner"] == "local":
-        workers = workers or len(os.sched_getaffinity(0))
+        workers = workers or usable_cpus()
     return pack(
         source,
         images,
@@ -66,8 +73,8 @@ def pack_request(source: str, images: str, listener: Listener, **options: Any) -
 class PackShow:
     """Prints what the source is, a progress line, and at the end what came of it."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, source: str, *, as_json: bool) -> None:
+        self._source, self._as_json = source, as_json
         self._line = ProgressLine()
         self.listener = Listener(listed=self._listed, found=self._found, status=self._status)
 
@@ -75,7 +82,7 @@ class PackShow:
         self._line.show(f"listing the source: {count:,} so far")
 
     def _found(self, survey: Survey) -> None:
-        self._line.say(f"{survey.source.url}: {describe(survey)}")
+        self._line.say(f"{self._source}: {describe(survey)}")
         self._line = ProgressLine()
 
     def _status(self, status: Status) -> None:
@@ -113,7 +120,13 @@ def describe(survey: Survey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
-    return f"{plural(survey.samples, 'row')} of image bytes in Parquet"
+    rows = f"{plural(survey.samples, 'row')} of image bytes in Parquet"
+    image, caption = cast("TableSource", survey.source).chosen()
+    return (
+        f"{rows}, images in {image!r}, captions in {caption!r}"
+        if caption
+        else (f"{rows}, images in {image!r}, no captions (--caption-col names their column)")
+    )
 
 
 def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
@@ -144,7 +157,10 @@ def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
     if packed.quarantined:
         lines.append("run the same command again to retry what is left out")
     elif manifest.shards:
-        lines.append(f'next: webdataset.WebDataset("{images}/{manifest.shards[0].name}")')
+        first = f"{images}/{manifest.shards[0].name}"
+        lines.append(f'next: webdataset.WebDataset("{first}", shardshuffle=False)')
+    else:
+        lines.append(f"nothing of the source was kept: {images}/rejects/ says why of each sample")
     return lines
 
 
@@ -162,6 +178,7 @@ def _facts(packed: Packed, images: str) -> dict[str, Any]:
         "complete": manifest.complete,
         "images": images,
         "packed": packed.samples,
+        "packed_bytes": packed.nbytes,
         "phases": {
             str(resolution): {"samples": samples, "shards": shards}
             for resolution, (samples, shards) in phases(manifest).items()

@@ -19,7 +19,7 @@ def decode_text(data: bytes, what: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise RejectedError(
-            Code.BAD_CAPTION, f"{what}: {error.reason} at byte {error.start}"
+            Code.BAD_CAPTION, f"{what} is not UTF-8 (byte {error.start}): save it as UTF-8"
         ) from None
 
 
@@ -27,11 +27,12 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     """A json beside an image: an object, of which nulls are dropped."""
     try:
         found = json.loads(data)
+        if isinstance(found, dict):
+            # A zero byte is UTF-16 or worse, where the pattern sees nothing.
+            return plain_facts(found) if _MAY_SAY_NOTHING.search(data) or b"\0" in data else found
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
         raise RejectedError(Code.BAD_JSON, f"{what}: {error}") from None
-    if not isinstance(found, dict):
-        raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
-    return plain_facts(found) if _MAY_SAY_NOTHING.search(data) else found
+    raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:

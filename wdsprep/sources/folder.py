@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from wdsprep.errors import NotFoundError, StoreError
+from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.samples import Code, RejectedError, Sample
 from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
@@ -23,11 +23,12 @@ IMAGES = frozenset(
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
 
-class MetadataFound(Exception):  # noqa: N818 (no error: the listing is to be done again)
+class MetadataFound(SourceError):  # noqa: N818 (seldom an error: the survey lists once more)
     """A listing came upon metadata tables; `source` knows them."""
 
     def __init__(self, source: "FolderSource") -> None:
-        super().__init__(source)
+        names = ", ".join(source.tables)
+        super().__init__(f"{source.url} has gained metadata just now ({names}): run again")
         self.source = source
 
 
@@ -85,7 +86,11 @@ class FolderSource:
             return opened(self.url).read(name)
         except NotFoundError as error:
             raise RejectedError(Code.VANISHED, f"{shown(name)} was listed, then gone") from error
-        except StoreError as error:
+        except (ShortReadError, UsageError) as error:  # cut meanwhile; an S3 key like a//b
+            raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
+        except AccessError as error:
+            if "://" in self.url:  # credentials that have run out: no fault of this file's
+                raise
             raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
 
 

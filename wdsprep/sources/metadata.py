@@ -79,7 +79,7 @@ def _json_rows(lines: Iterable[str], table: str) -> Iterator[dict[str, object]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise SourceError(f"{table}, line {number}: no JSON: {error}") from error
             if not isinstance(row, dict):
                 raise SourceError(f"{table}, line {number}: not an object")

@@ -54,11 +54,21 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
         return TarsSource(url=store.url, pattern="*.tar", columns=columns)
     if "parquet" in kinds and not held["images"]:
         return _table(store.url, "", "parquet", columns, rows_per_item)
+    if not kinds and _is_file(url):
+        raise SourceError(
+            f"{url} is a file of a kind that pack does not know: give a folder of images, tars or "
+            "Parquet tables"
+        )
     if not kinds:
         raise SourceError(f"{url} is empty or not there: put images in it, or name another source")
     if kinds & set(URL_TABLES[:4]) and not held["images"]:
         raise url_table_error(url)
     return FolderSource(url=store.url, columns=columns)
+
+
+def _is_file(url: str) -> bool:
+    store, name = split_url(url)
+    return any(entry.name == name for entry in store.list(name))
 
 
 def _split_pattern(url: str) -> tuple[str, str]:

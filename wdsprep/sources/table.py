@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.samples import Code, Sample
 from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown, url_table_error
-from wdsprep.sources.captions import captions_of, plain_facts
+from wdsprep.sources.captions import NAMES, captions_of, plain_facts
 from wdsprep.store import Entry, Store
 
 BATCH_ROWS = 32
@@ -51,6 +51,15 @@ class TableSource:
                         extra=f"{first}:{last}",
                         samples=rows,
                     )
+
+    def chosen(self) -> tuple[str, str]:
+        """The columns that images and captions come from, in the first file ("" for none)."""
+        first = next(self.files())
+        with _open(opened(self.url), first.name) as file:
+            schema = file.schema_arrow
+            return self.check(schema, first.name), self.columns.caption or _first(
+                NAMES, schema.names
+            )
 
     def check(self, schema: pa.Schema, name: str) -> str:
         """The column that holds the images; an error that names the columns where there is none."""

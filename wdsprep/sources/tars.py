@@ -45,7 +45,8 @@ class TarsSource:
                 found += 1
                 beside = tables.pop(entry.name, None)
                 files = (entry, beside) if beside else (entry,)
-                yield Item(name=entry.name, parts=tuple((e.name, e.nbytes, e.stamp) for e in files))
+                parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
+                yield Item(name=entry.name, parts=parts, samples=0)
         if plain:
             missing = f"{self.url}/{min(plain)} is not there"
             raise SourceError(f"{missing} ({len(plain)} of {len(wanted)} tars are missing)")

@@ -1,10 +1,11 @@
-"""Where bytes live: a local folder or S3, behind four calls that cannot leave half a file.
+"""Where bytes live: a local folder or S3, behind a few calls that cannot leave half a file.
 
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 """
 
 import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -70,6 +71,13 @@ def open_store(url: str) -> Store:
 
         return S3Store(url)
     raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
+
+
+def absolute(url: str) -> str:
+    """A local path as any process may open it, wherever it runs; other URLs as they are."""
+    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", url):
+        return url.rstrip("/")
+    return os.path.abspath(os.path.expanduser(re.sub(r"^file:(//)?", "", url)))  # noqa: PTH100,PTH111
 
 
 def split_url(url: str) -> tuple[Store, str]:

@@ -75,10 +75,7 @@ class LocalStore:
             sink.check()
             with _translated(path):
                 os.fsync(fd)
-                if exclusive:
-                    os.link(temporary, path)
-                    temporary.unlink()
-                else:
+                if not (exclusive and _linked(temporary, path)):
                     temporary.replace(path)
                 _sync_folder(path.parent)
         except BaseException:
@@ -190,6 +187,19 @@ def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
     return data
 
 
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give the file its name unless that is taken; False where the file system has no hard links,
+    and the look before writing is all there is."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise
+    temporary.unlink()
+    return True
+
+
 def _create_temporary(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / f".wdsprep-{HOST}.{secrets.token_hex(8)}.tmp"
@@ -247,7 +257,7 @@ def _store_error(error: OSError, path: Path | str) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FullError(f"{path}: the disk is full: free some space and run the same again")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return AccessError(f"{path}: permission denied: choose another place or change its mode")
+        return AccessError(f"{path}: permission denied: change its mode, or choose another place")
     if error.errno == errno.EROFS:
         return AccessError(f"{path}: the file system is read-only: choose another place")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

@@ -1,7 +1,7 @@
 """The files in a tar: headers checked and parsed, whatever program wrote them.
 
 Reading goes over a *tape*: a function `at(offset, nbytes)` that gives bytes further and further
-on, and fewer of them only where the tar ends. A stream and a memory map both make one, so samples
+on, and fewer of them only where the tar ends. A stream and a local file both make one, so samples
 and bare headers share one walk.
 
 The walk is most of what indexing a foreign tar costs, so it sums headers with Adler-32, keeps
