@@ -183,10 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return found if isinstance(found, int) else 0
     except click.ClickException as error:
-        command = (
-            error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        )
-        hint = f": see {command} --help" if command else ""
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f": see {context.command_path} --help" if context else ""
         click.echo(f"wdsprep: {error.format_message().rstrip('.')}{hint}", err=True)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
