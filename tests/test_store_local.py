@@ -557,7 +557,7 @@ def test_missing_permission_is_one_clear_line() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         denied = ["f", "new", "new/f", "f", "secret", "closed"]
-        why = "permission denied: choose another place or change its mode"
+        why = "permission denied: change its mode, or choose another place"
         assert done.stdout.splitlines() == [f"{local.url}/{name}: {why}" for name in denied]
         assert files_of(local.root) == ["closed/f", "f", "secret"]
         assert local.read("f") == b"old"
