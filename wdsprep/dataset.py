@@ -168,11 +168,12 @@ def tidy(store: Store, manifest: Manifest) -> None:
     buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
     names = [entry.name for entry in store.list()]
     theirs = done_units(store) - ours
+    finished = ours | theirs
     for name in names:
         shard, beside = SHARD.fullmatch(name), BESIDE.fullmatch(name)
         ours_or_nobodys = shard and shard[1] in buckets and shard[2] not in theirs
         stray_shard = ours_or_nobodys and name.removesuffix(".idx") not in shards
-        if stray_shard or (beside and beside[3] not in ours | theirs):
+        if stray_shard or (beside and beside[3] not in finished):
             store.delete(name)
 
 
