@@ -87,7 +87,8 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
             raise
         again = f'delete it, and run the same "wdsprep pack" again to redo slice {unit}'
         raise FormatError(f"{error}: {again}") from error
-    if settings is not None and (lines := differences(settings, found.settings)):
+    if settings not in (None, found.settings):
+        lines = differences(settings or {}, found.settings)
         raise FingerprintError(
             f"{store.url}/{name} was made with other settings, by another run: {'; '.join(lines)}: "
             "let that run end, then start over with --overwrite"
