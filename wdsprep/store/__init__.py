@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.errors import UsageError
 
 CHUNK_NBYTES = 8 << 20
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
@@ -61,23 +61,32 @@ class Store(Protocol):
 
 def open_store(url: str) -> Store:
     """The store behind a local path or an `s3://bucket/prefix` URL."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-    if scheme is None or scheme[1].lower() == "file":
+    path = local_path(url)
+    if path is not None:
         from wdsprep.store.local import LocalStore
 
-        return LocalStore(re.sub(r"^file:(//)?", "", url, flags=re.IGNORECASE) or ".")
-    if scheme[1].lower() == "s3" and url[len(scheme[0]) :].startswith("//"):
+        return LocalStore(path or ".")
+    if re.match(r"s3://", url, re.IGNORECASE):
         from wdsprep.store.s3 import S3Store
 
         return S3Store(url)
     raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
 
 
+def local_path(url: str) -> str | None:
+    """The path that a path or `file:` URL means; None for any other URL."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", url)
+    if scheme is None:
+        return url
+    return url[scheme.end() :] if scheme[1].lower() == "file" else None
+
+
 def absolute(url: str) -> str:
     """A local path as any process may open it, wherever it runs; other URLs as they are."""
-    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", url):
+    path = local_path(url)
+    if path is None:
         return url.rstrip("/")
-    return os.path.abspath(os.path.expanduser(re.sub(r"^file:(//)?", "", url)))  # noqa: PTH100,PTH111
+    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100,PTH111
 
 
 def split_url(url: str) -> tuple[Store, str]:
@@ -138,9 +147,3 @@ class StoreReader(io.RawIOBase):
 def stream(store: Store, name: str, /, *, chunk_nbytes: int = CHUNK_NBYTES) -> io.BufferedReader:
     """Read a file of any size from its start in bounded memory."""
     return io.BufferedReader(StoreReader(store, name, chunk_nbytes=chunk_nbytes), 1 << 16)
-
-
-def exactly(data: bytes, nbytes: int, what: str) -> bytes:
-    if len(data) != nbytes:
-        raise ShortReadError(f"{what}: {len(data):,} of {nbytes:,} bytes arrived: try again")
-    return data
