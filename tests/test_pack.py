@@ -576,7 +576,7 @@ def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> No
     assert any(code == 1 for code, _ in results)
     for code, error in results:
         assert code == 0 or re.search(
-            "another run is packing|another run has taken|has changed since", error
+            "another run is writing|another run has taken|has changed since", error
         ), error
     assert not temporaries(out)
     for source in (album, other):  # one of them is what the dataset was left as, or neither is

@@ -10,14 +10,25 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError
+from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences, sorted_receipts
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
-BESIDE = re.compile(r"(rejects|inputs)/(\d+/)?(\d{6,})\.jsonl")
-RECEIPT = re.compile(r"receipts/(\d+/)?\d{6,}\.json")
+BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
+# What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
+# else packed have the names of those.
+OURS = {
+    "images": (
+        re.compile(r"receipts/\d{6,}\.json"),
+        re.compile(rf"{SHARD.pattern}|{BESIDE.pattern}"),
+    ),
+    "latents": (
+        re.compile(r"receipts/\d+/.+\.json"),
+        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
+    ),
+}
 
 
 def receipt_name(unit: str) -> str:
@@ -49,12 +60,18 @@ def claim(store: Store, dataset: str, settings: Settings) -> Manifest:
             write_bytes(store, MANIFEST, found.to_bytes(), exclusive=True)
         except ExistsError:  # another machine began the same just now
             return claim(store, dataset, settings)
+    check_kind(store, found.dataset, dataset)
     if lines := differences(found.settings, settings):
         raise FingerprintError(
             f"{store.url} was made with other settings: {'; '.join(lines)}: "
             "run with those settings to resume, or with --overwrite to start over"
         )
     return found
+
+
+def check_kind(store: Store, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
 
 
 def done_units(store: Store) -> frozenset[str]:
@@ -85,7 +102,7 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
     except FormatError as error:
         if type(error) is not FormatError:
             raise
-        again = f'delete it, and run the same "wdsprep pack" again to redo slice {unit}'
+        again = f"delete it, and run the same command again to redo {unit}"
         raise FormatError(f"{error}: {again}") from error
     if settings not in (None, found.settings):
         lines = differences(settings or {}, found.settings)
@@ -126,7 +143,7 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
 
 def _two_runs(store: Store, unit: str) -> FingerprintError:
     return FingerprintError(
-        f"another run is packing something else into {store.url} (slice {unit}): let one of them "
+        f"another run is writing something else into {store.url} ({unit}): let one of them "
         "end, then run the one that you want again"
     )
 
@@ -174,17 +191,28 @@ def tidy(store: Store, manifest: Manifest) -> None:
         shard, beside = SHARD.fullmatch(name), BESIDE.fullmatch(name)
         ours_or_nobodys = shard and shard[1] in buckets and shard[2] not in theirs
         stray_shard = ours_or_nobodys and name.removesuffix(".idx") not in shards
-        if stray_shard or (beside and beside[3] not in finished):
+        if stray_shard or (beside and beside[2] not in finished):
             store.delete(name)
 
 
-def clear(store: Store) -> None:
+def clear(store: Store, dataset: str) -> None:
     """Remove a dataset, and nothing else that lies there: receipts first, since without them the
     rest never happened, and the manifest last, which tells what there is to clear."""
+    receipt, rest = OURS[dataset]
     names = [entry.name for entry in store.list()]
-    receipts = [name for name in names if RECEIPT.fullmatch(name)]
+    receipts = [name for name in names if receipt.fullmatch(name)]
     if not receipts and MANIFEST not in names:
         return  # no dataset, whatever else it is
-    rest = [name for name in names if SHARD.fullmatch(name) or BESIDE.fullmatch(name)]
-    for name in (*receipts, *rest, MANIFEST):
+    _check_clearable(store, dataset, receipts)
+    for name in (*receipts, *(name for name in names if rest.fullmatch(name)), MANIFEST):
         store.delete(name)
+
+
+def _check_clearable(store: Store, dataset: str, receipts: list[str]) -> None:
+    """Refuse to clear a dataset of another kind. A damaged one can say nothing against it."""
+    with contextlib.suppress(FormatError):
+        if found := read_manifest(store):
+            check_kind(store, found.dataset, dataset)
+        elif receipts:
+            unit = receipts[0].removeprefix("receipts/").removesuffix(".json")
+            check_kind(store, read_receipt(store, unit).dataset, dataset)

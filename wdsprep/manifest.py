@@ -39,7 +39,8 @@ class Shard:
 class Receipt:
     """A finished unit of work on a dataset (`images` or `latents`). `input` is the digest of what
     it was made from, `inputs` how many samples that held: as many as its shards and its rejects
-    hold together. `generation` is the unit with which the append that made it began, or 0."""
+    hold together. `generation` is the unit with which the append that made it began, or 0, and
+    `counts` is what else was counted, such as captions that were cut."""
 
     dataset: str
     unit: str
@@ -49,6 +50,7 @@ class Receipt:
     inputs: int
     shards: tuple[Shard, ...]
     rejects: Mapping[str, int]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)
@@ -81,6 +83,10 @@ class Manifest:
     @cached_property
     def rejects(self) -> dict[str, int]:
         return count_up(receipt.rejects for receipt in self.receipts)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        return count_up(receipt.counts for receipt in self.receipts)
 
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)
@@ -175,6 +181,7 @@ def _open(kind: str, data: bytes, what: str) -> dict[str, Any]:
 
 def _receipt_body(receipt: Receipt) -> dict[str, Any]:
     return {
+        "counts": dict(receipt.counts),
         "generation": receipt.generation,
         "input": receipt.input,
         "inputs": receipt.inputs,
@@ -197,4 +204,5 @@ def _receipt_from(body: Mapping[str, Any], dataset: str, settings: Settings) -> 
         inputs=body["inputs"],
         shards=tuple(Shard(**shard) for shard in body["shards"]),
         rejects=body["rejects"],
+        counts=body["counts"],
     )

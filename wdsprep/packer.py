@@ -17,6 +17,7 @@ from wdsprep.dataset import find_receipt, write_receipt
 from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
 from wdsprep.manifest import Receipt, Settings, Shard
+from wdsprep.run import Progress
 from wdsprep.samples import Code, Reject, RejectedError, Sample
 from wdsprep.sources import Item, Refusal, Slice, Source
 from wdsprep.store import Sink, Store, open_store, write_bytes
@@ -51,16 +52,6 @@ class Rules:
             max_area=self.max_area,
             max_aspect_ratio=self.max_aspect_ratio,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """How far a slice has come; `share` of its items have been taken up."""
-
-    samples: int
-    nbytes: int
-    share: float
-    rejects: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What flows through `pack`: a sample read from a source, or a reject that says why it is not one.
+"""What flows through the tool: a sample from a source, or a reject that says why it is not one.
 
 Every input ends as one of the two. The codes are a closed set, so that they can be counted over
 years of runs, and each belongs to one stage of the way.
@@ -50,6 +50,8 @@ class Code(str, Enum):
     TOO_SMALL = ("too_small", "check")
     TOO_LARGE = ("too_large", "check")
     ASPECT_RATIO = ("aspect_ratio", "check")
+    BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
+    NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 
 class RejectedError(Exception):

@@ -1,16 +1,18 @@
 """What `wdsprep pack` says on the way and at the end, and how its options become a library call."""
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.buckets import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.filters import Filter
 from wdsprep.images import Recode
-from wdsprep.pack import Listener, Packed, Status, pack, phases
+from wdsprep.pack import Listener, pack, phases
 from wdsprep.packer import Rules
 from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
 from wdsprep.resume import Survey
+from wdsprep.run import Outcome, Status
 from wdsprep.runners import make_runner
 from wdsprep.runners.local import usable_cpus
 from wdsprep.sources import Columns
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from wdsprep.sources.table import TableSource
 
 
-def pack_request(source: str, images: str, listener: Listener, **options: Any) -> Packed:
+def pack_request(source: str, images: str, listener: Listener, **options: Any) -> Outcome:
     """Call `pack` as the command line asks."""
     condition = Filter(options["condition"]) if options["condition"] else None
     if options["append"] and options["overwrite"]:
@@ -85,9 +87,9 @@ class PackShow:
         self._line.say(f"{self._source}: {describe(survey)}")
         self._line = ProgressLine()
 
-    def _status(self, status: Status) -> None:
+    def _status(self, status: Callable[[], Status]) -> None:
         if self._line.due:
-            self._line.show(self._text(status))
+            self._line.show(self._text(status()))
 
     def _text(self, status: Status) -> str:
         elapsed = self._line.elapsed_s
@@ -96,7 +98,7 @@ class PackShow:
             f"{status.samples:,} images",
             f"{done / elapsed:,.0f} images/s",
             f"{human_bytes(status.nbytes / elapsed)}/s",
-            f"slice {status.slices_done:,} of {status.slices:,}",
+            f"slice {status.units_done:,} of {status.units:,}",
         ]
         if status.rejects:
             parts.append(f"rejects: {human_counts(status.rejects)}")
@@ -104,7 +106,7 @@ class PackShow:
             parts.append(f"{human_time(elapsed / status.share_done - elapsed)} left")
         return ", ".join(parts)
 
-    def result(self, packed: Packed, images: str) -> str:
+    def result(self, packed: Outcome, images: str) -> str:
         """The end of a run, for a person or for a program."""
         self._line.clear()
         if self._as_json:
@@ -129,7 +131,7 @@ def describe(survey: Survey) -> str:
     )
 
 
-def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
+def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
     manifest = packed.manifest
     lines = [
         _headline(packed, elapsed_s),
@@ -164,15 +166,15 @@ def _summary(packed: Packed, images: str, elapsed_s: float) -> list[str]:
     return lines
 
 
-def _headline(packed: Packed, elapsed_s: float) -> str:
-    before = plural(packed.slices_before, "slice")
-    if len(packed.manifest.receipts) == packed.slices_before and not packed.quarantined:
+def _headline(packed: Outcome, elapsed_s: float) -> str:
+    before = plural(packed.units_before, "slice")
+    if len(packed.manifest.receipts) == packed.units_before and not packed.quarantined:
         return f"nothing left to do: {before} packed before"
     new = f"{plural(packed.samples, 'image')} packed in {human_time(elapsed_s)}"
-    return new + (f", after {before} packed before" if packed.slices_before else "")
+    return new + (f", after {before} packed before" if packed.units_before else "")
 
 
-def _facts(packed: Packed, images: str) -> dict[str, Any]:
+def _facts(packed: Outcome, images: str) -> dict[str, Any]:
     manifest = packed.manifest
     return {
         "complete": manifest.complete,
@@ -188,5 +190,5 @@ def _facts(packed: Packed, images: str) -> dict[str, Any]:
         "samples": sum(shard.samples for shard in manifest.shards),
         "shards": len(manifest.shards),
         "slices": len(manifest.receipts),
-        "slices_before": packed.slices_before,
+        "slices_before": packed.units_before,
     }

@@ -16,7 +16,7 @@ from wdsprep.samples import Code, RejectedError, Sample
 from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.folder import IMAGES
-from wdsprep.store import Entry, stream
+from wdsprep.store import Entry, Watch, stream
 from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
 
 MAX_BRACES = 1_000_000
@@ -58,14 +58,21 @@ class TarsSource:
         return sum(1 for _ in self.read(item))
 
     def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+        return (row for _key, row in self.read_keyed(item))
+
+    def read_keyed(
+        self, item: Item, *, watch: Watch | None = None
+    ) -> Iterator[tuple[str, Sample | Refusal]]:
+        """The same with the key that each has in the tar; `watch` sees all its bytes in order."""
         table = item.parts[1][0] if len(item.parts) > 1 else ""
         try:
-            with stream(opened(self.url), item.name) as tar:
+            with stream(opened(self.url), item.name, watch=watch) as tar:
                 for found in scan(stream_tape(tar)):
-                    yield from self._result(found, item.name, table)
+                    for row in self._result(found, item.name, table):
+                        yield found.key, row
         except NotFoundError:
             detail = "the tar was listed, then gone"
-            yield Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
+            yield "", Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
 
     def _result(
         self, found: TarSample | BadSampleError, tar: str, table: str

@@ -7,7 +7,7 @@ only when it is complete; a read that brings fewer bytes than the store holds is
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +15,7 @@ from typing import Protocol
 from wdsprep.errors import UsageError
 
 CHUNK_NBYTES = 8 << 20
+Watch = Callable[[bytes], object]
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -97,6 +98,21 @@ def split_url(url: str) -> tuple[Store, str]:
     return open_store(folder), name
 
 
+def check_apart(source: str, output: str) -> None:
+    """Refuse an output that the next run would take for part of its source, and a source that
+    --overwrite could take for part of the output."""
+    ours, theirs = (_real(url).rstrip("/") + "/" for url in (output, source))
+    if ours.startswith(theirs):
+        raise UsageError(f"{output} lies in the source {source}: write the shards somewhere else")
+    if theirs.startswith(ours):
+        raise UsageError(f"{source} lies in the output {output}: write the shards somewhere else")
+
+
+def _real(url: str) -> str:
+    path = local_path(url)
+    return url if path is None else os.path.realpath(path)
+
+
 def check_name(name: str) -> str:
     """Refuse names that would leave the store: a name is never a way up or out."""
     if not OUTSIDE.isdisjoint(name.split("/")):
@@ -117,10 +133,19 @@ def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = Fa
 
 
 class StoreReader(io.RawIOBase):
-    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone."""
+    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone;
+    `watch` sees every chunk once."""
 
-    def __init__(self, store: Store, name: str, *, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        watch: Watch | None = None,
+    ) -> None:
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
+        self._watch = watch
         self._chunk = memoryview(b"")
         self._next = 0
         self._ended = False
@@ -139,11 +164,16 @@ class StoreReader(io.RawIOBase):
 
     def _fetch(self) -> None:
         data = self._store.read(self._name, start=self._next, nbytes=self._chunk_nbytes)
+        if self._watch is not None:
+            self._watch(data)
         self._chunk = memoryview(data)
         self._next += len(data)
         self._ended = len(data) < self._chunk_nbytes
 
 
-def stream(store: Store, name: str, /, *, chunk_nbytes: int = CHUNK_NBYTES) -> io.BufferedReader:
+def stream(
+    store: Store, name: str, /, *, chunk_nbytes: int = CHUNK_NBYTES, watch: Watch | None = None
+) -> io.BufferedReader:
     """Read a file of any size from its start in bounded memory."""
-    return io.BufferedReader(StoreReader(store, name, chunk_nbytes=chunk_nbytes), 1 << 16)
+    reader = StoreReader(store, name, chunk_nbytes=chunk_nbytes, watch=watch)
+    return io.BufferedReader(reader, 1 << 16)

@@ -1,0 +1,160 @@
+"""One run over the units of a dataset that are left to do, up to the published manifest.
+
+`pack` and `encode` differ in what a unit is and what is done with it; the runner's events become
+receipts, a status and at last a manifest here, for both.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from wdsprep.dataset import refreshed, tidy
+from wdsprep.errors import AccessError, WorkError
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, count_up
+from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.store import Store, write_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a unit has come; `share` of its inputs have been taken up."""
+
+    samples: int
+    nbytes: int
+    share: float
+    rejects: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Where a run stands. Counts are of this run, but for `units_done`."""
+
+    samples: int = 0
+    nbytes: int = 0
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    units_done: int = 0
+    units: int = 0
+    share_done: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of a run: the dataset as it is now, and what could not be done."""
+
+    manifest: Manifest
+    samples: int
+    nbytes: int
+    units_before: int
+    quarantined: tuple[Quarantined, ...]
+
+
+class Run:
+    """`count` units are left to do; the manifest has those done before. `whole` says that these are
+    all there will be, unless a `limit` cuts them short; `tidies`, that what no receipt speaks of
+    can go then. `status` is called at each event with what makes a Status, which takes a while
+    where many workers are under way; `heard` with each step's progress."""
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        *,
+        count: int,
+        limit: int = 0,
+        whole: bool = True,
+        tidies: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        status: Callable[[Callable[[], Status]], None],
+        heard: Callable[[Progress], None] = lambda _progress: None,
+    ) -> None:
+        self._store, self._manifest, self._count = store, manifest, count
+        self._limit, self._whole, self._tidies = limit, whole, tidies
+        self._extra = dict(extra or {})
+        self._status, self._heard = status, heard
+        self._receipts: list[Receipt] = []
+        self._going: dict[str, Progress] = {}
+        self._quarantined: list[Quarantined] = []
+        before = len(manifest.receipts)
+        self._total = Status(units=before + count, units_done=before)
+
+    def carry_out(self, runner: Runner | None, work: Work, units: Iterable[Unit]) -> Outcome:
+        """Do the units (none without a runner) and publish, however it ends."""
+        all_done = False
+        try:
+            if runner is not None:
+                with contextlib.closing(runner.run(work, units)) as events:
+                    for event in events:
+                        self._take(event)
+            all_done = self._total.units_done == self._total.units
+        finally:
+            published = self._publish(all_done=all_done)
+        if unseen := {r.unit for r in self._receipts} - {r.unit for r in published.receipts}:
+            raise WorkError(
+                f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
+                "another run has taken it away (run again), or the workers run on machines that "
+                "see another folder there (give one that all share, or s3://)"
+            )
+        return Outcome(
+            manifest=published,
+            samples=self._total.samples,
+            nbytes=self._total.nbytes,
+            units_before=len(self._manifest.receipts),
+            quarantined=tuple(self._quarantined),
+        )
+
+    def _take(self, event: Event) -> None:
+        name = event.unit.name
+        if isinstance(event, Step):
+            self._going[name] = progress = cast("Progress", event.value)
+            self._heard(progress)
+        else:
+            self._going.pop(name, None)
+        if isinstance(event, Finished):
+            self._finish(cast("Receipt", event.result))
+        elif isinstance(event, Quarantined):
+            self._quarantined.append(event)
+        self._status(self._now)
+
+    def _finish(self, receipt: Receipt) -> None:
+        total = self._total
+        self._receipts.append(receipt)
+        self._total = replace(
+            total,
+            samples=total.samples + sum(shard.samples for shard in receipt.shards),
+            nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
+            rejects=count_up((total.rejects, receipt.rejects)),
+            units_done=total.units_done + 1,
+        )
+
+    def _now(self) -> Status:
+        """The finished units and what is known of those under way."""
+        going = self._going.values()
+        under_way = sum(progress.share for progress in going)
+        finished = len(self._receipts) + len(self._quarantined)
+        return replace(
+            self._total,
+            share_done=(finished + under_way) / max(1, self._count),
+            samples=self._total.samples + sum(progress.samples for progress in going),
+            nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
+            rejects=count_up((self._total.rejects, *(progress.rejects for progress in going))),
+        )
+
+    def _publish(self, *, all_done: bool) -> Manifest:
+        """Write the manifest with all receipts that are there by now."""
+        manifest = refreshed(self._store, self._manifest, self._receipts)
+        is_whole = all_done and self._whole and not self._limit
+        complete = is_whole and len(manifest.receipts) == self._total.units
+        extra = self._extra | ({"limit": self._limit} if self._limit else {})
+        manifest = replace(manifest, complete=complete, extra=extra)
+        write_bytes(self._store, MANIFEST, manifest.to_bytes())
+        if complete and self._receipts and self._tidies:
+            tidy(self._store, manifest)
+        if self._count:
+            sweep(self._store)  # a worker that was killed cleans up nothing
+        return manifest
+
+
+def sweep(store: Store) -> None:
+    with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
+        store.sweep()
