@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.errors import FullError
+from wdsprep.runners import BrokenWorkerError, HopelessError
 
 Call = Callable[[Any], Generator[Any, None, Any]]
 
@@ -35,6 +36,9 @@ class Square:
     fills: frozenset[int] = frozenset()
     unpicklable: frozenset[int] = frozenset()
     exits: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+    breaks: frozenset[int] = frozenset()
+    despairs: frozenset[int] = frozenset()
     step_s: float = 0.0
 
     def open(self) -> Call:
@@ -48,6 +52,12 @@ class Square:
             os.kill(os.getpid(), signal.SIGKILL)
         if unit.value in self.exits:
             os._exit(7)
+        if unit.value in self.leaves:
+            raise SystemExit(7)
+        if unit.value in self.breaks:
+            raise BrokenWorkerError("the GPU is poisoned")
+        if unit.value in self.despairs:
+            raise HopelessError("shard 256/000003.tar is truncated")
         if unit.value in self.raises:
             raise ValueError(f"no square for {unit.value}")
         if unit.value in self.fills:
@@ -77,30 +87,122 @@ class KillOnce:
 
 
 @dataclass(frozen=True)
+class Together:
+    """A unit ends only when `count` units are in flight in its worker."""
+
+    count: int
+
+    def open(self) -> Call:
+        barrier = threading.Barrier(self.count)
+
+        def call(unit: Number) -> Generator[int, None, tuple[int, int]]:
+            yield unit.value
+            barrier.wait(timeout=20)
+            yield unit.value
+            return os.getpid(), threading.get_ident()
+
+        return call
+
+
+@dataclass(frozen=True)
+class BreakOnce:
+    """Unit 1 finds its worker broken, once; the others clean up, and tell where they ran."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[int, None, int]:
+        marker = Path(self.folder, "broken")
+        with temporary(Path(self.folder, f"{unit.name}.tmp")):
+            for _ in range(5 if unit.value == 1 else 15):
+                time.sleep(0.1)
+                yield os.getpid()
+            if unit.value == 1 and not marker.exists():
+                marker.write_text(str(os.getpid()))
+                raise BrokenWorkerError("the GPU is poisoned")
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """Result: whether another living worker was at the same unit. Some units kill."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[int, None, bool]:
+        claim = Path(self.folder, f"{unit.name}.claim")
+        is_taken = claim.exists() and is_alive(int(claim.read_text()))
+        claim.write_text(str(os.getpid()))
+        for _ in range(3):
+            time.sleep(0.02)
+            yield 1
+        if unit.value % 6 == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        claim.unlink()
+        return is_taken
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Result: what CUDA_VISIBLE_DEVICES is."""
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[str | None, None, str | None]:
+        time.sleep(0.2)
+        yield None
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
 class Endless:
     """Writes a temporary file and never ends; removes it when it is made to."""
 
     folder: str
     step_s: float = 0.1
 
-    def open(self) -> Call:
+    def open(self) -> EndlessEngine:
         Path(self.folder, f"pid-{os.getpid()}").touch()
-        return self.call
+        return EndlessEngine(self)
 
-    def call(self, unit: Number) -> Generator[int, None, None]:
-        with self.temporary(Path(self.folder, f"{unit.name}.tmp")):
+
+@dataclass(frozen=True)
+class EndlessEngine:
+    work: Endless
+
+    def __call__(self, unit: Number) -> Generator[int, None, None]:
+        with temporary(Path(self.work.folder, f"{unit.name}.tmp.{os.getpid()}")):
             while True:
                 yield 1
-                time.sleep(self.step_s)
+                time.sleep(self.work.step_s)
 
-    @staticmethod
-    @contextmanager
-    def temporary(path: Path) -> Generator[None, None, None]:
-        path.touch()
-        try:
-            yield
-        finally:
-            path.unlink()
+    def close(self) -> None:
+        """Tells how many units were still there."""
+        folder = Path(self.work.folder)
+        left = len(list(folder.glob(f"*.tmp.{os.getpid()}")))
+        Path(folder, f"closed-{os.getpid()}").write_text(str(left))
+
+
+@contextmanager
+def temporary(path: Path) -> Generator[None, None, None]:
+    path.touch()
+    try:
+        yield
+    finally:
+        path.unlink()
 
 
 @dataclass(frozen=True)
@@ -134,13 +236,14 @@ class Unopenable:
         raise ImportError("no module named gpu")
 
 
-def endless_driver(kind: str, folder: str) -> None:
+def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     """A whole driver process, to be interrupted or killed."""
     from wdsprep.runners import Step, make_runner
 
-    runner = make_runner(kind, workers=2)
+    count = int(units_per_worker)
+    runner = make_runner(kind, workers=2, units_per_worker=count)
     try:
-        for event in runner.run(Endless(folder), map(Number, range(2))):
+        for event in runner.run(Endless(folder), map(Number, range(2 * count))):
             if isinstance(event, Step):
                 Path(folder, f"running-{event.unit.name}").touch()
     except KeyboardInterrupt:

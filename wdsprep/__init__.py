@@ -1,3 +1,22 @@
-"""wdsprep turns image-caption downloads into tar shards that diffusion trainers stream."""
+"""wdsprep turns image-caption downloads into tar shards that diffusion trainers stream.
 
+The public names are loaded when they are first used: `import wdsprep` costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wdsprep.encoding import encode
+
+__all__ = ["encode"]
 __version__ = "0.1.0"
+
+_PLACES = {"encode": "wdsprep.encoding"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'wdsprep' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_PLACES[name]), name)

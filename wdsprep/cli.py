@@ -58,6 +58,23 @@ class Quality(click.ParamType):  # type: ignore[type-arg]
         return int(match[1])
 
 
+class Auto(click.ParamType):  # type: ignore[type-arg]
+    """A number, or `auto`, which is 0 to the library."""
+
+    name = "auto|N"
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        text = str(value)
+        if text == "auto":
+            return 0
+        if not text.isdecimal() or int(text) < self._least:
+            self.fail(f"{value!r}: give auto, or a number from {self._least} on", param, ctx)
+        return int(text)
+
+
 @click.group(
     context_settings={
         "token_normalize_func": option_name,
@@ -107,13 +124,16 @@ COLUMNS = options(
     click.option("--caption-col", default="", help="Column or json field.  [recognised]"),
     click.option("--image-col", default="", help="Column or tar field.  [recognised]"),
 )
+RUNNING = (
+    click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
+    click.option("--max-attempts", type=click.IntRange(1), default=3, show_default=True),
+)
 WORKERS = options(
     click.option("--workers", type=click.IntRange(0), default=0, help="Processes.  [all cores]"),
     click.option(
         "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True
     ),
-    click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
-    click.option("--max-attempts", type=click.IntRange(1), default=3, show_default=True),
+    *RUNNING,
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -141,6 +161,77 @@ def pack(source: str, images: str, **options: Any) -> int:
     packed = pack_request(source, images, show.listener, **options)
     click.echo(show.result(packed, images))
     return DONE_WITH_DAMAGE if packed.quarantined else 0
+
+
+RECIPE = options(
+    click.option("--resolution", type=click.IntRange(8), required=True, help="Such as 256 or 512."),
+    click.option(
+        "--model",
+        default="sd2",
+        show_default=True,
+        help="sd2, sd1, tiny, REPO[@REV] of a diffusers model, or its folder.",
+    ),
+    click.option(
+        "--latents",
+        type=click.Choice(["sample", "mean", "moments"]),
+        default="sample",
+        show_default=True,
+        help="What to keep of the VAE's distribution.",
+    ),
+    click.option(
+        "--text", type=click.Choice(["emb", "tokens", "none"]), default="emb", show_default=True
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "fp16", "bf16", "fp32"]),
+        default="auto",
+        show_default=True,
+        help="The models' own; stored is fp16.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling noise."),
+)
+CREW = options(
+    click.option("--batch-size", type=Auto(1), default="auto", show_default=True),
+    click.option("--compile", is_flag=True, help="Compile the models first."),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        default="auto",
+        show_default=True,
+    ),
+    click.option("--workers", type=Auto(1), default="auto", show_default=True),
+    click.option(
+        "--gpus-per-worker", type=float, default=0.0, help="GPUs, or a share of one.  [1]"
+    ),
+    click.option("--cpus-per-worker", type=float, default=0.0, help="Cores.  [all, shared fairly]"),
+    click.option("--accelerator-type", help="Such as A10G: only on these GPUs of a Ray cluster."),
+    click.option("--runner", type=click.Choice(["ray", "local"]), default="ray", show_default=True),
+    *RUNNING,
+)
+
+
+@cli.command()
+@click.argument("images", default="shards/images")
+@click.argument("out", metavar="[LATENTS]", default="")
+@RECIPE
+@click.option("--limit", type=click.IntRange(1), help="Only the first N images, for a trial.")
+@CREW
+@click.option("--overwrite", is_flag=True, help="Start over: remove the dataset LATENTS first.")
+@JSON
+def encode(images: str, out: str, **options: Any) -> int:
+    """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
+
+    IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
+    given. Both may be s3:// URLs. Killed or interrupted, the same command goes on where it was.
+    """
+    from wdsprep.encode_show import EncodeShow
+    from wdsprep.encoding import encode as encode_shards
+
+    out = out or f"shards/latents-{options['resolution']}"
+    show = EncodeShow(images, out, as_json=options.pop("as_json"))
+    outcome = encode_shards(images, out, listener=show.listener, **options)
+    click.echo(show.result(outcome))
+    return DONE_WITH_DAMAGE if outcome.quarantined else 0
 
 
 @cli.command()

@@ -1,11 +1,15 @@
 """Who does units of work: processes on this machine, or Ray actors.
 
 1. A *unit* is small, has a name and can be done twice without harm. *Work* is what is done with it.
-2. A driver hands each idle worker its next unit and reads units as lazily as that needs.
+2. A driver keeps each worker supplied: with its next unit when it is idle, or with up to
+   `units_per_worker` at once. It reads units as lazily as that needs.
 3. A unit that raised, or killed its worker, is tried again; after `max_attempts` it is
    quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
-4. A `WdsprepError` raised in a worker is about the whole run: everything stops, and the
-   driver raises it.
+4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
+   so that the one which kills is told from its neighbours, and only that is quarantined.
+5. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
+   `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole
+   run cannot go on: everything stops, and the driver raises it.
 
     with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
         for event in events: ...
@@ -15,13 +19,34 @@ Closing the events (or leaving them by an exception) ends the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from wdsprep.errors import UsageError
 
-__all__ = ["Event", "Finished", "Quarantined", "Runner", "Step", "Unit", "Work", "make_runner"]
+__all__ = [
+    "BrokenWorkerError",
+    "Event",
+    "Finished",
+    "HopelessError",
+    "Quarantined",
+    "Runner",
+    "Step",
+    "Unit",
+    "Work",
+    "make_runner",
+]
+
+
+class BrokenWorkerError(Exception):
+    """Raised by a unit: this worker can do nothing more, and needs to be replaced. It is judged
+    like the worker's death."""
+
+
+class HopelessError(Exception):
+    """Raised by a unit that would fail in the same way at every attempt: it is quarantined
+    at once. The message is shown as it is."""
 
 
 class Unit(Protocol):
@@ -36,7 +61,14 @@ class Work(Protocol):
 
     def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
         """Called once in each worker. What it returns is called once a unit: it yields
-        progress (cumulative for the unit) and returns the result."""
+        progress (cumulative for the unit) and returns the result.
+
+        With several units per worker it is called in several threads at once, and each of
+        its generators yields at least every half second: a worker that is told to stop
+        closes them there, so that their context managers clean up. A `close()` of the
+        returned object is called after that, where a worker ends in order. A worker that
+        does one unit at a time is interrupted on the spot when it is a local process; as a
+        Ray actor it stops at the next yield too."""
         ...
 
 
@@ -78,6 +110,8 @@ def make_runner(
     *,
     workers: int = 0,
     max_attempts: int = 3,
+    units_per_worker: int = 1,
+    gpus: Sequence[str] = (),
     name: str = "work",
     address: str | None = None,
     cpus_per_worker: float = 1,
@@ -85,19 +119,29 @@ def make_runner(
     accelerator_type: str | None = None,
     dashboard: bool = False,
 ) -> Runner:
-    """`workers=0`: as many as there is room for. All from `name` on is for Ray alone."""
+    """`workers=0`: as many as there is room for. `units_per_worker` are held by a worker at
+    the same time. `gpus` go round the local workers, each of which sees one of them; Ray
+    hands out its own. All from `name` on is for Ray alone."""
     if workers < 0 or max_attempts < 1:
         raise UsageError(f"{workers} workers and {max_attempts} attempts make no run")
+    if units_per_worker < 1:
+        raise UsageError(f"a worker cannot hold {units_per_worker} units: it takes at least 1")
     if kind == "local":
         from wdsprep.runners.local import LocalRunner
 
-        return LocalRunner(workers=workers, max_attempts=max_attempts)
+        return LocalRunner(
+            workers=workers,
+            max_attempts=max_attempts,
+            units_per_worker=units_per_worker,
+            gpus=tuple(gpus),
+        )
     if kind == "ray":
         from wdsprep.runners.ray import RayRunner
 
         return RayRunner(
             workers=workers,
             max_attempts=max_attempts,
+            units_per_worker=units_per_worker,
             name=name,
             address=address,
             cpus_per_worker=cpus_per_worker,

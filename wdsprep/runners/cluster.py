@@ -41,6 +41,14 @@ def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bo
             ray.shutdown()
 
 
+def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
+    """What each machine of the named cluster has; None where Ray would be started here."""
+    if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
+        return None
+    with connected(address, cpus=0, dashboard=False):
+        return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
 def _init(address: str, **options: Any) -> None:
     try:
         with warnings.catch_warnings():

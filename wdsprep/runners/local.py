@@ -3,6 +3,8 @@
 Each is a fresh interpreter over a socket pair, not a fork (unsafe beside threads) and not
 multiprocessing's spawn (which imports the user's `__main__` again). It gets the driver's
 `sys.path`, whole and from the start, so the current folder never shadows a module.
+
+Where GPUs are named, a slot keeps its GPU from one worker to the next.
 """
 
 from __future__ import annotations
@@ -21,25 +23,29 @@ from pathlib import Path
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
-from wdsprep.runners.queue import Lost, Message, drive
-from wdsprep.runners.worker import GRACE_S
+from wdsprep.runners.desk import GRACE_S
+from wdsprep.runners.queue import Heard, Lost, drive
 
-_BOOT = """import sys; fd, *sys.path = sys.argv[1:]
-from wdsprep.runners.worker import main; main(int(fd))"""
+_BOOT = """import sys; fd, units_at_once, *sys.path = sys.argv[1:]
+from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalRunner:
     workers: int = 0
-    """0: one per core that this process may use."""
+    """0: one for each of `gpus`, or else one per core that this process may use."""
     max_attempts: int = 3
+    units_per_worker: int = 1
+    gpus: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES is set to, in turn. Without them it is left as it is."""
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         return drive(
-            _Processes(work),
+            _Processes(self, work),
             units,
-            workers=self.workers or usable_cpus(),
+            workers=self.workers or len(self.gpus) or usable_cpus(),
             max_attempts=self.max_attempts,
+            units_per_worker=self.units_per_worker,
         )
 
 
@@ -56,7 +62,8 @@ class _Worker:
 
 
 class _Processes:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, runner: LocalRunner, work: Work) -> None:
+        self._runner = runner
         self._work = pickle.dumps(work)
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
@@ -66,28 +73,32 @@ class _Processes:
         # can it hit us between the start of a worker and the note of it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            worker = _spawn()
+            worker = _spawn(self._runner.units_per_worker, self._environment(slot))
             self._workers[slot] = worker
             self._slots[worker.pipe] = slot
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _send(worker.pipe, self._work)
 
-    def give(self, slot: int, unit: Unit) -> None:
-        _send(self._workers[slot].pipe, pickle.dumps(unit))
+    def _environment(self, slot: int) -> dict[str, str] | None:
+        gpus = self._runner.gpus
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else None
 
-    def hear(self) -> Iterable[tuple[int, Message]]:
+    def give(self, slot: int, order: int, unit: Unit) -> None:
+        _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
+
+    def hear(self) -> Iterable[Heard]:
         for pipe in wait(list(self._slots)):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
             try:
-                message: Message = pipe.recv()
+                order, message = pipe.recv()
             except (EOFError, OSError):
-                message = Lost(reason=_obituary(self._bury(slot)))
+                order, message = 0, Lost(reason=_obituary(self._bury(slot)))
             else:
                 if isinstance(message, Lost):
                     self._bury(slot)
-            yield slot, message
+            yield slot, order, message
 
     def _bury(self, slot: int) -> int:
         worker = self._workers.pop(slot)
@@ -104,14 +115,15 @@ class _Processes:
         _end(workers)
 
 
-def _spawn() -> _Worker:
+def _spawn(units_at_once: int, environment: dict[str, str] | None) -> _Worker:
     ours, theirs = socket.socketpair()
     path = [entry or str(Path.cwd()) for entry in sys.path]
     with ours, theirs:
         try:
             process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *path],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(units_at_once), *path],
                 stdin=subprocess.DEVNULL,
+                env=environment,
                 pass_fds=[theirs.fileno()],
             )
         except OSError as error:

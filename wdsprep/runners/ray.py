@@ -7,7 +7,11 @@ fault a death was. Ray tells of a death in three ways, and none alone says why:
 - `ActorDiedError` for a dead process: judged `VERDICT_S` later, since a machine that shuts
   down ends its workers a moment before its node is known to be gone.
 - `ActorUnavailableError`: a node vanished and Ray has not noticed yet (up to 20 s). The actor
-  is asked again until Ray knows.
+  is told to stop until Ray knows; where it answers, what it said meanwhile is lost.
+
+A worker's units are streams, each in a thread of the actor, with one thread more to tell it to
+stop. (`ray.cancel` cannot reach a thread.) When one stream breaks, its worker is *doubted*: its
+other streams still deliver what they have, until there is a verdict on the worker.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -31,8 +35,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
 from wdsprep.runners.cluster import connected
-from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, drive
-from wdsprep.runners.worker import GRACE_S, Call, attempt, open_work
+from wdsprep.runners.desk import GRACE_S, Desk, open_desk
+from wdsprep.runners.queue import Done, Failed, Fatal, Heard, Lost, Message, Returned, drive
 
 VERDICT_S = 2.0
 PLACING_S = 60.0
@@ -45,6 +49,7 @@ class RayRunner:
     workers: int = 0
     """0: one for each share of CPUs and GPUs that the cluster has."""
     max_attempts: int = 3
+    units_per_worker: int = 1
     name: str = "work"
     address: str | None = None
     """None: the Ray of this process, or of RAY_ADDRESS, or one started for the run."""
@@ -63,8 +68,13 @@ class RayRunner:
                     "or add nodes (where they start on demand, name the number of workers)"
                 )
             crew = _Actors(self, work)
-            count = workers or room
-            yield from drive(crew, units, workers=count, max_attempts=self.max_attempts)
+            yield from drive(
+                crew,
+                units,
+                workers=workers or room,
+                max_attempts=self.max_attempts,
+                units_per_worker=self.units_per_worker,
+            )
 
     def _room(self) -> int:
         return sum(self._room_on(node["Resources"]) for node in ray.nodes() if node["Alive"])
@@ -87,25 +97,32 @@ class WdsprepWorker:
 
     def __init__(self, work: bytes, path: list[str]) -> None:
         self._work = work
-        self._call: Call | None = None
+        self._desk: Desk | None = None
         sys.path.extend(entry for entry in path if entry not in sys.path)
 
     def open(self) -> tuple[str, Message]:
-        self._call, message = open_work(lambda: pickle.loads(self._work))  # noqa: S301  ours
+        self._desk, message = open_desk(lambda: pickle.loads(self._work))  # noqa: S301  ours
         return ray.get_runtime_context().get_node_id(), message
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
-        assert self._call is not None  # noqa: S101  a worker that is not open gets no unit
-        yield from attempt(self._call, unit)
+        assert self._desk is not None  # noqa: S101  a worker that is not open gets no unit
+        yield from self._desk.do(unit)
 
-    def ping(self) -> None:
-        """Answered when whatever ran before has ended."""
+    def stop(self) -> None:
+        """Answered when what ran has ended."""
+        if self._desk:
+            self._desk.stop()
 
 
 @dataclass(slots=True)
 class _Actor:
     handle: Any
+    awaited: set[Any] = field(default_factory=set)
     node: str = ""
+    """Where it runs; known once it is open."""
+    is_doubted: bool = False
+    unsent: list[int] = field(default_factory=list)
+    """Orders that it was given since; they come back with the verdict."""
 
 
 class _Actors:
@@ -114,6 +131,7 @@ class _Actors:
             "num_cpus": runner.cpus_per_worker,
             "num_gpus": runner.gpus_per_worker,
             "max_restarts": 0,
+            "max_concurrency": runner.units_per_worker + 1,
             "namespace": f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
         }
         if runner.accelerator_type:
@@ -124,8 +142,8 @@ class _Actors:
         self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
         self._births: dict[int, int] = {}
         self._actors: dict[int, _Actor] = {}
-        self._awaited: dict[Any, int] = {}  # refs and generators -> slot
-        self._doubts: deque[tuple[float, int, RayError]] = deque()
+        self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
+        self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
         self._placing_until: float | None = time.monotonic() + PLACING_S
 
     def start(self, slot: int) -> None:
@@ -133,20 +151,35 @@ class _Actors:
         name = f"{self._name}-{slot}" + f".{births}" * (births > 1)
         handle = self._class.options(name=name).remote(*self._arguments)
         self._actors[slot] = _Actor(handle)
-        self._awaited[handle.open.remote()] = slot
+        self._await(handle.open.remote(), slot)
 
-    def give(self, slot: int, unit: Unit) -> None:
-        stream = self._actors[slot].handle.do.options(num_returns="streaming").remote(unit)
-        self._awaited[stream] = slot
+    def give(self, slot: int, order: int, unit: Unit) -> None:
+        actor = self._actors[slot]
+        if actor.is_doubted:
+            actor.unsent.append(order)
+        else:
+            self._await(actor.handle.do.options(num_returns="streaming").remote(unit), slot, order)
 
-    def hear(self) -> Iterable[tuple[int, Message]]:
+    def _await(self, awaited: Any, slot: int, order: int = 0) -> None:
+        self._awaited[awaited] = slot, order
+        self._actors[slot].awaited.add(awaited)
+
+    def _forget(self, awaited: Any) -> None:
+        slot, _ = self._awaited.pop(awaited)
+        self._actors[slot].awaited.discard(awaited)
+
+    def hear(self) -> Iterable[Heard]:
         for awaited in self._ready():
-            slot = self._awaited[awaited]
+            if awaited not in self._awaited:  # its worker was buried just now
+                continue
+            slot, order = self._awaited[awaited]
+            actor = self._actors[slot]
             if message := self._read(slot, awaited):
-                yield slot, message
+                yield from _heard(slot, order, actor, message)
         while self._doubts and self._doubts[0][0] <= time.monotonic():
-            _, slot, error = self._doubts.popleft()
-            yield slot, self._bury(slot, error)
+            _, slot, actor, error = self._doubts.popleft()
+            if self._actors.get(slot) is actor:
+                yield from _heard(slot, 0, actor, self._bury(slot, error))
 
     def _ready(self) -> list[Any]:
         """Wait for the first, then take all there are: one look at a list that may be long."""
@@ -174,34 +207,40 @@ class _Actors:
     def _read(self, slot: int, awaited: Any) -> Message | None:
         is_stream = isinstance(awaited, ray.ObjectRefGenerator)
         if not is_stream:
-            del self._awaited[awaited]
+            self._forget(awaited)
         try:
             value = ray.get(next(awaited) if is_stream else awaited)
         except (RayError, StopIteration) as error:
-            self._awaited.pop(awaited, None)
+            if is_stream:
+                self._forget(awaited)
             return self._broken(slot, error, is_stream=is_stream)
-        if value is None:  # it answers a ping, but what it said meanwhile is lost
+        if value is None:  # it has stopped
             return self._bury(slot, None)
         message: Message = value
         if isinstance(value, tuple):
             self._actors[slot].node, message = value
-        if isinstance(message, Done | Failed | Fatal):
-            self._awaited.pop(awaited, None)
+        if is_stream and isinstance(message, Done | Failed | Fatal):
+            self._forget(awaited)
         if isinstance(message, Lost):
             self._dismiss(slot)
         return message
 
     def _broken(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
+        actor = self._actors[slot]
         if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
             return Failed(reason=_why(error), trace=str(error))
+        if is_stream and actor.is_doubted:
+            return None
         if isinstance(error, ActorUnavailableError):
-            self._awaited[self._actors[slot].handle.ping.remote()] = slot
+            actor.is_doubted = True
+            self._await(actor.handle.stop.remote(), slot)
             return None
         if not isinstance(error, RayError):
             return self._bury(slot, None)
         if self._is_taken_away(slot, error):
             return self._bury(slot, error)
-        self._doubts.append((time.monotonic() + VERDICT_S, slot, error))
+        actor.is_doubted = True
+        self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
         return None
 
     def _is_taken_away(self, slot: int, error: RayError) -> bool:
@@ -220,27 +259,30 @@ class _Actors:
         return Lost(reason=reason, trace=str(error or ""), costs=costs)
 
     def _dismiss(self, slot: int) -> None:
+        actor = self._actors.pop(slot)
+        for awaited in actor.awaited:
+            del self._awaited[awaited]
         with suppress(RayError):
-            ray.kill(self._actors.pop(slot).handle)
+            ray.kill(actor.handle)
 
     def stop(self) -> None:
-        """A cancelled stream is closed at its next yield, so its files are cleaned up."""
-        actors = [actor.handle for actor in self._actors.values()]
+        """Running units are closed at their next yield, so that their files are cleaned up."""
+        actors = list(self._actors.values())
         try:
-            pings = [self._cancel(stream, slot) for stream, slot in self._awaited.items()]
-            answers = [ping for ping in pings if ping is not None]
+            answers = [actor.handle.stop.remote() for actor in actors if actor.node]
             if answers:
                 ray.wait(answers, num_returns=len(answers), timeout=GRACE_S)
         finally:
-            for handle in actors:
+            for actor in actors:
                 with suppress(RayError):
-                    ray.kill(handle)
+                    ray.kill(actor.handle)
 
-    def _cancel(self, stream: Any, slot: int) -> Any | None:
-        if not isinstance(stream, ray.ObjectRefGenerator):
-            return None
-        ray.cancel(stream)
-        return self._actors[slot].handle.ping.remote()
+
+def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[Heard]:
+    if isinstance(message, Lost):
+        for unsent in actor.unsent:
+            yield slot, unsent, Returned()
+    yield slot, order, message
 
 
 def _why(error: Exception) -> str:

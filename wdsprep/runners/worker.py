@@ -1,8 +1,10 @@
-"""The worker's side: open the work once, then turn each unit into messages.
+"""The life of a local worker process: open the work once, then turn each unit into messages.
 
-`main` is the life of a local worker process. It ends by itself when its driver is gone, even
-in the middle of a long step, and on SIGTERM it leaves through `SystemExit`, so that context
-managers remove half-written files. SIGINT is the driver's business: Ctrl-C reaches both.
+It ends by itself when its driver is gone, even in the middle of a long step, and on SIGTERM it
+leaves through `SystemExit`. A worker that does one unit at a time does it in its main thread,
+where that alone makes context managers remove half-written files. One that does several has
+each in its own thread, which no exception reaches: they stop at their next yield. SIGINT is
+the driver's business: Ctrl-C reaches both.
 """
 
 from __future__ import annotations
@@ -14,64 +16,16 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
 
-from wdsprep.errors import WdsprepError, WorkError
-from wdsprep.runners import Unit, Work
-from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, Progress, Ready
-
-GRACE_S = 5.0
-"""How long a worker may clean up before it is killed."""
-
-Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
+from wdsprep.runners import Unit
+from wdsprep.runners.desk import GRACE_S, Desk, one_line, open_desk
+from wdsprep.runners.queue import Failed, Message
 
 
-def open_work(load: Callable[[], Work]) -> tuple[Call | None, Message]:
-    try:
-        return load().open(), Ready()
-    except WdsprepError as error:
-        return None, _fatal(error)
-    except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
-        return None, Lost(reason=one_line(error), trace=traceback.format_exc())
-
-
-def attempt(call: Call, unit: Unit) -> Generator[Message, None, None]:
-    """Do one unit; the last message is the outcome."""
-    try:
-        with closing(call(unit)) as steps:
-            while True:
-                try:
-                    value = next(steps)
-                except StopIteration as end:
-                    result = end.value
-                    break
-                yield Progress(value=value)
-    except WdsprepError as error:
-        yield _fatal(error)
-    except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
-        yield Failed(reason=one_line(error), trace=traceback.format_exc())
-    else:
-        yield Done(result=result)
-
-
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
-
-
-def _fatal(error: WdsprepError) -> Fatal:
-    trace = traceback.format_exc()
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
-    except Exception:  # noqa: BLE001  an error that cannot travel still has a message
-        error = WorkError(str(error))
-    return Fatal(error=error, trace=trace)
-
-
-def main(fd: int) -> None:
+def main(fd: int, units_at_once: int) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
@@ -79,35 +33,78 @@ def main(fd: int) -> None:
     os.dup2(2, 1)  # stdout belongs to the driver's command
     threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
     try:
-        with Connection(fd) as driver:
-            _serve(driver)
+        with Connection(fd) as pipe:
+            _serve(pipe, units_at_once)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _serve(driver: Connection) -> None:
-    call, message = open_work(lambda: pickle.loads(driver.recv_bytes()))  # noqa: S301
-    driver.send(message)
-    while call is not None:
-        unit = driver.recv()
-        with closing(attempt(call, unit)) as messages:
-            for message in messages:
-                if not _send(driver, message):
-                    break
+def _serve(pipe: Connection, units_at_once: int) -> None:
+    line = _Line(pipe)
+    desk, message = open_desk(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    line.send(0, message)
+    if desk is None:
+        return
+    with _stopping(desk):
+        while True:
+            order, unit = pipe.recv()
+            if units_at_once == 1:
+                _work(desk, line, order, unit)
+            else:
+                job = (desk, line, order, unit)
+                threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
 
 
-def _send(driver: Connection, message: Message) -> bool:
-    """False if the message could not be pickled, and the unit failed by that."""
+@contextmanager
+def _stopping(desk: Desk) -> Iterator[None]:
+    """Whatever ends the worker, end what it does. SIGTERM raises once at most, so where it
+    comes at the worst of times it is the inner `finally` that it hits."""
     try:
-        data = pickle.dumps(message)
-    except Exception as error:  # noqa: BLE001  pickling runs the values' own code
-        trace = traceback.format_exc()
-        driver.send(Failed(reason=one_line(error), trace=trace))
-        return False
-    driver.send_bytes(data)
-    return True
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        signal.alarm(round(GRACE_S))  # kills us, should a `close` hang
+        if not desk.stop():
+            os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
+
+
+class _Line:
+    """The pipe to the driver, for one message at a time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, order: int, message: Message) -> bool:
+        """False if the message could not be pickled, and the unit failed by that."""
+        is_sound = True
+        try:
+            data = pickle.dumps((order, message))
+        except Exception as error:  # noqa: BLE001  pickling runs the values' own code
+            failed = Failed(reason=one_line(error), trace=traceback.format_exc())
+            data, is_sound = pickle.dumps((order, failed)), False
+        with self._lock:
+            self._pipe.send_bytes(data)
+        return is_sound
+
+
+def _work(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
+    with closing(desk.do(unit)) as messages:
+        for message in messages:
+            if not line.send(order, message):
+                break
+
+
+def _work_aside(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the main thread hears of it too
+            _work(desk, line, order, unit)
+    except SystemExit:  # it would end the thread alone, and the unit never
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _terminate(_signum: int, _frame: object) -> None:

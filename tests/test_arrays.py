@@ -1,0 +1,73 @@
+"""Arrays as `.npy` bytes, against numpy's own, and the layout of a sample, against a real tar."""
+
+import io
+import random
+import tarfile
+
+import numpy as np
+import pytest
+
+from wdsprep.arrays import Field, field_of, fields_of, layout
+from wdsprep.errors import FormatError
+from wdsprep.tar.write import TarWriter
+
+SHAPES = [(4, 32, 32), (77, 1024), (77,), (8, 64, 64), (16, 128, 128), (1,), (1000, 10, 7, 3)]
+
+
+def saved(array: "np.ndarray[tuple[int, ...], np.dtype[np.float16]]") -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<i4", "|u1"])
+def test_bytes_are_those_of_numpy(shape: tuple[int, ...], dtype: str) -> None:
+    array = (np.arange(np.prod(shape)) % 1000).astype(dtype).reshape(shape)
+    field = Field(name="x.npy", dtype=dtype, shape=shape)
+    assert field.header + array.tobytes() == saved(array)
+    assert field.nbytes == len(saved(array))
+    assert field_of("x.npy", saved(array)) == field
+
+
+def test_layout_finds_the_arrays_in_a_tar() -> None:
+    fields = [
+        Field(name="latent.npy", dtype="<f2", shape=(4, 3, 5)),
+        Field(name="emb.npy", dtype="<f2", shape=(7, 11)),
+        Field(name="tokens.npy", dtype="<i4", shape=(77,)),
+    ]
+    arrays = [
+        np.random.default_rng(n).random(f.shape).astype(f.dtype) for n, f in enumerate(fields)
+    ]
+    members = [(f.name, f.header + a.tobytes()) for f, a in zip(fields, arrays, strict=True)]
+    out = io.BytesIO()
+    with TarWriter(out) as tar:
+        for key in ("a", "b"):
+            tar.add(key, [*members, ("txt", b"x" * random.Random(key).randrange(3000))])
+        index = np.frombuffer(tar.finish().index, "<u8")
+    for start in index[:-1]:
+        for line, array in zip(layout(fields), arrays, strict=True):
+            found = np.frombuffer(
+                out.getvalue(), line["dtype"], array.size, int(start) + line["offset"]
+            )
+            assert (found.reshape(line["shape"]) == array).all()
+    out.seek(0)
+    with tarfile.open(fileobj=out) as read:
+        assert len(read.getmembers()) == 8
+
+
+def test_layout_record_is_read_back_or_refused() -> None:
+    fields = (Field(name="latent.npy", dtype="<f2", shape=(4, 32, 32)),)
+    assert fields_of(layout(fields)) == fields
+    shifted = [{**line, "offset": line["offset"] + 512} for line in layout(fields)]
+    with pytest.raises(FormatError, match="layout"):
+        fields_of(shifted)
+
+
+def test_a_pickled_or_cut_array_is_refused() -> None:
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}], dtype=object), allow_pickle=True)
+    whole = saved(np.zeros((4, 4), "<f2"))
+    for data in (pickled.getvalue(), whole[:-1], b"", b"\x93NUMPY", saved(np.zeros((2, 2)))):
+        with pytest.raises(FormatError):
+            field_of("x.npy", data)

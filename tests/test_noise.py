@@ -1,0 +1,165 @@
+"""The noise of a sample: fixed for ever, its key's alone, and as normal as statistics can tell."""
+
+import hashlib
+from math import pi
+
+import numpy as np
+import pytest
+import torch
+
+from wdsprep import noise
+from wdsprep.noise import noise_keys, normal
+
+NAMES = [f"{number:09d}" for number in range(300)]
+SHAPE = (4, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def million() -> np.ndarray:
+    """1.2 million normals, a row for each key."""
+    return normal(noise_keys(0, NAMES), SHAPE).flatten(1).double().numpy()
+
+
+def digest(numbers: torch.Tensor) -> str:
+    return hashlib.sha256(numbers.numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def test_noise_is_frozen():
+    keys = noise_keys(42, ["000000000", "000000001", "é/x"])
+    assert keys.tolist() == KEYS
+    assert digest(normal(keys, SHAPE)) == NORMALS
+    assert digest(normal(keys, (16, 64, 64))) == MORE_NORMALS
+
+
+KEYS = [2645044476665743159, 4788667095853961767, -4254620113752024521]
+NORMALS = "96ab042a802b21c32b92f0707bd3892e87748c6a7d1a4d7ad6e6b5f24ce43094"
+MORE_NORMALS = "23ee461321f96328405b665113dfb103b00e747c7445ede4e78d549334b66409"
+
+
+def mixed(bits: np.ndarray) -> np.ndarray:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits
+
+
+def by_numpy(keys: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """The same definition, written with unsigned integers and numpy's log, cos and sin."""
+    pairs = int(np.prod(shape)) // 2
+    counters = mixed(np.arange(1, pairs + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    bits = mixed(keys.numpy().view(np.uint64)[:, None] + counters)
+    radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)).astype(float) + 0.5) / 2**32))
+    angle = ((bits % np.uint64(1 << 30)).astype(float) + 0.5) / 2**30 * pi / 2
+    signs = [1.0 - 2 * (bits >> np.uint64(bit) & np.uint64(1)).astype(float) for bit in (31, 30)]
+    both = signs[0] * radius * np.cos(angle), signs[1] * radius * np.sin(angle)
+    return np.stack(both, -1).reshape(len(keys), *shape)
+
+
+def test_noise_is_box_and_mullers_to_the_last_bit_of_float32():
+    keys = noise_keys(7, NAMES)
+    wanted = by_numpy(keys, SHAPE)
+    found = normal(keys, SHAPE).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=6.0e-8, atol=1e-12)  # half a bit
+    assert (found == wanted.astype(np.float32)).mean() > 0.99999
+
+
+@pytest.mark.parametrize("high", [0, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0xB504F333, 0xB504F334])
+@pytest.mark.parametrize("low", [0, 0x3FFFFFFF, 0x20000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_ends_of_every_range_are_finite_and_right(high: int, low: int):
+    bits = torch.tensor([high - (high >> 31 << 32) << 32 | low])
+    found = torch.empty((1, 2))
+    noise._box_muller(bits, found)
+    radius = np.sqrt(-2 * np.log((high + 0.5) / 2**32))
+    angle = (low % 2**30 + 0.5) / 2**30 * pi / 2
+    wanted = [radius * np.cos(angle), radius * np.sin(angle)]
+    wanted = [-size if low >> bit & 1 else size for size, bit in zip(wanted, (31, 30), strict=True)]
+    np.testing.assert_allclose(found[0].numpy(), wanted, rtol=6.0e-8, atol=1e-12)
+
+
+def test_noise_of_a_key_is_the_same_in_every_batch(monkeypatch: pytest.MonkeyPatch):
+    together = normal(noise_keys(1, NAMES), (3, 5, 7))
+    order = [5, 299, 0, 5]
+    assert torch.equal(normal(noise_keys(1, [NAMES[i] for i in order]), (3, 5, 7)), together[order])
+    for pairs in (1, 10, 1000):
+        monkeypatch.setitem(noise._PAIRS_AT_ONCE, "cpu", pairs)
+        assert torch.equal(normal(noise_keys(1, NAMES[:3]), (3, 5, 7)), together[:3])
+
+
+def test_noise_is_the_same_with_any_number_of_threads():
+    keys, before = noise_keys(1, NAMES), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            found.append(normal(keys, SHAPE))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 3), (2, 1, 5), ()])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_any_shape_is_served(shape: tuple[int, ...], count: int):
+    found = normal(noise_keys(0, NAMES[:count]), shape)
+    assert found.shape == (count, *shape)
+    assert found.dtype is torch.float32
+    assert found.is_contiguous()
+
+
+def test_keys_stay_as_they_were():
+    keys = noise_keys(0, NAMES)
+    before = keys.clone()
+    normal(keys, SHAPE)
+    assert torch.equal(keys, before)
+
+
+def test_seed_and_key_both_count_and_are_told_apart():
+    pairs = [(0, "1"), (0, "2"), (1, "1"), (1, "11"), (11, "1"), (1, ":1"), (-1, "1")]
+    assert len({noise_keys(seed, [key]).item() for seed, key in pairs}) == len(pairs)
+
+
+def test_moments_are_those_of_a_normal(million: np.ndarray):
+    numbers, count = million.ravel(), million.size
+    assert abs(numbers.mean()) < 4 / count**0.5
+    assert abs(numbers.var() - 1) < 4 * (2 / count) ** 0.5
+    assert abs((numbers**3).mean()) < 4 * (15 / count) ** 0.5
+    assert abs((numbers**4).mean() - 3) < 4 * (96 / count) ** 0.5
+
+
+def test_distribution_is_normal_by_kolmogorov_and_smirnov(million: np.ndarray):
+    """The largest distance of the two distribution functions; over 1.95 / sqrt(n): 1 in 1,000."""
+    numbers = torch.from_numpy(np.sort(million.ravel()))
+    steps = torch.arange(len(numbers) + 1, dtype=torch.float64) / len(numbers)
+    wanted = torch.special.ndtr(numbers)
+    distance = max((steps[1:] - wanted).max(), (wanted - steps[:-1]).max()).item()
+    assert distance < 1.95 / len(numbers) ** 0.5
+
+
+def test_tails_are_as_heavy_as_they_should_be(million: np.ndarray):
+    for bound, share in ((2, 0.0455003), (3, 0.0026998), (4, 6.334e-5)):
+        wanted = share * million.size
+        assert abs((abs(million) > bound).sum() - wanted) < 4 * wanted**0.5
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """In units of its spread between independent numbers."""
+    return abs((one * other).mean()) * one.size**0.5
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_neighbours_are_independent(million: np.ndarray, power: int):
+    """Elements, rows of the latent, channels, keys and seeds; the squares tell of pairs' radii."""
+    numbers = million**power
+    numbers = (numbers - numbers.mean()) / numbers.std()
+    for distance in (1, 2, 3, 32, 1024, 2048):
+        assert correlation(numbers[:, distance:], numbers[:, :-distance]) < 4.5, distance
+    assert correlation(numbers[1:], numbers[:-1]) < 4.5
+    other = normal(noise_keys(1, NAMES), SHAPE).flatten(1).double().numpy() ** power
+    other = (other - other.mean()) / other.std()
+    assert correlation(numbers, other) < 4.5
+
+
+def test_each_element_is_normal_over_the_keys():
+    numbers = normal(noise_keys(3, [f"{number:09d}" for number in range(20_000)]), (4, 4))
+    assert numbers.mean(0).abs().max() < 4.5 / 20_000**0.5
+    assert (numbers.var(0) - 1).abs().max() < 4.5 * (2 / 20_000) ** 0.5

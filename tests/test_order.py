@@ -1,0 +1,417 @@
+"""The global order: property tests over random configurations, and digests that never change."""
+
+import hashlib
+import json
+import math
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
+from wdsprep.mixing import Want, shares_of, split, tree_of
+from wdsprep.order import Order, Samples, Stream
+from wdsprep.passes import Passes
+from wdsprep.permute import draw, key_of, permuted, shuffled
+
+PROPERTY = settings(max_examples=60, deadline=None)
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def stream(name: str, *sizes: int, **want: float) -> Stream:
+    return Stream(digest=name, sizes=np.array(sizes), want=Want(**want))
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    sizes = draw(st.lists(SIZES, min_size=1, max_size=4))
+    weights = draw(st.none() | st.just([draw(st.floats(0.01, 50)) for _ in sizes]))
+    wants = [{} if weights is None else {"weight": weights[b]} for b in range(len(sizes))]
+    return Order(
+        streams=tuple(stream(f"s{b}", *some, **wants[b]) for b, some in enumerate(sizes)),
+        seed=draw(SEEDS),
+        global_batch=draw(st.integers(1, 200)),
+        window=draw(st.integers(1, 60)),
+        homogeneous=draw(st.booleans()),
+    )
+
+
+def table(found: Samples) -> np.ndarray:
+    return np.stack([found.stream, found.shard, found.index], axis=-1)
+
+
+def digest(*arrays: np.ndarray) -> str:
+    data = b"".join(array.astype("<i8").tobytes() for array in arrays)
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+# Each sample exactly once a pass
+
+
+@PROPERTY
+@given(SIZES, st.integers(1, 70), st.integers(1, 9), st.integers(1, 50), SEEDS)
+def test_every_pass_serves_every_sample_once(
+    sizes: list[int], slots: int, block: int, window: int, seed: int
+) -> None:
+    passes = Passes(
+        sizes=np.array(sizes), slots=slots, block=block, window=window, name=(seed, "s")
+    )
+    everything = [(shard, i) for shard, size in enumerate(sizes) for i in range(size)]
+    for number in (0, 1, 2, 12_345_678):
+        places = np.arange(number * passes.samples, (number + 1) * passes.samples)
+        shards, indices = passes.find(places)
+        assert sorted(zip(shards.tolist(), indices.tolist(), strict=True)) == everything
+
+
+@pytest.mark.parametrize("samples", [1, 2, 63, 64, 65, 1023, 1025, 16_385, 99_991, 10**6])
+@pytest.mark.parametrize("shard", [7, 1000])
+def test_every_pass_is_whole_at_all_sizes(samples: int, shard: int) -> None:
+    sizes = np.diff(np.append(np.arange(0, samples, shard), samples))
+    order = Order(streams=(Stream(digest="d", sizes=sizes),), global_batch=1024)
+    for number in (0, 3):
+        places = np.arange(number * samples, (number + 1) * samples)
+        shards, indices = order._passes[0].find(places)
+        assert (np.bincount(shards * shard + indices) == 1).all()
+        assert len(shards) == samples
+
+
+@PROPERTY
+@given(orders(), st.integers(0, 50))
+def test_after_any_step_every_sample_of_a_stream_was_served_equally_often(
+    order: Order, steps: int
+) -> None:
+    """But for the pass that is not yet complete: counts differ by one at most."""
+    found = table(order.steps(0, steps + 1)).reshape(-1, 3)
+    for number, one in enumerate(order.streams):
+        served = Counter(map(tuple, found[found[:, 0] == number, 1:].tolist()))
+        whole, more = divmod(sum(served.values()), one.samples)
+        places = [(k, i) for k, size in enumerate(one.sizes.tolist()) for i in range(size)]
+        assert Counter(served[place] - whole for place in places)[1] == more
+        assert {served[place] - whole for place in places} <= {0, 1}
+
+
+# The same sequence on any cluster, from any step
+
+
+@PROPERTY
+@given(orders(), st.integers(0, 10**9), st.integers(1, 7))
+def test_any_world_size_serves_the_same_sequence(order: Order, first: int, count: int) -> None:
+    whole = table(order.steps(first, count))
+    for world in (w for w in range(2, 65) if order.global_batch % w == 0):
+        parts = [table(order.steps(first, count, rank=r, world=world)) for r in range(world)]
+        assert len({part.shape for part in parts}) == 1
+        assert (np.concatenate(parts, axis=1) == whole).all()
+
+
+@PROPERTY
+@given(orders(), st.data())
+def test_a_run_of_stops_with_other_ranks_and_workers_is_the_run_without_any(
+    order: Order, data: st.DataObject
+) -> None:
+    """Over the end of several epochs; each stop is a fresh process with nothing but the state."""
+    steps = min(3 * order.steps_per_epoch + 2, 40)
+    worlds = [w for w in range(1, 65) if order.global_batch % w == 0]
+    seen: list[np.ndarray] = []
+    while len(seen) < steps:
+        saved = json.dumps(order.state(len(seen)))
+        fresh = pickle.loads(pickle.dumps(order))
+        first, world = fresh.resume(json.loads(saved)), data.draw(st.sampled_from(worlds))
+        stop = first + data.draw(st.integers(1, 9))
+        rows: dict[int, list[np.ndarray]] = {}
+        workers = data.draw(st.integers(1, 4))
+        for rank, worker in np.ndindex(world, workers):
+            for step in range(first + worker, stop, workers):
+                share = table(fresh.step(step, rank=rank, world=world))
+                rows.setdefault(step, []).append(share)
+        seen += [np.concatenate(rows[step]) for step in range(first, stop)]
+        if len(worlds) > 3:
+            worlds = random.Random(len(seen)).sample(worlds, 3)
+    assert (np.stack(seen) == table(order.steps(0, len(seen)))).all()
+
+
+def test_an_order_keeps_nothing_that_changes_what_it_serves() -> None:
+    order = Order(streams=(stream("a", 5, 6, 7), stream("b", 9)), global_batch=8, seed=3)
+    expected = table(order.steps(0, 40))
+    for step in random.Random(0).sample(range(40), 40):
+        assert (table(order.step(step)) == expected[step]).all()
+
+
+def test_epochs_are_runs_of_steps_and_drop_nothing() -> None:
+    order = Order(streams=(stream("a", 10, 15),), global_batch=8)
+    assert order.steps_per_epoch == 3
+    assert [order.epoch(step) for step in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert Order(streams=(stream("a", 3),), global_batch=8).steps_per_epoch == 1
+    assert Order(streams=order.streams, global_batch=8, epoch_steps=5).epoch(5) == 1
+
+
+# The mixture
+
+
+@PROPERTY
+@given(orders(), st.integers(0, 10**12 // 200))
+def test_mixture_is_within_two_blocks_at_any_prefix(order: Order, first: int) -> None:
+    """Up to a first step, which may be far off, in closed form; from there sample by sample."""
+    shares = order._shares.shares
+    total, block = sum(shares), order.global_batch if order.homogeneous else order.block
+    found = order.steps(first, 5).stream.ravel()
+    blocks_before = first if order.homogeneous else first * order.slots
+    before = split(order._tree, blocks_before, np.zeros(1, np.int64))
+    for number, share in enumerate(shares):
+        off = (before[number][0] * total - blocks_before * share) / total
+        mine = np.cumsum(found == number) / block
+        target = np.arange(1, len(found) + 1) * (share / total) / block
+        assert np.abs(off + mine - target).max() < 2
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(0, 10**15))
+@example([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377], 0)
+@example([1, 1, 1, 1, 1, 1, 1, 1000], 0)
+def test_splitting_is_exact_rising_and_never_two_blocks_off(shares: list[int], first: int) -> None:
+    more = np.arange(2000)
+    total = sum(shares)
+    counts = split(tree_of(shares), first, more)
+    assert (np.sum([c for _, c in counts.values()], axis=0) == more).all()
+    assert sum(count for count, _ in counts.values()) == first
+    for number, share in enumerate(shares):
+        start, added = counts[number]
+        assert set(np.diff(added).tolist()) <= {0, 1}
+        off = (start * total - first * share) / total + added - more * (share / total)
+        assert np.abs(off).max() < 1.69
+
+
+def test_an_epoch_holds_the_wanted_amounts() -> None:
+    streams = (stream("a", 1000), stream("b", 500, repeat=2.5), stream("c", 9000, count=300))
+    order = Order(streams=streams, global_batch=10)
+    assert order.steps_per_epoch == 255
+    counts = np.bincount(order.steps(0, 255).stream.ravel())
+    assert np.abs(counts - [1000, 1250, 300]).max() <= 1
+
+
+def test_weights_are_proportions_whatever_the_sizes() -> None:
+    order = Order(
+        streams=(stream("a", 10, weight=0.1), stream("b", 90, weight=0.3)), global_batch=4
+    )
+    assert order._shares.shares == (1, 3)
+    assert order.steps_per_epoch == 25
+    assert np.bincount(order.steps(0, 100).stream.ravel()).tolist() == [100, 300]
+
+
+def test_every_batch_is_of_one_stream_when_homogeneous() -> None:
+    streams = (stream("a", 50), stream("b", 100), stream("c", 7))
+    found = Order(streams=streams, global_batch=6, homogeneous=True).steps(0, 157).stream
+    assert (found == found[:, :1]).all()
+    assert np.bincount(found[:, 0]).tolist() == [50, 100, 7]
+
+
+def test_shares_of_any_precision_stay_exact_or_small() -> None:
+    assert shares_of([1, 1], [Want(weight=1e-3), Want(weight=2.0)]).shares == (1, 2000)
+    huge = shares_of([1, 1], [Want(weight=math.pi), Want(weight=1e-9)]).shares
+    assert sum(huge) <= 1 << 40
+    assert huge[1] >= 1
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        [{"weight": 1.0, "repeat": 2.0}],
+        [{"weight": 0.0}],
+        [{"repeat": -1}],
+        [{"weight": float("nan")}],
+        [{"weight": 1.0}, {}],
+    ],
+)
+def test_amounts_that_make_no_sense_are_refused(wants: list[dict[str, float]]) -> None:
+    with pytest.raises(UsageError):
+        _ = Order(
+            streams=tuple(stream("a", 5, **want) for want in wants), global_batch=1
+        ).steps_per_epoch
+
+
+# State
+
+
+def test_a_state_is_under_1_kb_whatever_the_streams() -> None:
+    for count in (1, 8, 100):
+        streams = tuple(
+            Stream(digest=f"{b}" * 64, sizes=[10**12 + b], want=Want(weight=math.pi + b))
+            for b in range(count)
+        )
+        order = Order(streams=streams, seed=2**63 - 1, global_batch=1 << 19, window=1 << 16)
+        assert len(json.dumps(order.state(10**12))) < 1024
+
+
+def test_a_state_of_another_order_is_refused_with_what_differs() -> None:
+    def made(**changes: object) -> Order:
+        options = {"streams": (stream("a", 50), stream("b", 60)), "seed": 1, "global_batch": 8}
+        return Order(**(options | changes))  # type: ignore[arg-type]
+
+    order = made()
+    state = order.state(17)
+    assert order.resume(state) == 17
+    for line, changes in {
+        "seed: 1 -> 2": {"seed": 2},
+        "window: 256 -> 9": {"window": 9},
+        "homogeneous: false -> true": {"homogeneous": True},
+        "global-batch: 8 -> 16": {"global_batch": 16},
+        "steps-per-epoch: 13 -> 7": {"epoch_steps": 7},
+        "50 samples, share 5 -> ": {"streams": (stream("a2", 50), stream("b", 60))},
+        "share 6 -> (none)": {"streams": (stream("a", 50),)},
+        "share 6 -> a32b3e3498363906, 60 samples, share 3": {
+            "streams": (stream("a", 50, repeat=2), stream("b", 60))
+        },
+    }.items():
+        other = made(**changes)
+        assert other.digest != order.digest
+        with pytest.raises(FingerprintError) as caught:
+            other.resume(state)
+        assert line in str(caught.value)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    order = Order(streams=(stream("a", 50),), global_batch=8)
+    for broken in ({}, {"version": 1}, {"version": 1, "step": -1}, {"version": "1", "step": 1}):
+        with pytest.raises(FormatError):
+            order.resume(broken)
+    with pytest.raises(NewerFormatError):
+        order.resume(order.state(3) | {"version": 2})
+
+
+@pytest.mark.parametrize(
+    ("rank", "world"), [(0, 3), (4, 4), (-1, 2), (0, 0)], ids=["share", "rank", "below", "none"]
+)
+def test_a_share_that_does_not_exist_is_refused(rank: int, world: int) -> None:
+    order = Order(streams=(stream("a", 50),), global_batch=8)
+    with pytest.raises(UsageError):
+        order.step(0, rank=rank, world=world)
+
+
+# Reading
+
+
+@PROPERTY
+@given(orders(), st.integers(0, 1000), st.integers(1, 6), st.integers(0, 5))
+def test_ranges_ahead_cover_what_the_steps_need_and_little_more(
+    order: Order, first: int, count: int, gap: int
+) -> None:
+    needed = {tuple(row) for row in table(order.steps(first, count)).reshape(-1, 3).tolist()}
+    runs = order.ahead(first, count, gap=gap)
+    covered = [(r.stream, r.shard, i) for r in runs for i in range(r.start, r.stop)]
+    assert len(covered) == len(set(covered))
+    assert needed <= set(covered)
+    if not gap:
+        assert needed == set(covered)
+    assert [run.step for run in runs] == sorted(run.step for run in runs)
+    for run in runs[:5]:
+        rows = table(order.step(run.step)).tolist()
+        assert any(
+            s == run.stream and k == run.shard and run.start <= i < run.stop for s, k, i in rows
+        )
+
+
+def test_a_rank_stays_with_few_windows() -> None:
+    """16 steps of a rank that holds 8 of the 64 slots: 8 windows, each a range or two."""
+    order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024, window=256)
+    runs = order.ahead(0, 16, rank=3, world=8, gap=1000)
+    assert len(runs) <= 8 * 2 + 1
+    assert sum(run.stop - run.start for run in runs) <= 8 * 256
+
+
+def test_blocks_and_slots_come_from_the_batch_alone() -> None:
+    def made(batch: int) -> tuple[int, int]:
+        order = Order(streams=(stream("a", 9),), global_batch=batch)
+        return order.slots, order.block
+
+    assert [made(n) for n in (1, 63, 64, 96, 127, 1000, 1024)] == [
+        (1, 1),
+        (63, 1),
+        (64, 1),
+        (96, 1),
+        (127, 1),
+        (100, 10),
+        (64, 16),
+    ]
+
+
+# Shuffling, measured by tools/bench-order
+
+
+def test_neighbours_are_seldom_of_one_shard_and_serial_correlation_is_low() -> None:
+    order = Order(streams=(stream("a", *[500] * 200),), global_batch=1024)
+    numbers = order.steps(0, order.steps_per_epoch)
+    shards = numbers.shard.ravel()
+    order_of_samples = shards * 500 + numbers.index.ravel()
+    assert abs(np.corrcoef(order_of_samples[:-1], order_of_samples[1:])[0, 1]) < 0.05
+    assert (shards[1:] == shards[:-1]).mean() < 0.02
+
+
+def test_passes_and_seeds_are_shuffled_anew() -> None:
+    def served(seed: int, number: int) -> np.ndarray:
+        order = Order(streams=(stream("a", *[50] * 40),), global_batch=100, seed=seed)
+        return table(order.steps(number * 20, 20)).reshape(-1, 3)
+
+    for other in (served(0, 1), served(1, 0)):
+        assert (served(0, 0) == other).all(axis=1).mean() < 0.01
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_permutations_of_a_window_are_equally_likely(size: int) -> None:
+    count = math.factorial(size) * 500
+    rows = np.repeat(np.arange(count), size)
+    places = np.tile(np.arange(size), count)
+    keys = draw(key_of("test"), np.arange(count))
+    found = permuted(places, rows, np.full(count, size), keys).reshape(count, size)
+    seen = Counter(map(tuple, found.tolist()))
+    assert len(seen) == math.factorial(size)
+    chi_square = sum((n - 500) ** 2 / 500 for n in seen.values())
+    assert chi_square < 2 * len(seen) + 12
+
+
+# Frozen for ever: a change here is a new version of the state
+
+
+def test_golden_hashes_and_permutations() -> None:
+    assert f"{key_of(1, 'a', 2):016x}" == "7e5628f470ee8763"
+    # The reference SplitMix64 with state 0
+    assert draw(0, np.arange(2)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    assert shuffled(10, 7).tolist() == [1, 8, 5, 7, 0, 9, 4, 6, 3, 2]
+    assert digest(shuffled(100_003, 7)) == "38c5f39fc79eea29"
+
+
+def golden_orders() -> dict[str, Order]:
+    one = (Stream(digest="a", sizes=[500] * 199 + [17]),)
+    two = (stream("a", 100, 1, 0, 37, weight=1), stream("b", *[64] * 90, weight=2.5))
+    return {
+        "one": Order(streams=one, global_batch=1024),
+        "seed": Order(streams=one, global_batch=1024, seed=1),
+        "window": Order(streams=one, global_batch=1024, window=33),
+        "odd": Order(streams=one, global_batch=129),
+        "tiny": Order(streams=(stream("t", 2, 1),), global_batch=70),
+        "two": Order(streams=two, global_batch=96),
+        "homogeneous": Order(streams=two, global_batch=96, homogeneous=True),
+        "huge": Order(streams=(Stream(digest="h", sizes=[10**6] * 10**4),), global_batch=4096),
+    }
+
+
+GOLDEN = {
+    "one": "b759532d2788a21e",
+    "seed": "7ccee16b5151283d",
+    "window": "24d03a20a36a597f",
+    "odd": "3b2d9fb94d5947b5",
+    "tiny": "60734148bfb81ea1",
+    "two": "595b50bb234a343f",
+    "homogeneous": "2e81cf9e62e92131",
+    "huge": "416636db8eaef0e0",
+}
+
+
+@pytest.mark.parametrize("name", golden_orders())
+def test_golden_orders(name: str) -> None:
+    order = golden_orders()[name]
+    near, far = order.steps(0, 5), order.steps(10**7 + 3, 3)
+    assert digest(table(near), table(far)) == GOLDEN[name]

@@ -1,0 +1,161 @@
+"""What `wdsprep encode` says on the way and at the end."""
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from wdsprep.encoding import Begun, Listener
+from wdsprep.latents import Working
+from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
+from wdsprep.run import Outcome, Progress, Status
+
+
+class EncodeShow:
+    """Prints what is encoded with what, a progress line, and at the end what came of it."""
+
+    def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
+        self._images, self._latents, self._as_json = images, latents, as_json
+        self._line = ProgressLine()
+        self._workers: dict[str, Working] = {}
+        self._begun: Begun | None = None
+        self.listener = Listener(
+            told=self._line.say, begun=self._begin, status=self._status, heard=self._heard
+        )
+
+    def _begin(self, begun: Begun) -> None:
+        self._begun = begun
+        for line in describe(self._images, begun):
+            self._line.say(line)
+        self._line = ProgressLine()
+
+    def _heard(self, progress: Progress) -> None:
+        working = cast("Working", progress)
+        known = self._workers.get(working.worker)
+        if known is None or working.done >= known.done:
+            self._workers[working.worker] = working
+
+    def _status(self, status: Callable[[], Status]) -> None:
+        if self._line.due:
+            self._line.show(self._text(status()))
+
+    def _text(self, status: Status) -> str:
+        elapsed = self._line.elapsed_s
+        done = status.samples + sum(status.rejects.values())
+        parts = [
+            f"{status.samples:,} images",
+            f"{done / elapsed:,.1f} images/s",
+            *self._of_workers(),
+            f"shard {status.units_done:,} of {status.units:,}",
+        ]
+        if status.rejects:
+            parts.append(f"rejects: {human_counts(status.rejects)}")
+        if 0 < status.share_done < 1:
+            parts.append(f"{human_time(elapsed / status.share_done - elapsed)} left")
+        return ", ".join(parts)
+
+    def _of_workers(self) -> list[str]:
+        """The rate of each worker and how busy the devices are, once there is something to tell."""
+        if not (rates := self.rates()):
+            return []
+        span = f"{min(rates):,.1f}"
+        if len(rates) > 1:
+            span += f" to {max(rates):,.1f}"
+        return [f"{span} on each of {plural(len(rates), 'worker')}", f"busy {self.busy:.0%}"]
+
+    def rates(self) -> list[float]:
+        """Images a second of each worker, from its first batch to its last."""
+        return [w.done / w.wall_s for w in self._workers.values() if w.wall_s]
+
+    @property
+    def busy(self) -> float:
+        """The share of that time in which the devices computed."""
+        wall = sum(w.wall_s for w in self._workers.values())
+        return sum(w.busy_s for w in self._workers.values()) / wall if wall else 0.0
+
+    def result(self, outcome: Outcome) -> str:
+        """The end of a run, for a person or for a program."""
+        self._line.clear()
+        if self._as_json:
+            return json.dumps(self._facts(outcome), sort_keys=True)
+        return "\n".join(self._summary(outcome))
+
+    def _summary(self, outcome: Outcome) -> list[str]:
+        manifest = outcome.manifest
+        samples = sum(shard.samples for shard in manifest.shards)
+        nbytes = sum(shard.nbytes for shard in manifest.shards)
+        lines = [self._headline(outcome), *self._speed()]
+        shards = plural(len(manifest.shards), "shard")
+        size = human_bytes(nbytes)
+        lines.append(f"{self._latents}: {plural(samples, 'sample')} in {shards}, {size}")
+        if cut := manifest.counts.get("cut"):
+            lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
+        if manifest.rejects:
+            count = plural(sum(manifest.rejects.values()), "reject")
+            lines.append(
+                f"{count} ({human_counts(manifest.rejects, 8)}): see {self._latents}/rejects/"
+            )
+        for failed in outcome.quarantined:
+            lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
+        if outcome.quarantined:
+            lines.append("run the same command again to retry what is left out")
+        elif manifest.shards:
+            first = f"{self._latents}/{manifest.shards[0].name}"
+            lines.append(f'next: webdataset.WebDataset("{first}", shardshuffle=False).decode()')
+        return lines
+
+    def _headline(self, outcome: Outcome) -> str:
+        before = plural(outcome.units_before, "shard")
+        if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
+            return f"nothing left to do: {before} encoded before"
+        took = human_time(self._line.elapsed_s)
+        new = f"{plural(outcome.samples, 'image')} encoded in {took}, {human_bytes(outcome.nbytes)}"
+        return new + (f", after {before} encoded before" if outcome.units_before else "")
+
+    def _speed(self) -> list[str]:
+        if not (rates := self.rates()):
+            return []
+        each = sum(rates) / len(rates)
+        workers = plural(len(rates), "worker")
+        lines = [f"{workers}: {each:,.1f} images/s each, device busy {self.busy:.0%}"]
+        if exact := sum(w.exact for w in self._workers.values()):
+            lines.append(
+                f"{plural(exact, 'image')} overflowed and had to be computed again in fp32: "
+                "--dtype bf16 or fp32 may be faster"
+            )
+        return lines
+
+    def _facts(self, outcome: Outcome) -> dict[str, Any]:
+        manifest = outcome.manifest
+        rates = self.rates()
+        return {
+            "busy": round(self.busy, 4),
+            "complete": manifest.complete,
+            "cut": manifest.counts.get("cut", 0),
+            "encoded": outcome.samples,
+            "encoded_bytes": outcome.nbytes,
+            "images_per_s": round(sum(rates), 2),
+            "latents": self._latents,
+            "quarantined": [failed.unit.name for failed in outcome.quarantined],
+            "rejects": manifest.rejects,
+            "samples": sum(shard.samples for shard in manifest.shards),
+            "shards": len(manifest.shards),
+            "shards_before": outcome.units_before,
+            "workers": {
+                w.worker: round(w.done / w.wall_s, 2) for w in self._workers.values() if w.wall_s
+            },
+        }
+
+
+def describe(images: str, begun: Begun) -> list[str]:
+    """What is encoded with what, before anything is done."""
+    recipe, crew = begun.recipe, begun.crew
+    counted = f", {plural(begun.samples, 'image')}" if begun.samples else ""
+    lines = [
+        f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}; "
+        f"model {begun.model.name} in {recipe.dtype} on {crew.device}"
+    ]
+    if begun.model.note:
+        lines.append(begun.model.note)
+    if not begun.is_whole:
+        lines.append(f"{images} is not packed to its end: run the same again after pack has ended")
+    return lines

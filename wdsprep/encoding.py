@@ -1,0 +1,255 @@
+"""`encode`: turn the image shards of a phase into latent shards, on any number of workers.
+
+A shard is a unit of work; its output has its name, its keys and its order. (The module is not
+called `encode`, because `wdsprep.encode` is the function.)
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.arrays import layout
+from wdsprep.crews import Crew, Wish, find_crew, runner_of
+from wdsprep.dataset import claim, clear, receipt_name, refreshed
+from wdsprep.errors import FingerprintError
+from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.latents import Workshop
+from wdsprep.manifest import FORMAT, Manifest
+from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
+from wdsprep.progress import plural
+from wdsprep.run import Outcome, Progress, Run, Status, sweep
+from wdsprep.store import Store, absolute, check_apart, open_store
+
+if TYPE_CHECKING:
+    from wdsprep.encoder import Encoder
+    from wdsprep.latent_worker import LatentsWorker
+
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """What is known before the first worker starts."""
+
+    model: Model
+    recipe: Recipe
+    crew: Crew
+    shards: int
+    samples: int
+    """0 where nobody has counted them."""
+    is_whole: bool
+    """Whether the image dataset is packed to its end, as far as it says."""
+    left: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """Hears how a run goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    begun: Callable[[Begun], None] = lambda _begun: None
+    status: Callable[[Callable[[], Status]], None] = lambda _status: None
+    heard: Callable[[Progress], None] = lambda _progress: None
+
+
+def encode(
+    images: str = "shards/images",
+    out: str = "",
+    *,
+    resolution: int,
+    model: str = "sd2",
+    latents: str = "sample",
+    text: str = "emb",
+    dtype: str = "auto",
+    seed: int = 0,
+    compile: bool = False,
+    batch_size: int = 0,
+    device: str = "auto",
+    runner: str = "ray",
+    workers: int = 0,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: float = 0.0,
+    accelerator_type: str | None = None,
+    ray_address: str | None = None,
+    max_attempts: int = 3,
+    limit: int | None = None,
+    overwrite: bool = False,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
+    it is empty). All options are those of `wdsprep encode`; 0 is its `auto`."""
+    recipe = Recipe(
+        resolution=resolution, latents=latents, text=text, dtype=dtype, seed=seed, compile=compile
+    )
+    wish = Wish(
+        runner=runner,
+        device=device,
+        workers=workers,
+        cpus_per_worker=cpus_per_worker,
+        gpus_per_worker=gpus_per_worker,
+        accelerator_type=accelerator_type,
+        ray_address=ray_address,
+        max_attempts=max_attempts,
+    )
+    return encode_as(
+        images,
+        out or f"shards/latents-{resolution}",
+        model=model,
+        recipe=recipe,
+        wish=wish,
+        batch_size=batch_size,
+        limit=limit or 0,
+        overwrite=overwrite,
+        listener=listener,
+    )
+
+
+def encode_as(
+    images: str,
+    latents: str,
+    *,
+    model: str,
+    recipe: Recipe,
+    wish: Wish,
+    batch_size: int = 0,
+    limit: int = 0,
+    overwrite: bool = False,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Encode what `images` holds for the phase `recipe.resolution` into the dataset `latents`."""
+    listener = listener or Listener()
+    images, latents = absolute(images), absolute(latents)  # workers may run in other folders
+    source = find_image_shards(images, recipe.resolution)
+    check_apart(source.url, latents)
+    found = find_model(model, text=recipe.text, listener=listener.told)
+    check_resolution(found, recipe.resolution)
+    crew = find_crew(wish)
+    recipe = replace(recipe, dtype=_dtype(recipe.dtype, crew.device, found))
+    settings = settings_of(found, recipe)
+    store = open_store(latents)
+    if overwrite:
+        clear(store, "latents")
+    sweep(store)
+    manifest = refreshed(store, claim(store, "latents", settings))
+    wanted = source.first(limit)
+    manifest, pending = plan(store, manifest, source.shards, wanted)
+    listener.begun(_begun(found, recipe, crew, source, wanted, len(pending)))
+    workshop = Workshop(
+        images=source.url,
+        latents=latents,
+        settings=settings,
+        make_encoder=partial(make_encoder, found, recipe, crew.device),
+        max_area=source.max_area,
+        batch_size=batch_size,
+        decoders=crew.threads,
+        threads=crew.threads,
+    )
+    run = Run(
+        store,
+        manifest,
+        count=len(pending),
+        limit=limit,
+        whole=source.is_whole,
+        extra={"model": found.name},
+        status=listener.status,
+        heard=listener.heard,
+    )
+    runner = runner_of(wish, crew, units=len(pending)) if pending else None
+    return run.carry_out(runner, Latents(workshop), pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """The work, as runners want it: torch and the models are loaded by workers alone."""
+
+    workshop: Workshop
+
+    def open(self) -> "LatentsWorker":
+        from wdsprep.latent_worker import LatentsWorker
+
+        return LatentsWorker(self.workshop)
+
+
+def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
+    """What a worker does when it begins: load the models, if they are those of the driver."""
+    from wdsprep.encoder import load_encoder
+
+    return load_encoder(check_weights(model), recipe, device)
+
+
+def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """Everything that decides the bytes of the dataset, but for the images, and all that a reader
+    needs to know of the arrays."""
+    return {
+        "crop": "centre",
+        "dtype": recipe.dtype,
+        "format": FORMAT,
+        "latents": recipe.latents,
+        "layout": layout(fields(model, recipe)),
+        "resolution": recipe.resolution,
+        "scale": model.scale,
+        "seed": recipe.seed,
+        "shift": model.shift,
+        "text": recipe.text,
+        "weights": model.weights,
+    }
+
+
+def plan(
+    store: Store, manifest: Manifest, known: Sequence[ImageShard], wanted: Sequence[ImageShard]
+) -> tuple[Manifest, tuple[ImageShard, ...]]:
+    """The manifest and the shards that are left to do: those wanted minus receipts present. One
+    that an earlier --limit has cut is done anew, so its receipt goes."""
+    done = {receipt.unit: receipt.input for receipt in manifest.receipts}
+    _check_unchanged(store, done, {shard.name: shard.whole_input for shard in known})
+    pending = tuple(shard for shard in wanted if not shard.is_done_by(done.get(shard.name, "")))
+    cut = {shard.name for shard in pending if shard.name in done}
+    for name in cut:
+        store.delete(receipt_name(name))
+    receipts = tuple(receipt for receipt in manifest.receipts if receipt.unit not in cut)
+    return replace(manifest, receipts=receipts), _largest_first(pending)
+
+
+def _check_unchanged(store: Store, done: Mapping[str, str], known: Mapping[str, str]) -> None:
+    changed = [n for n, made_of in done.items() if known.get(n) != made_of.partition(":")[0]]
+    if changed:
+        names = ", ".join(changed[:EXAMPLES]) + ", ..." * (len(changed) > EXAMPLES)
+        raise FingerprintError(
+            f"{plural(len(changed), 'image shard')} changed or went away since {store.url} was "
+            f"encoded from them ({names}): name another place for the new latents, or start over "
+            "with --overwrite"
+        )
+
+
+def _largest_first(shards: Iterable[ImageShard]) -> tuple[ImageShard, ...]:
+    """So that no worker begins a large one when the others have ended."""
+    return tuple(sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples)))
+
+
+def _dtype(wanted: str, device: str, model: Model) -> str:
+    """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow."""
+    if wanted != "auto":
+        return wanted
+    if device != "cuda":
+        return "fp32"
+    return "bf16" if model.upcast else "fp16"
+
+
+def _begun(
+    model: Model,
+    recipe: Recipe,
+    crew: Crew,
+    source: ImageShards,
+    wanted: Sequence[ImageShard],
+    left: int,
+) -> Begun:
+    return Begun(
+        model=model,
+        recipe=recipe,
+        crew=crew,
+        shards=len(wanted),
+        samples=sum(shard.item.take or shard.item.samples for shard in wanted),
+        is_whole=source.is_whole,
+        left=left,
+    )

@@ -1,0 +1,243 @@
+"""Keeps one device busy: samples of several shards go in, in order, and arrays come out.
+
+1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
+   finished first. Each sample is decoded in a pool of threads.
+2. The *assembler* thread takes the crops in the order they were fed and fills batches of one fixed
+   size, across shards. Only when no shard has anything left to feed is a batch padded.
+3. The *device* thread launches a batch, and only then waits for the one before: on a GPU the next
+   batch is always queued when one ends.
+4. How many samples are inside at once is bounded; a place is free again when a result was taken.
+
+What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
+A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from wdsprep.device import Arrays, Batch, Device, Launched, Stats
+from wdsprep.encoder import Encoder, Tokens
+from wdsprep.noise import noise_keys
+from wdsprep.pixels import Crop, crop
+from wdsprep.samples import Code, RejectedError
+
+BATCHES_INSIDE = 4
+QUEUED_BATCHES = 2
+POLL_S = 0.2
+
+
+class EngineError(Exception):
+    """A thread of the engine has failed, or it is closed: it can do nothing more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a sample has become: an array for each field of the encoder, in storage dtype."""
+
+    crop: Crop
+    tokens: Tokens
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A sample on its way."""
+
+    key: str
+    caption: str
+    crop: "Future[Crop]"
+    result: "Future[Result]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A batch, and what its rows are."""
+
+    rows: "Sequence[tuple[_Ticket, Crop]]"
+    tokens: Sequence[Tokens]
+    batch: Batch
+
+
+class Engine:
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        seed: int,
+        batch_size: int,
+        max_area: int,
+        decoders: int,
+        threads: int,
+    ) -> None:
+        """`batch_size` 0 is chosen; `threads` are for what is computed on the CPU."""
+        self._encoder, self._seed, self._threads = encoder, seed, threads
+        self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
+        self._device = Device(encoder, batch_size)
+        self._empty = encoder.tokens([""])[0]
+        self._places = threading.Semaphore(BATCHES_INSIDE * self._device.size + 2 * decoders)
+        self._turn = threading.Lock()
+        self._feeders = 0
+        self._feeders_lock = threading.Lock()
+        self._fed: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._loads: queue.Queue[_Load] = queue.Queue(QUEUED_BATCHES)
+        self._failure: BaseException | None = None
+        self._pool = _decoding_pool(decoders)
+        self._running = [
+            threading.Thread(target=self._guard, args=(step,), name=name, daemon=True)
+            for name, step in (("assembler", self._assembler()), ("device", self._driver()))
+        ]
+        for thread in self._running:
+            thread.start()
+
+    @property
+    def stats(self) -> Stats:
+        return self._device.stats
+
+    @contextlib.contextmanager
+    def feeding(self) -> Iterator[None]:
+        """Around all that one shard feeds, from before its tar is opened."""
+        with self._feeders_lock:
+            self._feeders += 1
+        try:
+            yield
+        finally:
+            with self._feeders_lock:
+                self._feeders -= 1
+            self._fed.put(None)  # perhaps nobody is left to fill the last batch
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One shard feeds at a time; those that wait have their first samples ready."""
+        self._until(partial(self._turn.acquire, timeout=POLL_S))
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def put(self, key: str, image: bytes, caption: str) -> "Future[Result]":
+        """Feed one sample when there is a place for it; `free_place` gives the place back. Whoever
+        waits for the result calls `check` from time to time: it may never come."""
+        self._until(partial(self._places.acquire, timeout=POLL_S))
+        ticket = _Ticket(key, caption, self._pool.submit(self._crop, image))
+        self._fed.put(ticket)
+        return ticket.result
+
+    def free_place(self) -> None:
+        self._places.release()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            why = f"{type(self._failure).__name__}: {self._failure}"
+            raise EngineError(why) from self._failure
+
+    def close(self) -> None:
+        """End the threads, whatever they have in hand."""
+        self._failure = self._failure or EngineError("the engine is closed")
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._running:
+            thread.join()
+
+    def _until(self, attempt: Callable[[], bool]) -> None:
+        while not attempt():
+            self.check()
+
+    def _guard(self, steps: Iterator[None]) -> None:
+        try:
+            for _ in steps:
+                if self._failure is not None:
+                    return
+        except BaseException as error:  # noqa: BLE001  raised again where a result is awaited
+            self._failure = self._failure or error
+
+    def _assembler(self) -> Iterator[None]:
+        waiting: list[tuple[_Ticket, Crop]] = []
+        while True:
+            yield
+            with contextlib.suppress(queue.Empty):
+                self._collect(self._fed.get(timeout=POLL_S), waiting)
+            nobody_feeds = self._feeders == 0 and self._fed.empty()
+            while waiting and (len(waiting) >= self._device.size or nobody_feeds):
+                load = self._load(waiting[: self._device.size])
+                del waiting[: len(load.rows)]
+                yield from self._hand_over(load)
+
+    def _collect(self, ticket: _Ticket | None, waiting: list[tuple[_Ticket, Crop]]) -> None:
+        if ticket is None:
+            return
+        try:
+            waiting.append((ticket, ticket.crop.result()))
+        except RejectedError as refused:
+            ticket.result.set_exception(refused)
+        except CancelledError:
+            return  # the engine is being closed
+
+    def _load(self, chosen: Sequence[tuple[_Ticket, Crop]]) -> _Load:
+        """A batch in memory that a GPU can fetch by itself."""
+        size, count, resolution = self._device.size, len(chosen), self._encoder.resolution
+        pin = self._encoder.device.type == "cuda"
+        pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
+        for row, (_, made) in enumerate(chosen):
+            pixels[row].copy_(made.pixels)
+        tickets = [ticket for ticket, _ in chosen]
+        tokens = self._encoder.tokens([ticket.caption for ticket in tickets])
+        ids = [found.ids for found in tokens] + [self._empty.ids] * (size - count)
+        noise = torch.zeros(size, dtype=torch.int64)
+        noise[:count] = noise_keys(self._seed, [ticket.key for ticket in tickets])
+        text = torch.tensor(ids, dtype=torch.int64) if self._empty.ids else None
+        return _Load(chosen, tokens, Batch(count, pixels, text, noise))
+
+    def _hand_over(self, load: _Load) -> Iterator[None]:
+        while True:
+            try:
+                return self._loads.put(load, timeout=POLL_S)
+            except queue.Full:
+                yield
+
+    def _driver(self) -> Iterator[None]:
+        torch.set_num_threads(self._threads)  # of this thread: those of the pool have one each
+        before: tuple[_Load, list[Launched]] | None = None
+        while True:
+            yield
+            load = self._next(wait=before is None)
+            after = (load, self._device.launch(load.batch)) if load else None
+            if before is not None:
+                self._give_out(*before)
+            before = after
+
+    def _next(self, *, wait: bool) -> _Load | None:
+        try:
+            return self._loads.get(timeout=POLL_S) if wait else self._loads.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _give_out(self, load: _Load, launched: list[Launched]) -> None:
+        made_of_rows = self._device.finish(launched)
+        rows = zip(load.rows, load.tokens, made_of_rows, strict=True)
+        for (ticket, made), tokens, arrays in rows:
+            if arrays is None:
+                ticket.result.set_exception(RejectedError(Code.NOT_FINITE))
+            else:
+                ticket.result.set_result(Result(crop=made, tokens=tokens, arrays=arrays))
+
+
+def _decoding_pool(count: int) -> ThreadPoolExecutor:
+    """Threads that each compute with one thread. All are started here: the number is torch's for
+    the calling thread, but MKL's for the whole process, so the device's own must be set last."""
+    started = threading.Barrier(count + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        started.wait()
+
+    pool = ThreadPoolExecutor(count, "decode", begin)
+    for _ in range(count):
+        pool.submit(int)
+    started.wait()
+    return pool

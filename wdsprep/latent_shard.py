@@ -1,0 +1,126 @@
+"""A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any
+
+from wdsprep.encoder import Encoder
+from wdsprep.engine import Result
+from wdsprep.errors import ExistsError, NotFoundError, TarError
+from wdsprep.image_shards import ImageShard
+from wdsprep.manifest import Shard
+from wdsprep.samples import Code, Reject, RejectedError, Sample
+from wdsprep.store import Store, write_bytes
+from wdsprep.tar.write import TarWriter
+
+
+class LatentShard:
+    """The latent shard in the making, and the rejects beside it."""
+
+    def __init__(self, store: Store, shard: ImageShard, encoder: Encoder) -> None:
+        self._store, self._unit = store, shard.name
+        self._is_packed = bool(shard.sha256)
+        self._fields = encoder.fields
+        self._stack = ExitStack()
+        self._writer: TarWriter | None = None
+        self.samples = self.nbytes = 0
+        self.rejects: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    def __enter__(self) -> "LatentShard":
+        self._rejects = self._stack.enter_context(self._store.write(f"rejects/{self._unit}.jsonl"))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def add(self, key: str, sample: Sample, result: Result) -> None:
+        fields = [
+            (field.name, field.header + array.numpy().tobytes())
+            for field, array in zip(self._fields, result.arrays, strict=True)
+        ]
+        packed = _kept(sample.facts) if self._is_packed else {}
+        fields.append(("json", _json(facts_of(key, sample, result) | packed)))
+        fields.append(("txt", sample.caption.encode("utf-8", "replace")))
+        try:
+            self._tar().add(key, fields)
+        except TarError as error:
+            raise RejectedError(Code.BAD_KEY, str(error)) from error
+        self.samples += 1
+        self.nbytes += sum(len(data) for _, data in fields)
+        self.counts["cut"] += int(result.tokens.cut)
+        self.counts["empty_caption"] += int(not sample.caption)
+
+    def reject(self, reject: Reject) -> None:
+        self._rejects.write(reject.to_json().encode("utf-8", "replace"))
+        self.rejects[reject.code.value] += 1
+
+    def _tar(self) -> TarWriter:
+        """Begun with the first sample: there are no empty shards."""
+        if self._writer is None:
+            sink = self._stack.enter_context(self._store.write(f"{self._unit}.tar"))
+            self._writer = self._stack.enter_context(TarWriter(sink))
+        return self._writer
+
+    def finish(self) -> tuple[Shard, ...]:
+        """Complete the files; what was written."""
+        written = self._writer.finish() if self._writer else None
+        self._stack.close()
+        if written is None:
+            return ()
+        name = f"{self._unit}.tar"
+        write_bytes(self._store, f"{name}.idx", written.index)
+        return (
+            Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256),
+        )
+
+
+def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
+    """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
+    crop, tokens = result.crop, result.tokens
+    side = crop.pixels.shape[-1]
+    return {
+        "caption": sample.caption,
+        "crop": [crop.left, crop.top, crop.left + side, crop.top + side],
+        "cut": tokens.cut,
+        "height": crop.height,
+        "key": key,
+        "scaled_height": crop.scaled_height,
+        "scaled_width": crop.scaled_width,
+        "source": sample.source,
+        "source_height": crop.height,
+        "source_width": crop.width,
+        "tokens": tokens.count,
+        "width": crop.width,
+    }
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the json of a packed image sample knows better: where the image came from."""
+    return {name: facts[name] for name in ("source", "source_height", "source_width")}
+
+
+def write_empty(store: Store, encoder: Encoder) -> None:
+    """What the empty caption becomes, for classifier-free guidance; one worker is enough."""
+    for field in encoder.fields[1:]:
+        name = f"empty.{field.name}"
+        try:
+            store.read(name, nbytes=1)
+        except NotFoundError:
+            array = encoder.empty()[field.name]
+            with suppress(ExistsError):
+                data = field.header + array.numpy().tobytes()
+                write_bytes(store, name, data, exclusive=True)

@@ -1,0 +1,119 @@
+"""A worker's side that both kinds of worker share: units become messages.
+
+A `Desk` is where the units of one worker lie, each worked on in a thread of its own or one
+after the other. What concerns them all meets here: they are told to stop together, and when
+one of them finds the worker broken, all are put down before the worker reports itself lost.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, TypeAlias
+
+from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.runners import BrokenWorkerError, HopelessError, Unit, Work
+from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, Progress, Ready
+
+GRACE_S = 5.0
+"""How long a worker may clean up before it is killed."""
+CLOSING_S = 1.0
+"""The part of it that is kept for the work's own `close`."""
+
+Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
+
+
+def open_desk(load: Callable[[], Work]) -> tuple[Desk | None, Message]:
+    try:
+        return Desk(load().open()), Ready()
+    except WdsprepError as error:
+        return None, _fatal(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
+        return None, Lost(reason=one_line(error), trace=traceback.format_exc())
+
+
+class Desk:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._is_stopping = False
+        self._lost: Lost | None = None
+        # A set without a lock: a lock could stay taken when SIGTERM interrupts its holder.
+        self._busy: set[object] = set()
+
+    def do(self, unit: Unit) -> Generator[Message, None, None]:
+        """The last message is the outcome; there is none when the desk is stopped."""
+        token = object()
+        try:
+            self._busy.add(token)
+            with closing(self._attempt(unit)) as messages:
+                for message in messages:
+                    if isinstance(message, Lost):
+                        self._lost = self._lost or message
+                        self._is_stopping = True
+                    else:
+                        yield message
+        finally:
+            self._busy.discard(token)
+        if self._lost:
+            self._cleared()  # once the driver hears of it, nobody gets time to clean up
+            yield self._lost
+
+    def stop(self) -> bool:
+        """Have all units closed at their next yield, and then the work; whether they were."""
+        self._is_stopping = True
+        if not self._cleared():
+            return False
+        if close := getattr(self._call, "close", None):
+            close()
+        return True
+
+    def _cleared(self) -> bool:
+        deadline = time.monotonic() + GRACE_S - CLOSING_S
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self._busy
+
+    def _attempt(self, unit: Unit) -> Generator[Message, None, None]:
+        try:
+            with closing(self._call(unit)) as steps:
+                while not self._is_stopping:
+                    try:
+                        value = next(steps)
+                    except StopIteration as end:
+                        result = end.value
+                        break
+                    yield Progress(value=value)
+                else:
+                    return
+        except WdsprepError as error:
+            yield _fatal(error)
+        except BrokenWorkerError as error:
+            yield Lost(reason=one_line(error), trace=traceback.format_exc())
+        except HopelessError as error:
+            reason = _text(error) or one_line(error)
+            yield Failed(reason=reason, trace=traceback.format_exc(), is_hopeless=True)
+        except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
+            yield Failed(reason=one_line(error), trace=traceback.format_exc())
+        else:
+            yield Done(result=result)
+
+
+def one_line(error: BaseException) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _fatal(error: WdsprepError) -> Fatal:
+    trace = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:  # noqa: BLE001  an error that cannot travel still has a message
+        error = WorkError(str(error))
+    return Fatal(error=error, trace=trace)
