@@ -58,6 +58,18 @@ class Stats:
     batch_size: int = 0
 
 
+def combined(stats: "Sequence[Stats]") -> Stats:
+    """What several devices that share one machine have done, as one."""
+    return Stats(
+        samples=sum(each.samples for each in stats),
+        batches=sum(each.batches for each in stats),
+        busy_s=sum(each.busy_s for each in stats) / len(stats),
+        wall_s=max(each.wall_s for each in stats),
+        exact=sum(each.exact for each in stats),
+        batch_size=min(each.batch_size for each in stats),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     batch: Batch

@@ -8,6 +8,7 @@ into the storage dtype is named in `ok`, and `exact` computes it again in fp32.
 torch is imported with this module, diffusers and transformers when models are loaded.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,7 @@ class LatentEncoder:
         self._clip = _Clip(model) if recipe.text != "none" else None
         self.networks = _load_networks(model, recipe.text, dtype, device)
         self._exact = self.networks if dtype == torch.float32 else None
+        self._exact_lock = threading.Lock()
         if recipe.compile:
             self.networks = self.networks.compiled()
 
@@ -134,9 +136,11 @@ class LatentEncoder:
         return (latents - self._model.shift) * self._model.scale
 
     def _in_fp32(self) -> "Networks":
-        if self._exact is None:
-            self._exact = _load_networks(self._model, self._recipe.text, torch.float32, self.device)
-        return self._exact
+        with self._exact_lock:
+            if self._exact is None:
+                text, device = self._recipe.text, self.device
+                self._exact = _load_networks(self._model, text, torch.float32, device)
+            return self._exact
 
 
 def fits(value: Tensor) -> Tensor:

@@ -4,8 +4,10 @@
    finished first. Each sample is decoded in a pool of threads.
 2. The *assembler* thread takes the crops in the order they were fed and fills batches of one fixed
    size, across shards. Only when no shard has anything left to feed is a batch padded.
-3. The *device* thread launches a batch, and only then waits for the one before: on a GPU the next
-   batch is always queued when one ends.
+3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
+   batch is always queued when one ends. On a CPU there are several, each of which computes its
+   batches alone, on one core: sums split between cores come out differently for each number of
+   them, and splitting costs more than it brings.
 4. How many samples are inside at once is bounded; a place is free again when a result was taken.
 
 What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
@@ -22,7 +24,7 @@ from functools import partial
 
 import torch
 
-from wdsprep.device import Arrays, Batch, Device, Launched, Stats
+from wdsprep.device import Arrays, Batch, Device, Launched, Stats, combined
 from wdsprep.encoder import Encoder, Tokens
 from wdsprep.noise import noise_keys
 from wdsprep.pixels import Crop, crop
@@ -76,29 +78,37 @@ class Engine:
         decoders: int,
         threads: int,
     ) -> None:
-        """`batch_size` 0 is chosen; `threads` are for what is computed on the CPU."""
-        self._encoder, self._seed, self._threads = encoder, seed, threads
+        """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once."""
+        self._encoder, self._seed = encoder, seed
         self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
-        self._device = Device(encoder, batch_size)
+        lanes = threads if encoder.device.type == "cpu" else 1
+        self._devices = [Device(encoder, batch_size) for _ in range(lanes)]
         self._empty = encoder.tokens([""])[0]
-        self._places = threading.Semaphore(BATCHES_INSIDE * self._device.size + 2 * decoders)
+        self._places = threading.Semaphore((BATCHES_INSIDE + lanes) * self._size + decoders)
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
         self._fed: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._loads: queue.Queue[_Load] = queue.Queue(QUEUED_BATCHES)
         self._failure: BaseException | None = None
-        self._pool = _decoding_pool(decoders)
+        self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
         self._running = [
             threading.Thread(target=self._guard, args=(step,), name=name, daemon=True)
-            for name, step in (("assembler", self._assembler()), ("device", self._driver()))
+            for name, step in [
+                ("assembler", self._assembler()),
+                *((f"device {n}", self._driver(device)) for n, device in enumerate(self._devices)),
+            ]
         ]
         for thread in self._running:
             thread.start()
 
     @property
     def stats(self) -> Stats:
-        return self._device.stats
+        return combined([device.stats for device in self._devices])
+
+    @property
+    def _size(self) -> int:
+        return min(device.size for device in self._devices)
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:
@@ -163,8 +173,8 @@ class Engine:
             with contextlib.suppress(queue.Empty):
                 self._collect(self._fed.get(timeout=POLL_S), waiting)
             nobody_feeds = self._feeders == 0 and self._fed.empty()
-            while waiting and (len(waiting) >= self._device.size or nobody_feeds):
-                load = self._load(waiting[: self._device.size])
+            while waiting and (len(waiting) >= self._size or nobody_feeds):
+                load = self._load(waiting[: self._size])
                 del waiting[: len(load.rows)]
                 yield from self._hand_over(load)
 
@@ -180,7 +190,7 @@ class Engine:
 
     def _load(self, chosen: Sequence[tuple[_Ticket, Crop]]) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
-        size, count, resolution = self._device.size, len(chosen), self._encoder.resolution
+        size, count, resolution = self._size, len(chosen), self._encoder.resolution
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
         for row, (_, made) in enumerate(chosen):
@@ -200,15 +210,15 @@ class Engine:
             except queue.Full:
                 yield
 
-    def _driver(self) -> Iterator[None]:
-        torch.set_num_threads(self._threads)  # of this thread: those of the pool have one each
+    def _driver(self, device: Device) -> Iterator[None]:
+        torch.set_num_threads(1)
         before: tuple[_Load, list[Launched]] | None = None
         while True:
             yield
             load = self._next(wait=before is None)
-            after = (load, self._device.launch(load.batch)) if load else None
+            after = (load, device.launch(load.batch)) if load else None
             if before is not None:
-                self._give_out(*before)
+                self._give_out(before[0], device.finish(before[1]))
             before = after
 
     def _next(self, *, wait: bool) -> _Load | None:
@@ -217,27 +227,9 @@ class Engine:
         except queue.Empty:
             return None
 
-    def _give_out(self, load: _Load, launched: list[Launched]) -> None:
-        made_of_rows = self._device.finish(launched)
-        rows = zip(load.rows, load.tokens, made_of_rows, strict=True)
-        for (ticket, made), tokens, arrays in rows:
+    def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
+        for (ticket, made), tokens, arrays in zip(load.rows, load.tokens, rows, strict=True):
             if arrays is None:
                 ticket.result.set_exception(RejectedError(Code.NOT_FINITE))
             else:
                 ticket.result.set_result(Result(crop=made, tokens=tokens, arrays=arrays))
-
-
-def _decoding_pool(count: int) -> ThreadPoolExecutor:
-    """Threads that each compute with one thread. All are started here: the number is torch's for
-    the calling thread, but MKL's for the whole process, so the device's own must be set last."""
-    started = threading.Barrier(count + 1)
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        started.wait()
-
-    pool = ThreadPoolExecutor(count, "decode", begin)
-    for _ in range(count):
-        pool.submit(int)
-    started.wait()
-    return pool
