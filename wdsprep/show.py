@@ -1,6 +1,7 @@
 """What `wdsprep pack` says on the way and at the end, and how its options become a library call."""
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,6 +9,7 @@ from wdsprep.buckets import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.filters import Filter
 from wdsprep.images import Recode
+from wdsprep.manifest import Manifest
 from wdsprep.pack import Listener, pack, phases
 from wdsprep.packer import Rules
 from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
@@ -159,11 +161,15 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
     if packed.quarantined:
         lines.append("run the same command again to retry what is left out")
     elif manifest.shards:
-        first = f"{images}/{manifest.shards[0].name}"
-        lines.append(f'next: webdataset.WebDataset("{first}", shardshuffle=False)')
+        where = "" if images == "shards/images" else f"{shlex.quote(images)} "
+        lines.append(f"next: wdsprep encode {where}--resolution {_first_phase(manifest)}")
     else:
         lines.append(f"nothing of the source was kept: {images}/rejects/ says why of each sample")
     return lines
+
+
+def _first_phase(manifest: Manifest) -> int:
+    return next(resolution for resolution, (samples, _) in phases(manifest).items() if samples)
 
 
 def _headline(packed: Outcome, elapsed_s: float) -> str:
