@@ -177,12 +177,22 @@ def test_every_command_and_option_is_in_the_readme() -> None:
                 assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
 
 
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+def output(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
     assert run("pack", str(downloads)).returncode == 0
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code[0]], capture_output=True, text=True)
-    assert done.stdout == "000000000000 (300, 400) a photo\n", done.stderr
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "shards/README.md").read_text(), re.DOTALL)
-    read = f"{code[0]}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
-    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
-    assert done.stdout == "000000000000.jpg 000000000000.json 000000000000.txt\n", done.stderr
+    encode, read_images, read_latents = python_blocks("README.md")
+    assert output(encode) == "True 2 ()\n"
+    assert output(read_images) == "000000000000 (300, 400) a photo\n"
+    assert output(read_latents) == "000000000000 (4, 32, 32) (77, 64) a photo\n"
+    read_sample = python_blocks("shards/README.md")[0]
+    print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
+    assert output(print_one) == "000000000000.jpg 000000000000.json 000000000000.txt\n"

@@ -94,7 +94,8 @@ class Device:
         """Begin a batch; several where it has to be cut into smaller ones."""
         self._first_launch = self._first_launch or time.monotonic()
         if batch.size > self.size:
-            return [made for part in batch.parts(self.size) for made in self.launch(part)]
+            parts = batch.parts(self.size)
+            return [made for part in parts for made in self.launch(part, exact=exact)]
         try:
             return [self._launch(batch, exact=exact)]
         except (RuntimeError, MemoryError) as error:

@@ -142,6 +142,10 @@ class Engine:
     def free_place(self) -> None:
         self._places.release()
 
+    def empty(self) -> dict[str, torch.Tensor]:
+        """What the empty caption becomes, computed on one core as all else is."""
+        return self._pool.submit(self._encoder.empty).result()
+
     def check(self) -> None:
         if self._failure is not None:
             why = f"{type(self._failure).__name__}: {self._failure}"

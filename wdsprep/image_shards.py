@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import check_kind, read_manifest, refreshed
@@ -67,7 +68,8 @@ class ImageShards:
 
 
 def find_image_shards(url: str, resolution: int) -> ImageShards:
-    store = open_store(url) if not set(url) & set("*?[{") else None
+    is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
+    store = None if is_pattern else open_store(url)
     manifest = read_manifest(store) if store else None
     if store is None or manifest is None:
         return _of_tars(url, resolution)

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
+from wdsprep.arrays import Field
 from wdsprep.encoder import Encoder
-from wdsprep.engine import Result
+from wdsprep.engine import Engine, Result
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import Shard
@@ -113,14 +114,14 @@ def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: facts[name] for name in ("source", "source_height", "source_width")}
 
 
-def write_empty(store: Store, encoder: Encoder) -> None:
+def write_empty(store: Store, fields: Sequence[Field], engine: Engine) -> None:
     """What the empty caption becomes, for classifier-free guidance; one worker is enough."""
-    for field in encoder.fields[1:]:
+    for field in fields[1:]:
         name = f"empty.{field.name}"
         try:
             store.read(name, nbytes=1)
         except NotFoundError:
-            array = encoder.empty()[field.name]
+            array = engine.empty()[field.name]
             with suppress(ExistsError):
                 data = field.header + array.numpy().tobytes()
                 write_bytes(store, name, data, exclusive=True)

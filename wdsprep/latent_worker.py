@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import TimeoutError as NotYetError
+from concurrent.futures import wait
 from queue import Empty
 
 from wdsprep.dataset import find_receipt, write_receipt
@@ -45,7 +45,7 @@ class LatentsWorker:
             threads=recipe.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        write_empty(self._store, self._encoder)
+        write_empty(self._store, self._encoder.fields, self._engine)
 
     def close(self) -> None:
         self._engine.close()
@@ -102,13 +102,10 @@ class LatentsWorker:
 
     def _write(self, fed: Fed, output: LatentShard) -> Iterator[None]:
         try:
-            while True:
-                try:
-                    output.add(fed.key, fed.sample, fed.result.result(PROGRESS_S))
-                    return
-                except NotYetError:
-                    self._engine.check()
-                    yield
+            while not wait([fed.result], PROGRESS_S).done:
+                self._engine.check()
+                yield
+            output.add(fed.key, fed.sample, fed.result.result())
         except RejectedError as refused:
             output.reject(
                 Reject(
