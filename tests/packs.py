@@ -184,6 +184,17 @@ def samples_of(root: Path) -> list[dict[str, Any]]:
     return found
 
 
+def decoded(tar: Path) -> list[dict[str, Any]]:
+    """The samples of one tar, as plain webdataset decodes them."""
+    import webdataset as wds
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
+        found = list(wds.WebDataset(str(tar), shardshuffle=False).decode())
+        gc.collect()
+    return found
+
+
 def rejects_of(root: Path) -> list[dict[str, Any]]:
     files = sorted((root / "rejects").glob("*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
