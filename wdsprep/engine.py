@@ -178,8 +178,9 @@ class Engine:
                 self._collect(self._fed.get(timeout=POLL_S), waiting)
             nobody_feeds = self._feeders == 0 and self._fed.empty()
             while waiting and (len(waiting) >= self._size or nobody_feeds):
-                load = self._load(waiting[: self._size])
-                del waiting[: len(load.rows)]
+                size = self._size  # a device may halve it at any time
+                load = self._load(waiting[:size], size)
+                del waiting[:size]
                 yield from self._hand_over(load)
 
     def _collect(self, ticket: _Ticket | None, waiting: list[tuple[_Ticket, Crop]]) -> None:
@@ -192,9 +193,9 @@ class Engine:
         except CancelledError:
             return  # the engine is being closed
 
-    def _load(self, chosen: Sequence[tuple[_Ticket, Crop]]) -> _Load:
+    def _load(self, chosen: Sequence[tuple[_Ticket, Crop]], size: int) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
-        size, count, resolution = self._size, len(chosen), self._encoder.resolution
+        count, resolution = len(chosen), self._encoder.resolution
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
         for row, (_, made) in enumerate(chosen):
