@@ -149,7 +149,7 @@ def encode_as(
         store,
         manifest,
         count=len(pending),
-        limit=limit,
+        limit=limit if wanted != source.shards else 0,
         whole=source.is_whole,
         extra={"model": found.name},
         status=listener.status,
