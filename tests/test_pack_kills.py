@@ -63,6 +63,16 @@ class Run:
         while self.going and not path.exists():
             time.sleep(0.002)
 
+    def wait_for_main(self) -> None:
+        """Until it takes SIGTERM, which is the first that it does; Python itself starts before."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        caught = 1 << (signal.SIGTERM - 1)
+        while self.going:
+            line = next(row for row in status.read_text().splitlines() if row.startswith("SigCgt"))
+            if int(line.split()[1], 16) & caught:
+                return
+            time.sleep(0.002)
+
     def wait(self, timeout_s: float) -> bool:
         """Whether it is still going then."""
         deadline = time.monotonic() + timeout_s
@@ -190,7 +200,8 @@ def test_interrupted_before_it_began_it_writes_nothing_half(
 ) -> None:
     for _ in range(5):
         run = Run(album, tmp_path / "out", "--overwrite")
-        if run.wait(chance.uniform(0.2, 0.5)):
+        run.wait_for_main()
+        if run.wait(chance.uniform(0.0, 0.4)):
             run.send(signal.SIGINT, whole_group=True)
         assert run.end() in (0, 130), run.stderr
         assert "Traceback" not in run.stderr

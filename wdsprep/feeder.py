@@ -13,7 +13,7 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.progress import human_bytes
 from wdsprep.runners import HopelessError
 from wdsprep.samples import Code, Reject, Sample
-from wdsprep.sources import Refusal
+from wdsprep.sources import Refusal, opened
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import OUTSIDE
 
@@ -76,20 +76,23 @@ class Feeder:
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
-        item, sha256, nbytes = self._shard.item, hashlib.sha256(), 0
-
-        def watch(data: bytes) -> None:
-            nonlocal nbytes
-            nbytes += len(data)
-            sha256.update(data)
-
-        rows = self._source.read_keyed(item, watch=watch if self._shard.sha256 else None)
+        item, sha256 = self._shard.item, hashlib.sha256()
+        rows = self._source.read_keyed(item, watch=sha256.update if self._shard.sha256 else None)
         for key, row in islice(rows, item.take or None):
             if isinstance(row, Refusal) and row.code is Code.VANISHED:
                 raise HopelessError(self._damaged("is not there"))
             yield key, row
         if self._shard.sha256 and not item.take and sha256.hexdigest() != self._shard.sha256:
-            raise HopelessError(self._damaged(_how(nbytes, item.nbytes)))
+            raise HopelessError(self._damaged(self._how()))
+
+    def _how(self) -> str:
+        """Reading ends where a tar is broken, so only the store knows how long it is."""
+        name, expected = self._shard.item.name, self._shard.item.nbytes
+        listed = opened(self._source.url).list(name)
+        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
+        if nbytes < expected:
+            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+        return "is not what was packed (another SHA-256)"
 
     def _damaged(self, how: str) -> str:
         name = self._shard.item.name
@@ -100,9 +103,3 @@ class Feeder:
             f"{name} {how}: delete receipts/{pack_unit}.json in {self._source.url} and run "
             '"wdsprep pack" again to rebuild it'
         )
-
-
-def _how(nbytes: int, expected: int) -> str:
-    if nbytes < expected:
-        return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-    return "is not what was packed (another SHA-256)"
