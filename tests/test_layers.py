@@ -33,6 +33,7 @@ LAYERS = [
     ("pack", "encoding"),
     ("show", "encode_show"),
     ("cli",),
+    ("__main__",),
 ]
 PLACES = {
     "click": {"cli"},
