@@ -6,12 +6,18 @@ The public names are loaded when they are first used: `import wdsprep` costs not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdsprep.catalog import Stream
     from wdsprep.encoding import encode
+    from wdsprep.loader import load
 
-__all__ = ["encode"]
+__all__ = ["Stream", "encode", "load"]
 __version__ = "0.1.0"
 
-_PLACES = {"encode": "wdsprep.encoding"}
+_PLACES = {
+    "Stream": "wdsprep.catalog",
+    "encode": "wdsprep.encoding",
+    "load": "wdsprep.loader",
+}
 
 
 def __getattr__(name: str) -> Any:

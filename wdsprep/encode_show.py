@@ -99,8 +99,7 @@ class EncodeShow:
         if outcome.quarantined:
             lines.append("run the same command again to retry what is left out")
         elif manifest.shards:
-            first = f"{self._latents}/{manifest.shards[0].name}"
-            lines.append(f'next: webdataset.WebDataset("{first}", shardshuffle=False).decode()')
+            lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')
         return lines
 
     def _headline(self, outcome: Outcome) -> str:

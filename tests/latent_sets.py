@@ -1,0 +1,92 @@
+"""Small latent datasets without a model: the arrays tell which sample they are of."""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wdsprep.arrays import Field, layout
+from wdsprep.manifest import Manifest, Receipt, Shard
+from wdsprep.store import Store, open_store, write_bytes
+from wdsprep.tar.write import TarWriter, Written
+
+LATENT = (4, 8, 8)
+EMB = (7, 16)
+
+
+def field(name: str, shape: tuple[int, ...], dtype: str = "<f2") -> Field:
+    return Field(name=f"{name}.npy", dtype=dtype, shape=shape)
+
+
+def array_of(key: str, item: Field) -> Any:
+    seed = hashlib.sha256(f"{key}/{item.name}".encode()).digest()[:4]
+    values = np.random.default_rng(list(seed)).standard_normal(item.shape)
+    return values.astype(item.dtype)
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def members(key: str, fields: Sequence[Field]) -> list[tuple[str, bytes]]:
+    arrays = [(item.name, npy(array_of(key, item))) for item in fields]
+    text = f"caption {key} " * (int(key) % 50)
+    return [*arrays, ("json", f'{{"key":"{key}"}}'.encode()), ("txt", text.encode())]
+
+
+def write_shard(store: Store, name: str, keys: Sequence[str], fields: Sequence[Field]) -> Shard:
+    with store.write(name) as sink, TarWriter(sink) as tar:
+        for key in keys:
+            tar.add(key, members(key, fields))
+        written: Written = tar.finish()
+    write_bytes(store, f"{name}.idx", written.index)
+    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256)
+
+
+def write_latents(
+    url: str,
+    sizes: Sequence[int] = (60,) * 5,
+    *,
+    bucket: str = "256",
+    base: int = 0,
+    fields: Sequence[Field] = (),
+    moments: bool = False,
+) -> str:
+    """A dataset of shards with so many samples; its keys are numbers from `base` on."""
+    fields = fields or (field("latent", LATENT), field("emb", EMB))
+    if moments:
+        fields = (field("latent", (2 * LATENT[0], *LATENT[1:])), *fields[1:])
+    store = open_store(url)
+    settings = {
+        "latents": "moments" if moments else "sample",
+        "layout": layout(fields),
+        "scale": 0.18215,
+        "shift": 0.1,
+    }
+    receipts = []
+    for number, size in enumerate(sizes):
+        keys = [f"{base + sum(sizes[:number]) + n:012d}" for n in range(size)]
+        shard = write_shard(store, f"{bucket}/{number:06d}.tar", keys, fields)
+        receipts.append(
+            Receipt(
+                dataset="latents",
+                unit=f"{bucket}/{number:06d}",
+                generation=0,
+                settings=settings,
+                input="",
+                inputs=size,
+                shards=(shard,),
+                rejects={},
+            )
+        )
+    for item in fields[1:]:
+        write_bytes(store, f"empty.{item.name}", npy(np.full(item.shape, 9, item.dtype)))
+    manifest = Manifest(
+        dataset="latents", settings=settings, receipts=tuple(receipts), complete=True
+    )
+    write_bytes(store, "wdsprep.json", manifest.to_bytes())
+    return url

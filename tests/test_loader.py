@@ -1,0 +1,517 @@
+"""The loader: one sequence, whatever reads it; resumed by an integer; nothing lost or repeated."""
+
+import contextlib
+import gc
+import io
+import itertools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from latent_sets import EMB, LATENT, array_of, field, write_latents
+from torch.utils.data import DataLoader
+
+import wdsprep
+from wdsprep import Stream
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.index import index
+from wdsprep.noise import noise_keys, normal
+from wdsprep.store import open_store, write_bytes
+
+HERE = Path(__file__).parent
+BATCH = 32
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 samples: 9 steps of 32 and a rest."""
+    return write_latents(str(tmp_path_factory.mktemp("latents")))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    return [batch["key"] for batch in itertools.islice(batches, steps)]
+
+
+def flat(found: Any) -> list[str]:
+    return [key for part in found for key in part]
+
+
+def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+# What a batch holds
+
+
+def test_values_are_those_numpy_reads_from_the_tar(data: str) -> None:
+    stored = {}
+    for path in Path(data).glob("*/*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                stored[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    names = ("latent", "emb", "key", "txt", "json", "caption")
+    for batch in load(data, fields=names):
+        assert set(batch) == set(names)
+        assert batch["latent"].shape == (BATCH, *LATENT)
+        assert batch["emb"].dtype == torch.float16
+        for row, key in enumerate(batch["key"]):
+            for name in ("latent", "emb"):
+                wanted = np.load(io.BytesIO(stored[f"{key}.{name}.npy"]))
+                assert np.array_equal(batch[name][row].numpy(), wanted)
+            assert batch["txt"][row] == batch["caption"][row] == stored[f"{key}.txt"].decode()
+            assert batch["json"][row] == json.loads(stored[f"{key}.json"])
+
+
+@pytest.mark.parametrize(
+    "names", [("emb",), ("latent",), ("emb", "txt"), ("key",), ("latent", "json")]
+)
+def test_only_what_is_asked_for(data: str, names: tuple[str, ...]) -> None:
+    batch = next(iter(load(data, fields=names)))
+    whole = next(iter(load(data, fields=("latent", "emb", "key", "txt", "json"))))
+    assert set(batch) == set(names)
+    for name in names:
+        assert (
+            torch.equal(batch[name], whole[name])
+            if isinstance(batch[name], torch.Tensor)
+            else batch[name] == whole[name]
+        )
+
+
+def test_a_batch_that_is_kept_does_not_change(data: str) -> None:
+    kept = list(load(data, epochs=3, ahead=1))
+    for batch in kept:
+        for row, key in enumerate(batch["key"]):
+            wanted = array_of(key, field("latent", LATENT))
+            assert np.array_equal(batch["latent"][row].numpy(), wanted)
+
+
+def test_unknown_fields_and_rates_are_refused(data: str) -> None:
+    with pytest.raises(UsageError, match="there are"):
+        load(data, fields=("latents",))
+    with pytest.raises(UsageError, match="rate"):
+        load(data, drop_text=1.5)
+    with pytest.raises(UsageError, match="divide"):
+        load(data, rank=0, world_size=5)
+    with pytest.raises(UsageError, match="both"):
+        load(data, rank=1, world_size=None)
+    with pytest.raises(UsageError, match="buckets"):
+        load(Stream(data, buckets=["512"]))
+    with pytest.raises(NotFoundError, match="no dataset"):
+        load(data + "/receipts-of-none")
+
+
+# One order
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_all_ranks_together_give_the_same_sequence(data: str, world: int) -> None:
+    whole = keys(load(data, epochs=3))
+    ranks = [
+        keys(load(data, epochs=3, rank=rank, world_size=world, threads=rank % 4 + 1))
+        for rank in range(world)
+    ]
+    assert len({len(found) for found in ranks}) == 1
+    assert [flat(parts) for parts in zip(*ranks, strict=True)] == whole
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 7])
+@pytest.mark.parametrize("ahead", [0, 1, 30])
+def test_threads_change_nothing(data: str, threads: int, ahead: int) -> None:
+    found = keys(load(data, epochs=2, threads=threads, ahead=ahead))
+    assert found == keys(load(data, epochs=2))
+
+
+def test_each_sample_once_a_pass(data: str) -> None:
+    """75 steps are 8 passes; a step over a pass's end has samples of both."""
+    served = flat(keys(load(data, epochs=None), 75))
+    assert set(Counter(served).values()) == {8}
+    assert set(Counter(served[: 9 * BATCH]).values()) == {1}
+
+
+def test_an_iteration_is_an_epoch_and_the_next_goes_on(data: str) -> None:
+    loader = load(data)
+    assert len(loader) == loader.steps_per_epoch == 9
+    found = []
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        found += keys(loader)
+        assert loader.step == 9 * (epoch + 1)
+    assert found == keys(load(data, epochs=3))
+    with pytest.raises(TypeError, match="endless"):
+        len(load(data, epochs=None))
+
+
+def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert keys(wdsprep.load(data, global_batch=BATCH)) == keys(load(data, rank=1, world_size=2))
+
+
+def test_streams_are_mixed_by_weight(data: str, tmp_path: Path) -> None:
+    other = write_latents(str(tmp_path), [50, 7], base=10**6)
+    loader = load([Stream(data, weight=3), Stream(other, weight=1)], epochs=20)
+    served = flat(keys(loader))
+    for count in range(1, len(served), 37):
+        share = sum(int(key) >= 10**6 for key in served[:count])
+        assert abs(share - count / 4) <= 2
+    assert len(set(served)) == 357
+
+
+def test_homogeneous_batches_keep_shapes_apart(data: str, tmp_path: Path) -> None:
+    shapes = (field("latent", (4, 16, 16)), field("emb", EMB))
+    other = write_latents(str(tmp_path), [100], base=10**6, fields=shapes)
+    with pytest.raises(UsageError, match="homogeneous"):
+        load([data, other])
+    seen = {
+        (tuple(batch["latent"].shape[1:]), {int(key) >= 10**6 for key in batch["key"]} == {True})
+        for batch in load([data, other], homogeneous=True)
+    }
+    assert seen == {(LATENT, False), ((4, 16, 16), True)}
+
+
+def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [40, 40])
+    assert len(load(Stream(url, buckets=[256])).urls()) == 2
+
+
+# Resume
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 9, 13])
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_resume_under_another_world_goes_on_exactly(data: str, stop: int, world: int) -> None:
+    whole = keys(load(data, epochs=2))
+    ranks = [load(data, epochs=2, rank=rank, world_size=2) for rank in range(2)]
+    for loader in ranks:
+        keys(loader, stop)
+    states = [json.dumps(loader.state_dict()) for loader in ranks]
+    assert states[0] == states[1]
+    assert len(states[0]) < 1024
+    resumed = [
+        load(data, epochs=2, rank=rank, world_size=world, threads=1) for rank in range(world)
+    ]
+    for loader in resumed:
+        loader.load_state_dict(json.loads(states[0]))
+    rest = [flat(parts) for parts in zip(*map(keys, resumed), strict=True)]
+    assert rest == whole[stop:]
+
+
+def test_the_state_counts_what_was_yielded(data: str) -> None:
+    loader = load(data, ahead=8)
+    for number, _ in enumerate(loader, 1):
+        assert loader.state_dict()["step"] == number
+
+
+def test_a_changed_dataset_or_parameter_is_refused_and_a_moved_one_is_not(
+    data: str, tmp_path: Path
+) -> None:
+    loader = load(data)
+    keys(loader, 3)
+    state = loader.state_dict()
+    moved = str(shutil.copytree(data, tmp_path / "moved"))
+    again = load(moved)
+    again.load_state_dict(state)
+    assert keys(again) == keys(load(data))[3:]
+    other = write_latents(str(tmp_path / "other"), [60, 60, 60, 60, 59])
+    for options, what in (
+        ({"seed": 1}, "seed: 0 -> 1"),
+        ({"global_batch": 64}, "global-batch: 32 -> 64"),
+        ({"url": other}, "299 samples"),
+        ({"window": 8}, "window"),
+    ):
+        with pytest.raises(FingerprintError, match=what):
+            load(**{"url": data, **options}).load_state_dict(state)
+    with pytest.raises(FormatError):
+        load(data).load_state_dict({})
+
+
+READ = """
+import json, os, sys
+import wdsprep
+data, state, out = sys.argv[1:]
+loader = wdsprep.load(data, global_batch=32, epochs=None, threads=2)
+if os.path.exists(state):
+    loader.load_state_dict(json.load(open(state)))
+with open(out, "a") as log:
+    for batch in loader:
+        print(json.dumps([loader.step, batch["key"]]), file=log, flush=True)
+        with open(state + ".new", "w") as file:
+            json.dump(loader.state_dict(), file)
+        os.replace(state + ".new", state)
+"""
+KILLS = 20
+
+
+def test_a_killed_process_loses_and_repeats_nothing(data: str, tmp_path: Path) -> None:
+    """The state is written after the batch is used, so at most its last batch comes again."""
+    state, out = tmp_path / "state.json", tmp_path / "out.jsonl"
+    out.touch()
+    for number in range(KILLS):
+        before = out.stat().st_size
+        process = subprocess.Popen([sys.executable, "-c", READ, data, str(state), str(out)])
+        try:
+            deadline = 600
+            while out.stat().st_size < before + 3000 * (number % 7 + 1) and deadline:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.02)
+                deadline -= 1
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        text = out.read_bytes()
+        out.write_bytes(text[: text.rfind(b"\n") + 1])  # the line that the kill cut
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    served: dict[int, list[str]] = {}
+    for step, found in lines:
+        assert served.setdefault(step, found) == found
+    assert sorted(served) == list(range(1, len(served) + 1))
+    assert len(lines) - len(served) <= KILLS
+    whole = keys(load(data, epochs=None), len(served))
+    assert [served[step] for step in sorted(served)] == whole
+
+
+# Other processes
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_dataloader_workers_keep_the_order(data: str, workers: int) -> None:
+    whole = keys(load(data, epochs=2))
+    found = DataLoader(load(data, epochs=2), batch_size=None, num_workers=workers)
+    assert keys(found) == whole
+    resumed = DataLoader(load(data, epochs=2, step=7), batch_size=None, num_workers=workers)
+    assert keys(resumed) == whole[7:]
+
+
+def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
+    loader = DataLoader(load(data), batch_size=None, num_workers=2, persistent_workers=True)
+    found = keys(loader) + keys(loader) + keys(loader)
+    assert found == keys(load(data, epochs=3))
+
+
+def test_the_state_of_a_worker_resumes_that_worker(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As StatefulDataLoader does: each worker is asked, and given back what it said."""
+    whole = keys(load(data))
+
+    class Info:
+        id, num_workers = 1, 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wdsprep.loader.get_worker_info", lambda: Info)
+        worker = load(data)
+        assert keys(worker, 2) == [whole[1], whole[3]]
+        state = json.loads(json.dumps(worker.state_dict()))
+        again = load(data)
+        again.load_state_dict(state)
+        assert keys(again) == [whole[5], whole[7]]
+        Info.num_workers = 3
+        again.load_state_dict(state)
+        with pytest.raises(FingerprintError, match="worker 1 of 2"):
+            iter(again)
+    with pytest.raises(FingerprintError, match="worker"):
+        iter(again)
+
+
+TRAIN = """
+import json, os, sys
+import torch.distributed as dist
+import wdsprep
+data, out = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous",
+                        rank=int(os.environ["ME"]), world_size=2)
+loader = wdsprep.load(data, global_batch=32, epochs=2)
+found = []
+for batch in loader:
+    found.append(batch["key"])
+    dist.barrier()
+json.dump(found, open(f"{out}/{dist.get_rank()}.json", "w"))
+dist.destroy_process_group()
+"""
+
+
+def test_torch_distributed_ranks_end_together(data: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAIN, data, str(tmp_path)]
+    ranks = [subprocess.Popen(command, env={**os.environ, "ME": str(rank)}) for rank in range(2)]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [a + b for a, b in zip(*found, strict=True)] == keys(load(data, epochs=2))
+
+
+# Elsewhere
+
+
+def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
+    remote = open_store(f"s3://{bucket}/latents")
+    local = open_store(data)
+    for entry in local.list():
+        write_bytes(remote, entry.name, local.read(entry.name))
+    names = ("latent", "emb", "key", "txt", "json")
+    here = load(data, fields=names, epochs=2)
+    there = load(remote.url, fields=names, epochs=2)
+    for one, other in zip(here, there, strict=True):
+        assert one["key"] == other["key"]
+        assert one["txt"] == other["txt"]
+        assert torch.equal(one["latent"], other["latent"])
+        assert torch.equal(one["emb"], other["emb"])
+    there.load_state_dict(load(data, step=5).state_dict())
+    assert keys(there, 2) == keys(load(data, step=5), 2)
+    workers = DataLoader(load(remote.url, threads=1), batch_size=None, num_workers=2)
+    assert keys(workers) == keys(load(data))
+    remote.delete("256/000002.tar")
+    with pytest.raises(NotFoundError, match="skip_missing"):
+        keys(load(remote.url))
+    assert flat(keys(load(remote.url, skip_missing=True)))
+
+
+# Chance
+
+
+def test_moments_are_sampled_by_step_and_key_and_resume(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [40, 40], moments=True)
+    whole = list(load(url, epochs=4))
+    assert whole[0]["latent"].shape == (BATCH, *LATENT)
+    item = field("latent", (2 * LATENT[0], *LATENT[1:]))
+    for step, batch in enumerate(whole):
+        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), LATENT)
+        for row, key in enumerate(batch["key"]):
+            mean, logvar = torch.from_numpy(array_of(key, item)).float().chunk(2)
+            wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
+            assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
+    for rank in range(4):
+        part = slice(rank * 8, rank * 8 + 8)
+        some = load(url, epochs=4, step=3, rank=rank, world_size=4, threads=1)
+        for one, other in zip(some, whole[3:], strict=True):
+            assert torch.equal(one["latent"], other["latent"][part])
+
+
+def test_captions_are_dropped_at_their_rate_and_the_same_after_a_resume(data: str) -> None:
+    names = ("emb", "txt", "key")
+    whole = list(load(data, epochs=10, drop_text=0.25, fields=names))
+    dropped = [bool((emb == 9).all()) for batch in whole for emb in batch["emb"]]
+    assert 0.2 < sum(dropped) / len(dropped) < 0.3
+    texts = [text for batch in whole for text in batch["txt"]]
+    assert not any(text for text, gone in zip(texts, dropped, strict=True) if gone)
+    half = load(data, epochs=10, drop_text=0.25, fields=names, step=17, rank=1, world_size=2)
+    for one, other in zip(half, whole[17:], strict=True):
+        assert torch.equal(one["emb"], other["emb"][16:])
+        assert one["txt"] == other["txt"][16:]
+
+
+# Damage
+
+
+@pytest.mark.parametrize("at", [0, 150, 515, 1650])
+def test_a_damaged_sample_is_replaced_and_nothing_shifts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    url = write_latents(str(tmp_path))
+    whole = flat(keys(load(url)))
+    path = tmp_path / "256/000001.tar"
+    start = int(np.fromfile(f"{path}.idx", "<u8")[7])
+    damage(path, start + at)
+    with caplog.at_level(logging.WARNING, "wdsprep"):
+        found = flat(keys(load(url)))
+    bad = f"{67:012d}"
+    assert found == flat(keys(load(url, threads=1, ahead=0)))
+    assert [k for k, w in zip(found, whole, strict=True) if k != w] == [found[whole.index(bad)]]
+    assert "000001.tar: sample 7 is damaged" in caplog.text
+
+
+def test_a_missing_shard_is_an_error_or_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = write_latents(str(tmp_path))
+    whole = flat(keys(load(url)))
+    (tmp_path / "256/000002.tar").unlink()
+    with pytest.raises(NotFoundError, match=r"000002\.tar.*missing.*skip_missing"):
+        keys(load(url))
+    found = flat(keys(load(url, skip_missing=True)))
+    for key, wanted in zip(found, whole, strict=True):
+        assert (key == wanted) is not (120 <= int(wanted) < 180)
+        assert not 120 <= int(key) < 180
+    assert caplog.text.count("the shard is missing") == 1
+
+
+def test_a_cut_shard_is_replaced_from_where_it_ends(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path))
+    path = tmp_path / "256/000002.tar"
+    os.truncate(path, path.stat().st_size // 2)
+    assert len(flat(keys(load(url)))) == 9 * BATCH
+
+
+# Raw samples, images, foreign tars
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its open files
+def test_raw_samples_are_those_of_webdataset(data: str) -> None:
+    import webdataset
+
+    loader = load(data, raw=True)
+    urls = loader.urls()
+    wanted = {s["__key__"]: s for s in webdataset.WebDataset(urls, shardshuffle=False)}
+    gc.collect()
+    found = list(loader)
+    assert len(found) == len(loader) == 9 * BATCH
+    assert [sample["__key__"] for sample in found] == flat(keys(load(data)))
+    for sample in found:
+        other = wanted[sample["__key__"]]
+        names = {name for name in other if not name.startswith("__")}
+        assert all(sample[name] == other[name] for name in names)
+        assert sample["__url__"] == other["__url__"]
+
+
+def test_raw_mode_resumes_at_any_sample(data: str) -> None:
+    whole = flat(keys(load(data)))
+    for stop in (0, 1, 31, 32, 50):
+        loader = load(data, raw=True)
+        for _ in itertools.islice(loader, stop):
+            pass
+        again = load(data, raw=True)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [sample["__key__"] for sample in again] == whole[stop:]
+
+
+def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(2):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for n in range(20):
+                out = io.BytesIO()
+                Image.new("RGB", (40 + n, 32), (n, 2 * n, 3 * n)).save(out, "PNG")
+                for name, body in (("png", out.getvalue()), ("txt", b"%d" % n)):
+                    info = tarfile.TarInfo(f"{number}_{n}.{name}")
+                    info.size = len(body)
+                    tar.addfile(info, io.BytesIO(body))
+    url = str(tmp_path)
+    with pytest.raises(UsageError, match="wdsprep index"):
+        load(url, raw=True)
+    assert dict(index(url)) == {"0.tar": 20, "1.tar": 20}
+    with pytest.raises(UsageError, match="raw=True"):
+        load(url)
+    assert len({sample["__key__"] for sample in load(url, raw=True, global_batch=40)}) == 40
+    batch = next(iter(load(url, pixels=16)))
+    assert batch["pixels"].shape == (BATCH, 3, 16, 16)
+    for pixels, key, text in zip(batch["pixels"], batch["key"], batch["txt"], strict=True):
+        n = int(key.split("_")[1])
+        assert text == str(n)
+        assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]

@@ -1,0 +1,52 @@
+"""A batch in the making, and the memory it is made in."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step's rows: where each comes from, and what has been read. `first` is the place of the
+    first row in the global batch, `views` are the bytes of the tensors in `out`, and `moments` what
+    a latent is yet to be sampled from."""
+
+    step: int
+    first: int
+    stream: list[int]
+    shard: list[int]
+    index: list[int]
+    out: dict[str, Any] = field(default_factory=dict)
+    views: dict[str, memoryview] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+    moments: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+
+class Memory:
+    """Buffers for tensors, taken up again once no tensor uses them: fresh memory costs the kernel
+    more time than reading from the page cache does."""
+
+    def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
+        self._pin, self._keep = pin, keep
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        free = self._free.setdefault(nbytes, [])
+        base = free.pop() if free else np.empty(nbytes, np.uint8)
+        used = base[:]  # lives as long as the tensor's storage does
+        weakref.finalize(used, self._give_back, base).atexit = False
+        return torch.from_numpy(used)
+
+    def _give_back(self, base: NDArray[np.uint8]) -> None:
+        free = self._free[base.nbytes]
+        if len(free) < self._keep:
+            free.append(base)

@@ -1,0 +1,97 @@
+"""What chance does to a batch on its way: noise for moments, captions that are left out.
+
+Chance is a function of the step, the place in the global batch and the key. So it is the same for
+any number of ranks and threads, and after a resume; each pass over the data gets its own.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from wdsprep.arrays import field_of
+from wdsprep.batches import Batch
+from wdsprep.catalog import Dataset
+from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.noise import noise_keys, normal
+from wdsprep.permute import draw, key_of
+
+TEXT_ARRAYS = ("emb", "tokens")
+TEXTS = ("txt", "caption")
+Empty = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Effects:
+    """`drop_text` is the rate at which captions are left out, `pixels` the side of a crop."""
+
+    datasets: tuple[Dataset, ...]
+    seed: int
+    global_batch: int
+    drop_text: float = 0.0
+    pixels: int = 0
+    empty: tuple[Empty, ...] = field(default=())
+
+    def crop(self, image: bytes) -> torch.Tensor:
+        from wdsprep.pixels import crop  # Pillow and pyarrow, which latents do not need
+
+        return crop(image, self.pixels).pixels
+
+    def finish(self, batch: Batch, rows: range) -> None:
+        if batch.moments is not None:
+            self._sample(batch, batch.moments, rows)
+        if self.drop_text:
+            self._drop(batch, rows)
+
+    def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
+        """(z - shift) * scale, with z from the distribution that the moments are of."""
+        some = slice(rows.start, rows.stop)
+        mean, logvar = moments[some].float().chunk(2, dim=1)
+        names = [f"{batch.step}:{key}" for key in batch.keys[some]]
+        noise = normal(noise_keys(self.seed, names), tuple(mean.shape[1:]))
+        z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
+        for number in set(batch.stream[some]):
+            settings = self.datasets[number].settings
+            own = torch.tensor([stream == number for stream in batch.stream[some]])
+            z[own] = (z[own] - settings["shift"]) * settings["scale"]
+        batch.out["latent"][some] = z
+
+    def _drop(self, batch: Batch, rows: range) -> None:
+        for row in self.dropped(batch, rows):
+            for name, array in (self.empty[batch.stream[row]] if self.empty else {}).items():
+                if name in batch.out:
+                    batch.out[name][row] = array
+            for name in TEXTS:
+                if name in batch.out:
+                    batch.out[name][row] = ""
+
+    def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
+        first = batch.step * self.global_batch + batch.first
+        chance = draw(key_of("drop_text", self.seed), np.arange(rows.start, rows.stop) + first)
+        hit: list[int] = np.flatnonzero(chance < np.uint64(self.drop_text * 2.0**64)).tolist()
+        return [rows.start + number for number in hit]
+
+
+def empty_of(dataset: Dataset) -> Empty:
+    """What the dataset stores for the empty caption."""
+    found = {}
+    for item in dataset.fields:
+        name = item.name.removesuffix(".npy")
+        if name in TEXT_ARRAYS:
+            what = f"empty.{item.name}"
+            try:
+                data = dataset.store.read(what)
+            except NotFoundError as error:
+                raise NotFoundError(f"{error}: drop_text needs the empty caption's array") from None
+            if field_of(item.name, data) != item:
+                raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
+            found[name] = torch.from_numpy(np.load(io.BytesIO(data)))
+    return found
+
+
+def check_rate(rate: float) -> float:
+    if not 0 <= rate < 1:
+        raise UsageError(f"drop-text {rate}: a rate is from 0 to below 1")
+    return rate

@@ -1,0 +1,217 @@
+"""One step's rows: read where they belong, checked, and replaced where they are damaged.
+
+A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
+each. In latent shards all arrays lie at fixed places, so one positioned read of a sample puts each
+array straight into its row of a tensor and the headers between them into a scratch row; headers
+are then checked for many rows at once.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from wdsprep.batches import Batch, Memory
+from wdsprep.catalog import Dataset
+from wdsprep.effects import Effects
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.grid import grid_of, short
+from wdsprep.permute import key_of
+from wdsprep.samples import RejectedError
+from wdsprep.shelf import Shelf
+from wdsprep.tar import BLOCK
+from wdsprep.tar.read import BadSampleError, TarSample, scan
+
+ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+END = bytes(2 * BLOCK)
+IMAGES = ("jpg", "jpeg", "png", "webp")
+DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
+TEXTS = ("txt", "caption")
+LISTED = (*TEXTS, "json", "key", "image")
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reader:
+    """Reads rows of some datasets. `names` is what a batch is to hold, beside arrays and key."""
+
+    datasets: tuple[Dataset, ...]
+    shelves: tuple[Shelf, ...]
+    names: tuple[str, ...]
+    effects: Effects
+    memory: Memory
+    raw: bool = False
+    skip_missing: bool = False
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def begin(self, batch: Batch) -> Batch:
+        """Make room for what is to be read."""
+        count = len(batch)
+        batch.keys = [""] * count
+        if self.raw:
+            batch.out["samples"] = [None] * count
+            return batch
+        dataset = self.datasets[batch.stream[0]]
+        shapes = {short(f): (DTYPES[f.dtype], f.shape) for f in dataset.fields}
+        if self.effects.pixels:
+            side = self.effects.pixels
+            shapes["pixels"] = (torch.uint8, (3, side, side))
+        for name in self.names:
+            if name in shapes:
+                batch.out[name] = self._room(batch, name, *shapes[name])
+            elif name in LISTED:
+                batch.out[name] = batch.keys if name == "key" else [None] * count
+        if dataset.has_moments and "latent" in self.names:
+            batch.moments = batch.out["latent"]
+            half = batch.moments.shape[1] // 2
+            batch.out["latent"] = torch.empty_like(batch.moments[:, :half])
+        return batch
+
+    def _room(
+        self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        flat = self.memory.take(prod(shape) * dtype.itemsize * len(batch))
+        batch.views[name] = flat.numpy().data
+        return flat.view(dtype).view(len(batch), *shape)
+
+    def fill(self, batch: Batch, rows: range) -> None:
+        """Read these rows. A damaged sample gives its place to another one of its stream, which
+        depends on nothing but the damaged one."""
+        whole = self.raw or not self.datasets[batch.stream[0]].fields
+        left: Sequence[int] = rows
+        wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
+        for attempt in range(ATTEMPTS):
+            faults = (self._read_whole if whole else self._read_arrays)(batch, left)
+            if not faults:
+                return self.effects.finish(batch, rows)
+            for row, reason in faults.items():
+                self._tell(batch, row, reason)
+                self._substitute(batch, row, wanted[row], attempt)
+            left = list(faults)
+        raise FormatError(
+            f"{self._name(batch, left[0])}: {ATTEMPTS} samples in a row cannot be read: run "
+            f'"wdsprep verify {self.datasets[batch.stream[left[0]]].store.url}"'
+        )
+
+    def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> None:
+        dataset = self.datasets[batch.stream[row]]
+        number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
+        shard = int(np.searchsorted(dataset.ends, number, side="right"))
+        batch.shard[row] = shard
+        batch.index[row] = number - int(dataset.ends[shard]) + dataset.sizes[shard]
+
+    def _name(self, batch: Batch, row: int) -> str:
+        dataset = self.datasets[batch.stream[row]]
+        return f"{dataset.store.url}/{dataset.names[batch.shard[row]]}"
+
+    def _tell(self, batch: Batch, row: int, reason: str) -> None:
+        """Once a sample, or once for all of a missing shard."""
+        index = batch.index[row] if reason != "missing" else -1
+        place = (batch.stream[row], batch.shard[row], index)
+        if place in self._told:
+            return
+        self._told.add(place)
+        what = "the shard is missing" if index < 0 else f"sample {index} is damaged ({reason})"
+        _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
+
+    def _get(
+        self, batch: Batch, row: int, buffers: Sequence[Any], *, rest: bool
+    ) -> "bytearray | str":
+        """What follows the buffers, or why the sample cannot be had."""
+        shelf = self.shelves[batch.stream[row]]
+        try:
+            return shelf.fill(batch.shard[row], batch.index[row], buffers, rest=rest)
+        except BadSampleError as error:
+            return str(error)
+        except NotFoundError:
+            if not self.skip_missing:
+                raise
+            return "missing"
+
+    def _read_whole(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
+        faults = {}
+        for row in rows:
+            data = self._get(batch, row, [], rest=True)
+            sample = data if isinstance(data, str) else parsed(data)
+            fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
+            if fault:
+                faults[row] = fault
+        return faults
+
+    def _take(self, batch: Batch, row: int, sample: TarSample) -> str:
+        """Keep what is wanted of a sample; why it cannot be, or nothing."""
+        batch.keys[row] = sample.key
+        if self.raw:
+            url = self._name(batch, row)
+            made = {"__key__": sample.key, "__url__": url, **sample.fields}
+            batch.out["samples"][row] = made
+            return ""
+        image = next((sample.fields[name] for name in IMAGES if name in sample.fields), None)
+        if image is None and {"image", "pixels"} & set(self.names):
+            return "it has no image"
+        if "image" in self.names:
+            batch.out["image"][row] = image
+        if "pixels" in self.names and image is not None:
+            try:
+                batch.out["pixels"][row] = self.effects.crop(image)
+            except RejectedError as error:
+                return str(error)
+        return self._take_texts(batch, row, sample)
+
+    def _take_texts(self, batch: Batch, row: int, sample: TarSample) -> str:
+        for name in self.names:
+            try:
+                if name in TEXTS:
+                    batch.out[name][row] = sample.fields.get("txt", b"").decode("utf-8", "replace")
+                elif name == "json":
+                    batch.out[name][row] = json.loads(sample.fields.get("json", b"{}"))
+            except ValueError:
+                return "its json is damaged"
+        return ""
+
+    def _read_arrays(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
+        fields = self.datasets[batch.stream[0]].fields
+        grid = grid_of(fields, tuple(batch.views))
+        heads = np.empty((len(rows), grid.heads_nbytes), np.uint8)
+        scratch = heads.reshape(-1).data
+        rest = not {*TEXTS, "json"}.isdisjoint(self.names)
+        faults: dict[int, str] = {}
+        tails: dict[int, bytearray] = {}
+        for number, row in enumerate(rows):
+            head = scratch[number * grid.heads_nbytes : (number + 1) * grid.heads_nbytes]
+            found = self._get(batch, row, grid.buffers(head, batch.views, row), rest=rest)
+            if isinstance(found, str):
+                faults[row] = found
+            else:
+                tails[row] = found
+        for row, key in zip(rows, grid.keys(heads), strict=True):
+            if row not in faults and (key is None or rest):
+                fault = self._take_tail(batch, row, tails[row], grid.padding, key)
+                if fault:
+                    faults[row] = fault
+            batch.keys[row] = key or ""
+        return faults
+
+    def _take_tail(
+        self, batch: Batch, row: int, tail: bytearray, padding: int, key: "str | None"
+    ) -> str:
+        if key is None:
+            return "its headers are not those of the dataset"
+        sample = parsed(tail[padding:])
+        if isinstance(sample, str):
+            return sample
+        if sample.key != key:
+            return "its members have different keys"
+        return self._take_texts(batch, row, sample)
+
+
+def parsed(data: bytearray) -> "TarSample | str":
+    """The one sample in these bytes of a tar, or what is wrong with it."""
+    whole = bytes(data) + END
+    found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
+    return str(found) if isinstance(found, BadSampleError) else found

@@ -1,0 +1,237 @@
+"""Samples of a dataset by shard and number, one positioned read each.
+
+A *shelf* gives the bytes of a sample: into buffers from its start (`fill`), or whole (`sample`).
+On a local disk that is one `preadv` into where the bytes belong. On S3 a request costs too much for
+one sample, so the loader says beforehand what it will want (`expect`): neighbours are fetched
+together, and `fill` copies from what has come.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from wdsprep.catalog import Dataset
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.permute import Ints
+from wdsprep.store.local import LocalStore
+from wdsprep.tar import BLOCK
+from wdsprep.tar.read import BadSampleError
+
+OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
+PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
+GAP = 1  # unwanted samples between two wanted ones that are fetched with them
+
+Buffers = Sequence[Any]
+Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
+
+
+class Shelf(Protocol):
+    """The samples of one dataset, for any number of threads."""
+
+    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
+        """Put the first bytes of a sample into the buffers, one after another; the rest of it, if
+        that is wanted. With no buffers, the rest is the whole sample."""
+
+    def expect(self, wanted: Wanted) -> None:
+        """Say what will be asked for, each sample once; it may be fetched from now on."""
+
+    def close(self) -> None: ...
+
+
+def open_shelf(dataset: Dataset, fetchers: int) -> Shelf:
+    if isinstance(dataset.store, LocalStore):
+        return LocalShelf(dataset, dataset.store.root)
+    return RemoteShelf(dataset, fetchers)
+
+
+class _OpenShard:
+    """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
+    from a number that means another file by now."""
+
+    __slots__ = ("fd", "offsets")
+
+    def __init__(self, fd: int, offsets: memoryview) -> None:
+        self.fd, self.offsets = fd, offsets
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class _Shards:
+    """The shards in use: opened when first needed, the longest unused closed first."""
+
+    def __init__(self, dataset: Dataset, open_tar: Callable[[str], int]) -> None:
+        self._dataset, self._open_tar = dataset, open_tar
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, shard: int) -> _OpenShard:
+        with self._lock:
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
+        found = self._opened(shard)  # two threads at once do no harm
+        with self._lock:
+            found = self._open.setdefault(shard, found)
+            while len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return found
+
+    def _opened(self, shard: int) -> _OpenShard:
+        data, name = self._dataset, self._dataset.names[shard]
+        what = f"{data.store.url}/{name}"
+        try:
+            offsets = _offsets(data.store.read(f"{name}.idx"))
+            fd = self._open_tar(name)
+        except (NotFoundError, FileNotFoundError) as error:
+            raise NotFoundError(
+                f"{what} or its index is missing: bring it back, or load with skip_missing=True"
+            ) from error
+        if len(offsets) != data.sizes[shard] + 1:
+            raise FormatError(
+                f"{what}.idx has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} should "
+                f'be: delete it and run "wdsprep index {data.store.url}"'
+            )
+        return _OpenShard(fd, offsets)
+
+    def place(self, shard: int, index: int) -> tuple[_OpenShard, int, int]:
+        """The file, and where the sample begins and ends in it."""
+        opened = self.get(shard)
+        start, end = opened.offsets[index], opened.offsets[index + 1]
+        if not start < end or (start | end) % BLOCK:
+            raise BadSampleError("its place in the index is damaged", code="truncated")
+        return opened, start, end
+
+
+def _offsets(data: bytes) -> memoryview:
+    whole = data[: len(data) // 8 * 8]
+    return np.frombuffer(whole, "<u8").astype(np.uint64, copy=False).data
+
+
+class LocalShelf:
+    """Reads in place: the page cache is all the reading ahead there is."""
+
+    def __init__(self, dataset: Dataset, root: Path) -> None:
+        def open_tar(name: str) -> int:
+            return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
+
+        self._shards = _Shards(dataset, open_tar)
+
+    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
+        opened, start, end = self._shards.place(shard, index)
+        nbytes = sum(map(len, buffers))
+        if end - start < nbytes:
+            raise too_short()
+        more = bytearray(end - start - nbytes if rest else 0)
+        if rest:
+            buffers, nbytes = [*buffers, more], end - start
+        if os.preadv(opened.fd, buffers, start) != nbytes:
+            _fill_slowly(opened.fd, buffers, start)
+        return more
+
+    def expect(self, wanted: Wanted) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Files close with the last reader."""
+
+
+def too_short() -> BadSampleError:
+    return BadSampleError("it has fewer bytes than it should", code="truncated")
+
+
+def _fill_slowly(fd: int, buffers: Buffers, start: int) -> None:
+    """Over 2 GB, or on a network file system, one call may bring less than all."""
+    for buffer in buffers:
+        view = memoryview(buffer)
+        while len(view):
+            count = os.preadv(fd, [view], start)
+            if not count:
+                raise too_short()
+            start += count
+            view = view[count:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
+
+    start: int
+    data: bytes
+
+
+class RemoteShelf:
+    """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
+    been asked for; what nobody announced is a request of its own."""
+
+    def __init__(self, dataset: Dataset, fetchers: int) -> None:
+        self._dataset = dataset
+        self._shards = _Shards(dataset, lambda _name: -1)
+        self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
+        self._coming: dict[tuple[int, int], Future[_Piece]] = {}
+
+    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
+        data = self._bytes(shard, index)
+        nbytes = sum(map(len, buffers))
+        if len(data) < nbytes:
+            raise too_short()
+        start = 0
+        for buffer in buffers:
+            buffer[:] = data[start : start + len(buffer)]
+            start += len(buffer)
+        return bytearray(data[start:] if rest else b"")
+
+    def _bytes(self, shard: int, index: int) -> memoryview:
+        coming = self._coming.pop((shard, index), None)
+        piece = coming.result() if coming else self._fetch(shard, index, index + 1)
+        _, start, end = self._shards.place(shard, index)
+        data = memoryview(piece.data)[start - piece.start : end - piece.start]
+        if len(data) < end - start:
+            raise too_short()
+        return data
+
+    def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
+        offsets = self._shards.get(shard).offsets
+        start, nbytes = offsets[first], offsets[stop] - offsets[first]
+        name = self._dataset.names[shard]
+        try:
+            return _Piece(start, self._dataset.store.read(name, start=start, nbytes=nbytes))
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}: bring it back, or load with skip_missing=True") from None
+
+    def expect(self, wanted: Wanted) -> None:
+        most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
+        for shard, indices in pieces_of(*wanted, gap=GAP, most=most):
+            coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
+            self._coming.update(((shard, index), coming) for index in indices)
+
+    def close(self) -> None:
+        self._coming.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def pieces_of(
+    shards: Ints, indices: Ints, *, gap: int, most: int
+) -> Iterable[tuple[int, list[int]]]:
+    """The wanted samples in groups to fetch together, those first that hold the most urgent one."""
+    by = np.lexsort((indices, shards))
+    groups: list[tuple[int, int, list[int]]] = []
+    for urgency, shard, index in zip(
+        by.tolist(), shards[by].tolist(), indices[by].tolist(), strict=True
+    ):
+        last = groups[-1] if groups else (0, -1, [0])
+        if shard == last[1] and index <= last[2][-1] + gap + 1 and index < last[2][0] + most:
+            last[2].append(index)
+            groups[-1] = (min(last[0], urgency), shard, last[2])
+        else:
+            groups.append((urgency, shard, [index]))
+    return [(shard, found) for _, shard, found in sorted(groups, key=lambda g: g[0])]

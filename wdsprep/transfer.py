@@ -1,0 +1,44 @@
+"""Batches copied to a device while the one before is in use."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Numbered = tuple[int, dict[str, Any]]
+
+
+def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+    """On CUDA, one batch ahead and on a stream of its own, out of pinned memory."""
+    if device.type != "cuda":
+        for step, batch in batches:
+            yield step, _moved(batch, device)
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    before: tuple[Numbered, torch.cuda.Event] | None = None
+    for step, batch in batches:
+        with torch.cuda.stream(stream):
+            moved = _moved(batch, device)
+            event = stream.record_event()
+        if before is not None:
+            yield _ready(*before, device)
+        before = (step, moved), event
+    if before is not None:
+        yield _ready(*before, device)
+
+
+def _moved(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _ready(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
+    """The trainer's stream waits for the copy, and the memory for the trainer's stream."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(event)
+    for value in numbered[1].values():
+        if isinstance(value, torch.Tensor):
+            value.record_stream(current)
+    return numbered
