@@ -15,6 +15,7 @@ from PIL import Image
 
 from wdsprep.arrays import Field
 from wdsprep.encoder import Encoded, Tokens
+from wdsprep.models import Recipe
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -149,6 +150,10 @@ def peer_loop(model: str, batches: int, *, resolution: int, batch_size: int) -> 
         for _ in range(batches):
             run()
         return time.perf_counter() - started
+
+
+def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
+    return FreeEncoder(recipe.resolution)
 
 
 class FreeEncoder:
