@@ -77,7 +77,7 @@ def _gpu_crew(wish: Wish, machines: Sequence[Machine], *, is_cluster: bool) -> C
     share = wish.gpus_per_worker or 1.0
     cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
     gpus = () if is_cluster else machines[0].gpus
-    room = int(len(gpus) / share) if is_cluster is False else 0
+    room = int(len(gpus) / share) if not is_cluster else 0
     return Crew(
         device="cuda",
         workers=wish.workers or room,

@@ -17,13 +17,11 @@ class EncodeShow:
         self._images, self._latents, self._as_json = images, latents, as_json
         self._line = ProgressLine()
         self._workers: dict[str, Working] = {}
-        self._begun: Begun | None = None
         self.listener = Listener(
             told=self._line.say, begun=self._begin, status=self._status, heard=self._heard
         )
 
     def _begin(self, begun: Begun) -> None:
-        self._begun = begun
         for line in describe(self._images, begun):
             self._line.say(line)
         self._line = ProgressLine()
@@ -47,11 +45,7 @@ class EncodeShow:
             *self._of_workers(),
             f"shard {status.units_done:,} of {status.units:,}",
         ]
-        if status.rejects:
-            parts.append(f"rejects: {human_counts(status.rejects)}")
-        if 0 < status.share_done < 1:
-            parts.append(f"{human_time(elapsed / status.share_done - elapsed)} left")
-        return ", ".join(parts)
+        return ", ".join([*parts, *status.remarks(elapsed)])
 
     def _of_workers(self) -> list[str]:
         """The rate of each worker and how busy the devices are, once there is something to tell."""

@@ -40,7 +40,6 @@ class Begun:
     """0 where nobody has counted them."""
     is_whole: bool
     """Whether the image dataset is packed to its end, as far as it says."""
-    left: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +133,7 @@ def encode_as(
     manifest = refreshed(store, claim(store, "latents", settings))
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
-    listener.begun(_begun(found, recipe, crew, source, wanted, len(pending)))
+    listener.begun(_begun(found, recipe, crew, source, wanted))
     workshop = Workshop(
         images=source.url,
         latents=latents,
@@ -242,7 +241,6 @@ def _begun(
     crew: Crew,
     source: ImageShards,
     wanted: Sequence[ImageShard],
-    left: int,
 ) -> Begun:
     return Begun(
         model=model,
@@ -251,5 +249,4 @@ def _begun(
         shards=len(wanted),
         samples=sum(shard.item.take or shard.item.samples for shard in wanted),
         is_whole=source.is_whole,
-        left=left,
     )

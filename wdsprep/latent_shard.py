@@ -1,6 +1,5 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,7 +12,7 @@ from wdsprep.engine import Engine, Result
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import Shard
-from wdsprep.samples import Code, Reject, RejectedError, Sample
+from wdsprep.samples import Code, Reject, RejectedError, Sample, facts_bytes
 from wdsprep.store import Store, write_bytes
 from wdsprep.tar.write import TarWriter
 
@@ -49,7 +48,7 @@ class LatentShard:
             for field, array in zip(self._fields, result.arrays, strict=True)
         ]
         packed = _kept(sample.facts) if self._is_packed else {}
-        fields.append(("json", _json(facts_of(key, sample, result) | packed)))
+        fields.append(("json", facts_bytes(facts_of(key, sample, result) | packed)))
         fields.append(("txt", sample.caption.encode("utf-8", "replace")))
         try:
             self._tar().add(key, fields)
@@ -102,11 +101,6 @@ def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
         "tokens": tokens.count,
         "width": crop.width,
     }
-
-
-def _json(facts: Mapping[str, Any]) -> bytes:
-    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
 
 
 def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:

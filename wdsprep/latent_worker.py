@@ -18,6 +18,7 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.latent_shard import LatentShard, write_empty
 from wdsprep.latents import Working, Workshop
 from wdsprep.manifest import Receipt
+from wdsprep.run import share_of
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Reject, RejectedError
 from wdsprep.sources import Columns
@@ -25,7 +26,6 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
 
 PROGRESS_S = 0.25
-USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
 class LatentsWorker:
@@ -122,7 +122,7 @@ class LatentsWorker:
         return Working(
             samples=output.samples,
             nbytes=output.nbytes,
-            share=min(1.0, inputs / (item.take or item.samples or USUAL_SAMPLES)),
+            share=share_of(inputs, item.take or item.samples),
             rejects=dict(output.rejects),
             worker=self._name,
             device=str(self._encoder.device),

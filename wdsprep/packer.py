@@ -1,7 +1,6 @@
 """The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt."""
 
 import hashlib
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -17,16 +16,14 @@ from wdsprep.dataset import find_receipt, write_receipt
 from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
 from wdsprep.manifest import Receipt, Settings, Shard
-from wdsprep.run import Progress
-from wdsprep.samples import Code, Reject, RejectedError, Sample
+from wdsprep.run import Progress, share_of
+from wdsprep.samples import Code, Reject, RejectedError, Sample, facts_bytes
 from wdsprep.sources import Item, Refusal, Slice, Source
 from wdsprep.store import Sink, Store, open_store, write_bytes
 from wdsprep.tar.write import TarWriter
 
 PROGRESS_S = 0.25
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
-_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +92,7 @@ def _progress(part: Slice, shards: "_Shards", rejects: "_Rejects") -> Progress:
     return Progress(
         samples=shards.samples,
         nbytes=shards.nbytes,
-        share=min(1.0, inputs / (part.samples or USUAL_SAMPLES)),
+        share=share_of(inputs, part.samples),
         rejects=dict(rejects.counts),
     )
 
@@ -275,9 +272,8 @@ def _fields(key: str, sample: Sample, picture: Picture, bucket: int) -> list[tup
     }
     if len(sample.captions) > 1:
         facts["captions"] = sample.captions
-    text = _ENCODER.encode(facts)
     return [
         (picture.extension, picture.data),
-        ("json", text.encode("utf-8", "replace")),
+        ("json", facts_bytes(facts)),
         ("txt", sample.caption.encode("utf-8", "replace")),
     ]

@@ -12,8 +12,16 @@ from typing import Any, cast
 from wdsprep.dataset import refreshed, tidy
 from wdsprep.errors import AccessError, WorkError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, count_up
+from wdsprep.progress import human_counts, human_time
 from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.store import Store, write_bytes
+
+USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
+
+
+def share_of(inputs: int, samples: int) -> float:
+    """How far a unit is with so many of its samples taken up; 0 samples are not counted ones."""
+    return min(1.0, inputs / (samples or USUAL_SAMPLES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +44,13 @@ class Status:
     units_done: int = 0
     units: int = 0
     share_done: float = 0.0
+
+    def remarks(self, elapsed_s: float) -> list[str]:
+        """The end of a progress line: what was rejected, and the time left."""
+        parts = [f"rejects: {human_counts(self.rejects)}"] if self.rejects else []
+        if 0 < self.share_done < 1:
+            parts.append(f"{human_time(elapsed_s / self.share_done - elapsed_s)} left")
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

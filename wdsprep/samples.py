@@ -54,6 +54,14 @@ class Code(str, Enum):
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 
+_FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def facts_bytes(facts: Mapping[str, Any]) -> bytes:
+    """The json member of a sample."""
+    return _FACTS.encode(facts).encode("utf-8", "replace")
+
+
 class RejectedError(Exception):
     """Raised where a sample turns out to be none; `pack` catches it and writes a Reject."""
 

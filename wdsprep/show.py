@@ -102,11 +102,7 @@ class PackShow:
             f"{human_bytes(status.nbytes / elapsed)}/s",
             f"slice {status.units_done:,} of {status.units:,}",
         ]
-        if status.rejects:
-            parts.append(f"rejects: {human_counts(status.rejects)}")
-        if 0 < status.share_done < 1:
-            parts.append(f"{human_time(elapsed / status.share_done - elapsed)} left")
-        return ", ".join(parts)
+        return ", ".join([*parts, *status.remarks(elapsed)])
 
     def result(self, packed: Outcome, images: str) -> str:
         """The end of a run, for a person or for a program."""
