@@ -37,11 +37,12 @@ LAYERS = [
     ("loader",),
     ("pack", "encoding"),
     ("show", "encode_show"),
+    ("options",),
     ("cli",),
     ("__main__",),
 ]
 PLACES = {
-    "click": {"cli"},
+    "click": {"cli", "options"},
     "boto3": {"store.s3"},
     "botocore": {"store.s3", "store.s3_errors"},
     "PIL": {"images", "colour", "formats", "pixels"},

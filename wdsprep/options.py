@@ -1,0 +1,146 @@
+"""The options that commands share, and how their values are read."""
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, such as 2GB or 512MiB."""
+
+    name = "size"
+    units = ("B", "K", "M", "G", "T")
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no size: write 2GB, 500MB or a number of bytes", param, ctx)
+        base = 1024 if match[3] else 1000
+        return int(float(match[1]) * base ** self.units.index(match[2].upper() or "B"))
+
+
+class Quality(click.ParamType):  # type: ignore[type-arg]
+    """`jpg:95`, or the 95 alone."""
+
+    name = "jpg:quality"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(value))
+        if match is None or not 1 <= int(match[1]) <= 100:
+            self.fail(f"{value!r}: write jpg:95, with a quality from 1 to 100", param, ctx)
+        return int(match[1])
+
+
+class Auto(click.ParamType):  # type: ignore[type-arg]
+    """A number, or `auto`, which is 0 to the library."""
+
+    name = "auto|N"
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        text = str(value)
+        if text == "auto":
+            return 0
+        if not text.isdecimal() or int(text) < self._least:
+            self.fail(f"{value!r}: give auto, or a number from {self._least} on", param, ctx)
+        return int(text)
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several click options as one decorator."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+RULES = options(
+    click.option("--buckets", default="256,512", show_default=True, help="Smallest shorter sides."),
+    click.option("--samples-per-shard", type=click.IntRange(1), default=10_000, show_default=True),
+    click.option("--max-shard-size", type=Size(), default="2GB", show_default=True),
+    click.option(
+        "--check",
+        type=click.Choice(["full", "header"]),
+        default="full",
+        show_default=True,
+        help="Decode each image, or trust its header.",
+    ),
+    click.option("--min-size", type=int, default=0, help="Least shorter side.  [smallest bucket]"),
+    click.option("--max-area", type=int, default=100_000_000, show_default=True, help="Pixels."),
+    click.option("--max-aspect-ratio", type=float, default=0.0, help="Longer side over shorter."),
+    click.option("--min-caption", type=int, default=0, help="Least length in characters."),
+    click.option("--max-caption", type=int, default=0, help="Greatest length in characters."),
+    click.option("--filter", "condition", help='Such as "aesthetic >= 4.5 and pwatermark < 0.8".'),
+    click.option("--reencode", type=Quality(), help="Write every image as JPEG, such as jpg:95."),
+    click.option("--max-side", type=int, default=0, help="Shrink larger images (with --reencode)."),
+)
+COLUMNS = options(
+    click.option("--caption-col", default="", help="Column or json field.  [recognised]"),
+    click.option("--image-col", default="", help="Column or tar field.  [recognised]"),
+)
+RUNNING = (
+    click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
+    click.option("--max-attempts", type=click.IntRange(1), default=3, show_default=True),
+)
+WORKERS = options(
+    click.option("--workers", type=click.IntRange(0), default=0, help="Processes.  [all cores]"),
+    click.option(
+        "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True
+    ),
+    *RUNNING,
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+RECIPE = options(
+    click.option("--resolution", type=click.IntRange(8), required=True, help="Such as 256 or 512."),
+    click.option(
+        "--model",
+        default="sd2",
+        show_default=True,
+        help="sd2, sd1, tiny, REPO[@REV] of a diffusers model, or its folder.",
+    ),
+    click.option(
+        "--latents",
+        type=click.Choice(["sample", "mean", "moments"]),
+        default="sample",
+        show_default=True,
+        help="What to keep of the VAE's distribution.",
+    ),
+    click.option(
+        "--text", type=click.Choice(["emb", "tokens", "none"]), default="emb", show_default=True
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "fp16", "bf16", "fp32"]),
+        default="auto",
+        show_default=True,
+        help="The models' own; stored is fp16.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling noise."),
+)
+CREW = options(
+    click.option("--batch-size", type=Auto(1), default="auto", show_default=True),
+    click.option("--compile", is_flag=True, help="Compile the models first."),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        default="auto",
+        show_default=True,
+    ),
+    click.option("--workers", type=Auto(1), default="auto", show_default=True),
+    click.option(
+        "--gpus-per-worker", type=float, default=0.0, help="GPUs, or a share of one.  [1]"
+    ),
+    click.option("--cpus-per-worker", type=float, default=0.0, help="Cores.  [all, shared fairly]"),
+    click.option("--accelerator-type", help="Such as A10G: only on these GPUs of a Ray cluster."),
+    click.option("--runner", type=click.Choice(["ray", "local"]), default="ray", show_default=True),
+    *RUNNING,
+)
