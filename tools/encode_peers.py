@@ -4,6 +4,7 @@ Anyscale guide on Ray Data, a bare loop over the models, and a dummy encoder for
 import io
 import logging
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import wdsprep
 from wdsprep.arrays import Field
 from wdsprep.encoder import Encoded, Tokens
 from wdsprep.models import Recipe
@@ -124,6 +126,23 @@ def peer_ray(
         num_cpus=0.5,
     )
     encoded.write_parquet(str(out), min_rows_per_file=500)
+
+
+def make_wide(folder: Path) -> Path:
+    """`tiny` with twice the channels and three times the layers, random: the model is the work."""
+    import diffusers
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    tiny = Path(wdsprep.__file__).parent / "tiny"
+    shutil.copytree(tiny, folder)
+    config = dict(diffusers.AutoencoderKL.load_config(tiny, subfolder="vae"))
+    config |= {"block_out_channels": [32, 64, 64, 64], "layers_per_block": 2}
+    diffusers.AutoencoderKL.from_config(config).save_pretrained(folder / "vae")
+    text = transformers.CLIPTextConfig.from_pretrained(tiny, subfolder="text_encoder")
+    text.update({"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6})
+    transformers.CLIPTextModel(text).save_pretrained(folder / "text_encoder")
+    return folder
 
 
 def peer_loop(model: str, batches: int, *, resolution: int, batch_size: int) -> float:

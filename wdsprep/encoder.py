@@ -223,7 +223,7 @@ class _Clip:
 
 
 def _load_networks(model: Model, text: str, dtype: torch.dtype, device: torch.device) -> Networks:
-    # channels_last is for GPUs: on a CPU it was slower, and further from the result in fp64.
+    # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = _Moments(_load_vae(model, dtype), layout).eval().requires_grad_(False)
     moments = moments.to(memory_format=layout).to(device)
