@@ -72,10 +72,13 @@ def test_img2dataset_names_are_not_shown() -> None:
     ("arguments", "code", "message"),
     [
         (["pack", "nowhere"], 1, "nowhere is empty or not there"),
-        (["pack", "urls.csv"], 1, "table of URLs"),
+        (["pack", "urls.csv"], 1, "has no column of URLs: it has link_to, caption"),
         (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
-        (["pack", "https://a.b/c.parquet"], 2, "local paths and s3://"),
-        (["pack", "pipe:cat x.tar"], 2, "local paths and s3://"),
+        (["pack", "https://a.b/c.tar"], 2, "of the web, pack reads tables"),
+        (["pack", "pipe:cat x.tar"], 2, "local paths, s3:// and tables by https://"),
+        (["pack", "--retry-rejected"], 2, "is no table of URLs"),
+        (["pack", "--retry-rejected", "--overwrite"], 2, "give one"),
+        (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),
         (["pack", "--buckets", "512,256"], 2, "give rising sizes"),
         (["pack", "--filter", "__import__('os')"], 2, "cannot be used"),
         (["pack", "--filter", "a >"], 2, "at character"),
@@ -93,7 +96,7 @@ def test_img2dataset_names_are_not_shown() -> None:
 def test_a_failure_is_one_clear_line_and_never_a_traceback(
     arguments: list[str], code: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("urls.csv").write_text("url,caption\nhttp://a.b/c.jpg,c\n")
+    Path("urls.csv").write_text("link_to,caption\nhttp://a.b/c.jpg,c\n")
     Path("urls.py").write_text("url = 1\n")
     assert main(arguments) == code
     said = capfd.readouterr().err

@@ -550,18 +550,6 @@ def test_a_column_that_a_filter_names_must_be_in_the_table(tmp_path: Path) -> No
     pack(tmp_path / "t.parquet", tmp_path / "out", "--filter", "aesthetic > 4 and caption")
 
 
-@pytest.mark.parametrize("name", ["urls.csv", "urls.parquet", "urls.tsv", "urls.jsonl", "urls.txt"])
-def test_a_table_of_urls_is_said_to_be_one(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "in" / name
-    write_files(tmp_path, {f"in/{name}": "url,caption\nhttp://x/a.jpg,x\n"})
-    if name.endswith("parquet"):
-        write_table(path, [{"url": "http://x/a.jpg", "caption": "x"}])
-    for source in [path] + [path.parent] * (not name.endswith("txt")):
-        with pytest.raises(SourceError, match=r"table of URLs.*img2dataset"):
-            pack(source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_damaged_table_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_files(tmp_path, {"t.parquet": b"PAR1 and nothing else"})
     with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file"):

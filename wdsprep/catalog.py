@@ -46,6 +46,7 @@ class Dataset:
     store: Store
     kind: str
     names: tuple[str, ...]
+    contents: tuple[str, ...]  # what changes when a shard's bytes do
     sizes: tuple[int, ...]
     nbytes: int
     digest: str
@@ -111,6 +112,7 @@ def _of_manifest(
         store=store,
         kind=manifest.dataset,
         names=tuple(shard.name for shard in shards),
+        contents=tuple(shard.sha256 for shard in shards),
         sizes=tuple(shard.samples for shard in shards),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=_digest(shards),
@@ -126,7 +128,8 @@ def _digest(shards: Iterable[Shard]) -> str:
 
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
-    there = {entry.name: entry.nbytes for entry in store.list()}
+    listed = {entry.name: entry for entry in store.list()}
+    there = {name: entry.nbytes for name, entry in listed.items()}
     names = [n for n in there if n.endswith(".tar")]
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
@@ -143,6 +146,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         store=store,
         kind="tars",
         names=tuple(names),
+        contents=tuple(f"{store.url}/{n} {listed[n].stamp} {there[n]}" for n in names),
         sizes=tuple(sizes),
         nbytes=sum(there[name] for name in names),
         digest=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),

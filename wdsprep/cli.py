@@ -14,13 +14,14 @@ import click
 
 from wdsprep import __version__
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.options import COLUMNS, CREW, JSON, RECIPE, RULES, WORKERS
+from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, RECIPE, RULES, WORKERS
 
 IMG2DATASET_NAMES = {
     "number-sample-per-shard": "samples-per-shard",
     "min-image-size": "min-size",
     "encode-quality": "reencode",
     "processes-count": "workers",
+    "max-image-area": "max-area",
 }
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
 
@@ -49,6 +50,7 @@ def cli(debug: bool) -> None:
 @click.argument("images", default="shards/images")
 @RULES
 @COLUMNS
+@FETCHING
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples, for a trial.")
 @WORKERS
 @click.option("--append", is_flag=True, help="Pack what the source has gained since.")
@@ -58,10 +60,12 @@ def pack(source: str, images: str, **options: Any) -> int:
     """Pack the images of SOURCE into shards in IMAGES, by resolution.
 
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
-    a {000..099} pattern) or Parquet tables with image bytes; it and IMAGES may be s3:// URLs.
+    a {000..099} pattern), Parquet tables with image bytes, or tables of URLs to download (.parquet,
+    .csv, .tsv, .jsonl, .txt); it and IMAGES may be s3:// URLs, a table also an https:// one.
     Killed or interrupted, the same command goes on where it was.
     """
-    from wdsprep.show import PackShow, pack_request
+    from wdsprep.pack_request import pack_request
+    from wdsprep.show import PackShow
 
     show = PackShow(source, as_json=options.pop("as_json"))
     packed = pack_request(source, images, show.listener, **options)
@@ -91,6 +95,61 @@ def encode(images: str, out: str, **options: Any) -> int:
     outcome = encode_shards(images, out, listener=show.listener, **options)
     click.echo(show.result(outcome))
     return DONE_WITH_DAMAGE if outcome.quarantined else 0
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("key", default="")
+@click.option("-o", "out", metavar="DIR", help="Write the members of the sample there.")
+@click.option("--urls", "list_urls", is_flag=True, help="Print the shards as a trainer takes them.")
+@JSON
+def inspect(dataset: str, key: str, **options: Any) -> None:
+    """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
+    from wdsprep.inspect_show import inspect as inspect_dataset
+
+    click.echo(inspect_dataset(dataset, key, **options))
+
+
+@cli.command()
+@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
+@click.option("--quick", is_flag=True, help="Receipts, sizes and presence alone: read no shard.")
+@WORKERS
+@JSON
+def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Check every byte of datasets; given images and their latents, also that they match.
+
+    Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
+    any.
+    """
+    from wdsprep.check_show import VerifyShow, request
+
+    show = VerifyShow(as_json=as_json)
+    verified = request(datasets, show, **options)
+    click.echo(show.result(verified))
+    return DONE_WITH_DAMAGE if verified.findings else 0
+
+
+@cli.command()
+@click.argument("dataset")
+@click.option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+@WORKERS
+@JSON
+def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
+    """Remove what is damaged in DATASET, so that the next pack or encode makes it again.
+
+    Verifies first, shows what it will do, and asks.
+    """
+    from wdsprep.check_show import RepairShow
+
+    show = RepairShow(dataset, as_json=as_json)
+    found = show.plan(**options)
+    click.echo(show.intent(found), nl=bool(show.intent(found)))
+    done = found.is_needed and (yes or (sys.stdin.isatty() and click.confirm("do this?")))
+    if done:
+        show.carry_out(found)
+    click.echo(show.result(found, done=done))
+    return 0 if done is found.is_needed and not found.beyond else DONE_WITH_DAMAGE
 
 
 @cli.command()

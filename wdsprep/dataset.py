@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from wdsprep.buckets import buckets_of_phase
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences, sorted_receipts
 from wdsprep.store import Store, open_store, write_bytes
@@ -176,6 +177,17 @@ def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifes
         return rebuilt
     same = old.complete and old.receipts == rebuilt.receipts
     return replace(rebuilt, generations=old.generations, complete=same, extra=old.extra)
+
+
+def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
+    """For each training resolution, how many samples and shards its buckets hold."""
+    buckets = sorted(manifest.settings["buckets"])
+    found = {}
+    for resolution in buckets:
+        of_phase = set(buckets_of_phase(resolution, buckets))
+        shards = [shard for shard in manifest.shards if shard.bucket in of_phase]
+        found[resolution] = (sum(shard.samples for shard in shards), len(shards))
+    return found
 
 
 def tidy(store: Store, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ any number of ranks and threads, and after a resume; each pass over the data get
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,11 @@ class Effects:
     drop_text: float = 0.0
     pixels: int = 0
     empty: tuple[Empty, ...] = field(default=())
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What a state must agree with, beside the order."""
+        return {"drop_text": self.drop_text, "pixels": self.pixels}
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.pixels import crop  # Pillow and pyarrow, which latents do not need
@@ -74,7 +80,25 @@ class Effects:
         return [rows.start + number for number in hit]
 
 
-def empty_of(dataset: Dataset) -> Empty:
+def effects_of(
+    datasets: tuple[Dataset, ...], *, seed: int, global_batch: int, drop_text: float, pixels: int
+) -> Effects:
+    """The same with the stored arrays of the empty caption, where they will be needed."""
+    if not 0 <= drop_text < 1:
+        raise UsageError(f"drop-text {drop_text}: a rate is from 0 to below 1")
+    if pixels < 0:
+        raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
+    return Effects(
+        datasets=datasets,
+        seed=seed,
+        global_batch=global_batch,
+        drop_text=float(drop_text),
+        pixels=pixels,
+        empty=tuple(map(_empty_of, datasets)) if drop_text else (),
+    )
+
+
+def _empty_of(dataset: Dataset) -> Empty:
     """What the dataset stores for the empty caption."""
     found = {}
     for item in dataset.fields:
@@ -89,9 +113,3 @@ def empty_of(dataset: Dataset) -> Empty:
                 raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
             found[name] = torch.from_numpy(np.load(io.BytesIO(data)))
     return found
-
-
-def check_rate(rate: float) -> float:
-    if not 0 <= rate < 1:
-        raise UsageError(f"drop-text {rate}: a rate is from 0 to below 1")
-    return rate

@@ -4,7 +4,9 @@ A shard is a unit of work; its output has its name, its keys and its order. (The
 called `encode`, because `wdsprep.encode` is the function.)
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wdsprep.arrays import layout
 from wdsprep.crews import Crew, Wish, find_crew, runner_of
 from wdsprep.dataset import claim, clear, receipt_name, refreshed
-from wdsprep.errors import FingerprintError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latents import Workshop
 from wdsprep.manifest import FORMAT, Manifest
@@ -131,6 +133,7 @@ def encode_as(
         clear(store, "latents")
     sweep(store)
     manifest = refreshed(store, claim(store, "latents", settings))
+    _check_empty(store, manifest)
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
     listener.begun(_begun(found, recipe, crew, source, wanted))
@@ -219,6 +222,18 @@ def _check_unchanged(store: Store, done: Mapping[str, str], known: Mapping[str, 
             f"encoded from them ({names}): name another place for the new latents, or start over "
             "with --overwrite"
         )
+
+
+def _check_empty(store: Store, manifest: Manifest) -> None:
+    """What became of the empty caption must be what receipts say before a further one says it."""
+    known = {item for receipt in manifest.receipts for item in receipt.files.items()}
+    for name in {name for name, _ in known if name.startswith("empty.")}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
+                raise FormatError(
+                    f"{store.url}/{name} is damaged: "
+                    f'run "wdsprep repair {store.url}", then the same command again'
+                )
 
 
 def _largest_first(shards: Iterable[ImageShard]) -> tuple[ImageShard, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsprep.errors import SourceError
-from wdsprep.store import Entry, Store, open_store, stream, write_bytes
+from wdsprep.store import Store, open_store, stream, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.tar.read import file_tape, index_tar, stream_tape
 
@@ -18,15 +18,20 @@ def index(folder: str) -> Iterator[tuple[str, int]]:
         raise SourceError(f"{folder} is no folder that holds tars to index")
     for tar in tars:
         if f"{tar.name}.idx" not in there:
-            offsets = _index(store, tar)
-            write_bytes(store, f"{tar.name}.idx", offsets)
-            yield tar.name, len(offsets) // 8 - 1
+            yield tar.name, write_index(store, tar.name)
 
 
-def _index(store: Store, tar: Entry) -> bytes:
-    what = f"{store.url}/{tar.name}"
+def write_index(store: Store, tar: str) -> int:
+    """Write the index of one tar, whether it has one or not; how many samples that has."""
+    offsets = _index(store, tar)
+    write_bytes(store, f"{tar}.idx", offsets)
+    return len(offsets) // 8 - 1
+
+
+def _index(store: Store, tar: str) -> bytes:
+    what = f"{store.url}/{tar}"
     if isinstance(store, LocalStore):
-        with file_tape(Path(store.root, tar.name)) as tape:
+        with file_tape(Path(store.root, tar)) as tape:
             return index_tar(tape, what)
-    with stream(store, tar.name) as file:
+    with stream(store, tar) as file:
         return index_tar(stream_tape(file), what)

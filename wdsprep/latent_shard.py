@@ -1,18 +1,20 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from wdsprep.arrays import Field
+from wdsprep.arrays import Field, empty_name
 from wdsprep.encoder import Encoder
 from wdsprep.engine import Engine, Result
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import Shard
-from wdsprep.samples import Code, Reject, RejectedError, Sample, facts_bytes
+from wdsprep.rejects import RejectsFile, rejects_name
+from wdsprep.samples import Code, RejectedError, Sample, facts_bytes
 from wdsprep.store import Store, write_bytes
 from wdsprep.tar.write import TarWriter
 
@@ -27,11 +29,11 @@ class LatentShard:
         self._stack = ExitStack()
         self._writer: TarWriter | None = None
         self.samples = self.nbytes = 0
-        self.rejects: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
 
     def __enter__(self) -> "LatentShard":
-        self._rejects = self._stack.enter_context(self._store.write(f"rejects/{self._unit}.jsonl"))
+        sink = self._stack.enter_context(self._store.write(rejects_name(self._unit)))
+        self.rejects = RejectsFile(sink)
         return self
 
     def __exit__(
@@ -58,10 +60,6 @@ class LatentShard:
         self.nbytes += sum(len(data) for _, data in fields)
         self.counts["cut"] += int(result.tokens.cut)
         self.counts["empty_caption"] += int(not sample.caption)
-
-    def reject(self, reject: Reject) -> None:
-        self._rejects.write(reject.to_json().encode("utf-8", "replace"))
-        self.rejects[reject.code.value] += 1
 
     def _tar(self) -> TarWriter:
         """Begun with the first sample: there are no empty shards."""
@@ -108,14 +106,19 @@ def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: facts[name] for name in ("source", "source_height", "source_width")}
 
 
-def write_empty(store: Store, fields: Sequence[Field], engine: Engine) -> None:
-    """What the empty caption becomes, for classifier-free guidance; one worker is enough."""
+def write_empty(store: Store, fields: Sequence[Field], engine: Engine) -> dict[str, str]:
+    """What the empty caption becomes, for classifier-free guidance; one worker is enough. The
+    SHA-256 of each file, by its name."""
+    digests = {}
     for field in fields[1:]:
-        name = f"empty.{field.name}"
+        name = empty_name(field)
         try:
-            store.read(name, nbytes=1)
+            data = store.read(name)
         except NotFoundError:
-            array = engine.empty()[field.name]
-            with suppress(ExistsError):
-                data = field.header + array.numpy().tobytes()
+            data = field.header + engine.empty()[field.name].numpy().tobytes()
+            try:
                 write_bytes(store, name, data, exclusive=True)
+            except ExistsError:
+                data = store.read(name)
+        digests[name] = hashlib.sha256(data).hexdigest()
+    return digests

@@ -18,6 +18,7 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.latent_shard import LatentShard, write_empty
 from wdsprep.latents import Working, Workshop
 from wdsprep.manifest import Receipt
+from wdsprep.rejects import rejects_name
 from wdsprep.run import share_of
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Reject, RejectedError
@@ -45,7 +46,7 @@ class LatentsWorker:
             threads=recipe.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        write_empty(self._store, self._encoder.fields, self._engine)
+        self._empty = write_empty(self._store, self._encoder.fields, self._engine)
 
     def close(self) -> None:
         self._engine.close()
@@ -70,10 +71,11 @@ class LatentsWorker:
             generation=0,
             settings=settings,
             input=shard.input,
-            inputs=output.samples + output.rejects.total(),
+            inputs=output.samples + output.rejects.counts.total(),
             shards=written,
-            rejects=dict(output.rejects),
+            rejects=dict(output.rejects.counts),
             counts=dict(output.counts),
+            files={rejects_name(shard.name): output.rejects.sha256, **self._empty},
         )
         write_receipt(self._store, receipt)
         return receipt
@@ -93,7 +95,7 @@ class LatentsWorker:
             if isinstance(entry, Exception):
                 raise entry
             if isinstance(entry, Reject):
-                output.reject(entry)
+                output.rejects.add(entry)
             else:
                 yield from self._write(entry, output)
             if time.monotonic() - told > PROGRESS_S:
@@ -107,7 +109,7 @@ class LatentsWorker:
                 yield
             output.add(fed.key, fed.sample, fed.result.result())
         except RejectedError as refused:
-            output.reject(
+            output.rejects.add(
                 Reject(
                     key=fed.key, source=fed.sample.source, code=refused.code, detail=refused.detail
                 )
@@ -117,13 +119,13 @@ class LatentsWorker:
 
     def _working(self, shard: ImageShard, output: LatentShard) -> Working:
         stats = self._engine.stats
-        inputs = output.samples + output.rejects.total()
+        inputs = output.samples + output.rejects.counts.total()
         item = shard.item
         return Working(
             samples=output.samples,
             nbytes=output.nbytes,
             share=share_of(inputs, item.take or item.samples),
-            rejects=dict(output.rejects),
+            rejects=dict(output.rejects.counts),
             worker=self._name,
             device=str(self._encoder.device),
             done=stats.samples,

@@ -23,25 +23,24 @@ before each epoch.
 torchdata's StatefulDataLoader asks each worker for its state, and needs as many workers again.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsprep.catalog import Dataset, Stream, open_all
-from wdsprep.effects import Effects, check_rate, empty_of
+from wdsprep.cache import cache_dir
+from wdsprep.catalog import Stream, open_all
+from wdsprep.effects import effects_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.grid import short
+from wdsprep.load_plan import Plan, names_of, placed
 from wdsprep.order import Order
-from wdsprep.serving import Plan, serve
+from wdsprep.serving import serve
 from wdsprep.transfer import transferred
 
 Numbered = Iterator[tuple[int, dict[str, Any]]]
 THREADS = 3
-OF_IMAGES = ("image", "txt", "key")
-TEXTS = ("txt", "caption", "json", "key")
 
 
 def load(
@@ -63,6 +62,8 @@ def load(
     threads: int = THREADS,
     ahead: int | None = None,
     skip_missing: bool = False,
+    cache: str | Path | None = None,
+    cache_nbytes: int | None = None,
     pin: bool = False,
     device: str | torch.device | None = None,
 ) -> "Loader":
@@ -74,9 +75,14 @@ def load(
     with `pixels=256`, `pixels`. `raw` gives samples one by one, as webdataset has them.
     `drop_text` is the rate at which captions become the empty one; `homogeneous` keeps a step to
     one stream; `window` is how far the order shuffles inside a shard. `skip_missing` serves other
-    samples in place of a missing shard's. `device` copies batches there, `pin` pins them.
+    samples in place of a missing shard's. `cache` is a local folder for at most `cache_nbytes` of
+    what comes from S3, which all processes of a machine may share. `device` copies batches there
+    one step ahead, `pin` leaves that to the trainer.
     """
     datasets = open_all(streams)
+    effects = effects_of(
+        datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
+    )
     order = Order(
         streams=tuple(dataset.as_stream() for dataset in datasets),
         global_batch=global_batch,
@@ -84,97 +90,35 @@ def load(
         window=window,
         homogeneous=homogeneous,
         epoch_steps=epoch_steps,
+        also=effects.parameters,
     )
-    if epochs is not None and epochs < 1:
-        raise UsageError(f"epochs {epochs}: give 1 or more, or None for no end")
     rank, world = placed(rank, world_size)
-    order.step(max(0, step), rank=rank, world=world)  # refuses what cannot be
-    _check_alike(datasets, raw=raw, pixels=pixels, homogeneous=homogeneous)
-    effects = Effects(
-        datasets=datasets,
-        seed=seed,
-        global_batch=global_batch,
-        drop_text=check_rate(drop_text),
-        pixels=pixels,
-        empty=tuple(map(empty_of, datasets)) if drop_text else (),
-    )
     plan = Plan(
         datasets=datasets,
         order=order,
         rank=rank,
         world=world,
         epochs=epochs,
-        names=() if raw else _names(datasets, fields, pixels),
+        names=() if raw else names_of(datasets, fields, pixels),
         effects=effects,
         raw=raw,
         threads=threads,
         ahead=threads + 2 if ahead is None else ahead,
-        pin=pin or (device is not None and torch.device(device).type == "cuda"),
+        pin=pin,
+        device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
+        cache=cache_dir(cache, cache_nbytes),
     )
-    return Loader(plan, step=step, device=device)
-
-
-def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
-    if rank is not None or world_size is not None:
-        if rank is None or world_size is None:
-            raise UsageError("give both rank and world_size, or none")
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _check_alike(
-    datasets: tuple[Dataset, ...], *, raw: bool, pixels: int, homogeneous: bool
-) -> None:
-    """What is to stand in one batch must be of one kind and shape."""
-    first = datasets[0]
-    for dataset in datasets:
-        if raw:
-            continue
-        if dataset.kind == "tars" and not pixels:
-            raise UsageError(
-                f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
-            )
-        if (dataset.kind == "latents") != (first.kind == "latents"):
-            raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
-        same = (dataset.fields, dataset.has_moments) == (first.fields, first.has_moments)
-        if not same and not homogeneous:
-            raise UsageError(
-                f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
-                "homogeneous=True keeps each batch to one stream"
-            )
-
-
-def _names(
-    datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
-) -> tuple[str, ...]:
-    """What a batch holds; where streams differ, what any of them has."""
-    arrays = tuple(dict.fromkeys(short(f) for d in datasets for f in d.fields))
-    if datasets[0].kind == "latents":
-        usual, known = (*arrays, "key"), {*arrays, *TEXTS}
-    else:
-        usual, known = OF_IMAGES, {"image", *TEXTS}
-        if pixels:
-            usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
-    if fields is None:
-        return usual
-    names = tuple(dict.fromkeys(name.removesuffix(".npy") for name in fields))
-    if not names or not known.issuperset(names):
-        raise UsageError(f"fields {', '.join(names)}: there are {', '.join(sorted(known))}")
-    return names
+    return Loader(plan, step=step)
 
 
 class Loader(IterableDataset[dict[str, Any]]):
     """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
     ends with the epoch; `step` is the number of steps served so far."""
 
-    def __init__(
-        self, plan: Plan, *, step: int = 0, device: "str | torch.device | None" = None
-    ) -> None:
-        self._plan, self._device = plan, device
+    def __init__(self, plan: Plan, *, step: int = 0) -> None:
+        plan.order.check(step, rank=plan.rank, world=plan.world)
+        self._plan = plan
         self._row = 0  # in raw mode, the samples of the step that were served
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
         self.step = step
@@ -224,8 +168,11 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
-        if info is not None and self._device is not None:
-            raise UsageError("device= is for threads: copy in the trainer what workers read")
+        if info is not None and (self._plan.device or self._plan.pin):
+            raise UsageError(
+                "device= and pin= are for threads: DataLoader(pin_memory=True) pins what its "
+                "workers read, and the trainer copies it"
+            )
         if info is None and self._worker is not None:
             raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
         stride = 1 if info is None else info.num_workers
@@ -233,8 +180,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         batches = serve(self._plan, range(self.step, max(self.step, last), stride))
         if self._plan.raw:
             return self._one_by_one(batches, stride, last)
-        if self._device is not None:
-            batches = transferred(batches, torch.device(self._device))
+        if self._plan.device is not None:
+            batches = transferred(batches, self._plan.device)
         return self._counted(batches, stride, last)
 
     def _end(self, step: int) -> int:

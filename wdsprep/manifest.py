@@ -39,8 +39,9 @@ class Shard:
 class Receipt:
     """A finished unit of work on a dataset (`images` or `latents`). `input` is the digest of what
     it was made from, `inputs` how many samples that held: as many as its shards and its rejects
-    hold together. `generation` is the unit with which the append that made it began, or 0, and
-    `counts` is what else was counted, such as captions that were cut."""
+    hold together. `generation` is the unit with which the append that made it began, or 0,
+    `counts` is what else was counted, such as captions that were cut, and `files` has the SHA-256
+    of the files beside the shards whose digest stands nowhere else."""
 
     dataset: str
     unit: str
@@ -51,6 +52,7 @@ class Receipt:
     shards: tuple[Shard, ...]
     rejects: Mapping[str, int]
     counts: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)
@@ -182,6 +184,7 @@ def _open(kind: str, data: bytes, what: str) -> dict[str, Any]:
 def _receipt_body(receipt: Receipt) -> dict[str, Any]:
     return {
         "counts": dict(receipt.counts),
+        "files": dict(receipt.files),
         "generation": receipt.generation,
         "input": receipt.input,
         "inputs": receipt.inputs,
@@ -205,4 +208,5 @@ def _receipt_from(body: Mapping[str, Any], dataset: str, settings: Settings) -> 
         shards=tuple(Shard(**shard) for shard in body["shards"]),
         rejects=body["rejects"],
         counts=body["counts"],
+        files=body["files"],
     )

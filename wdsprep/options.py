@@ -1,5 +1,6 @@
 """The options that commands share, and how their values are read."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+HASHES = ("sha256", "md5", "sha512")
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -52,6 +54,39 @@ class Auto(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Names with commas between them, or as a JSON list, which img2dataset takes."""
+
+    name = "a,b,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        if not str(value).startswith("["):
+            return tuple(name.strip() for name in str(value).split(",") if name.strip())
+        try:
+            found = json.loads(str(value).replace("'", '"'))
+        except ValueError:
+            self.fail(f"{value!r} is no list of names", param, ctx)
+        return tuple(map(str, found))
+
+
+class HashColumn(click.ParamType):  # type: ignore[type-arg]
+    """`md5`, `COLUMN:md5`, or img2dataset's `["COLUMN","md5"]`: the column and the hash."""
+
+    name = "column[:hash]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        names = Names().convert(value, param, ctx) if str(value).startswith("[") else ()
+        column, _, kind = str(value).rpartition(":")
+        column, kind = names if len(names) == 2 else (column or kind, kind)
+        if kind not in HASHES:
+            self.fail(f"{value!r}: write COLUMN:HASH, with one of {', '.join(HASHES)}", param, ctx)
+        return column, kind
+
+
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Several click options as one decorator."""
 
@@ -86,6 +121,44 @@ RULES = options(
 COLUMNS = options(
     click.option("--caption-col", default="", help="Column or json field.  [recognised]"),
     click.option("--image-col", default="", help="Column or tar field.  [recognised]"),
+    click.option("--url-col", default="", help="Column with the images' URLs.  [recognised]"),
+    click.option(
+        "--save-additional-columns", type=Names(), help="Keep only these beside the caption.  [all]"
+    ),
+    click.option("--verify-hash", type=HashColumn(), help="Column with digests, such as md5."),
+    click.option("--compute-hash", type=click.Choice(HASHES), help="Keep each image's digest."),
+)
+FETCHING = options(
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0.1),
+        default=10.0,
+        show_default=True,
+        help="Seconds an attempt.",
+    ),
+    click.option("--retries", type=click.IntRange(0), default=2, show_default=True),
+    click.option(
+        "--requests", type=click.IntRange(1), default=256, show_default=True, help="At a time."
+    ),
+    click.option(
+        "--per-host",
+        type=click.IntRange(1),
+        default=8,
+        show_default=True,
+        help="Requests at a time.",
+    ),
+    click.option(
+        "--max-bytes", type=Size(), default="50MB", show_default=True, help="Of an image."
+    ),
+    click.option("--contact", default="", help="URL or mail address to show to servers."),
+    click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt disallows."),
+    click.option("--ignore-opt-outs", is_flag=True, help="Fetch what is marked noai or noimageai."),
+    click.option(
+        "--allow-private-hosts", is_flag=True, help="Fetch from loopback and local networks too."
+    ),
+    click.option(
+        "--retry-rejected", is_flag=True, help="Fetch again what a passing failure left out."
+    ),
 )
 RUNNING = (
     click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),

@@ -98,6 +98,7 @@ class Order:
     window: int = 256
     homogeneous: bool = False
     epoch_steps: int | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)  # settings that a state must agree with
 
     def __post_init__(self) -> None:
         if not self.streams:
@@ -111,6 +112,7 @@ class Order:
             value = getattr(self, name)
             if value is not None and not low <= value < high:
                 raise UsageError(f"{name.replace('_', '-')} {value}: not in [{low}, {high})")
+        _ = self._shares  # refuses amounts that make no sense
 
     @cached_property
     def slots(self) -> int:
@@ -137,7 +139,8 @@ class Order:
 
     def steps(self, first: int, count: int, *, rank: int = 0, world: int = 1) -> Samples:
         """The same for steps [first, first + count), a row a step: cheaper than one by one."""
-        stream, places = self._places(range(first, first + count), self._share(rank, world))
+        share = self.check(first, count, rank=rank, world=world)
+        stream, places = self._places(range(first, first + count), share)
         shard, index = np.empty_like(places), np.empty_like(places)
         for number, passes in enumerate(self._passes):
             here = stream == number
@@ -182,7 +185,11 @@ class Order:
         old = {name: value for name, value in state.items() if name not in ("version", "step")}
         lines = differences(old, self._parameters)
         if lines:
-            raise FingerprintError("the state belongs to another order:\n  " + "\n  ".join(lines))
+            shown = "\n  ".join(lines)
+            raise FingerprintError(
+                f"the state belongs to another order:\n  {shown}\nresume with what it was saved "
+                f"with, or begin another order at its step {step} (step={step})"
+            )
         return step
 
     @cached_property
@@ -198,6 +205,7 @@ class Order:
             "window": self.window,
             "homogeneous": self.homogeneous,
             "steps_per_epoch": self.steps_per_epoch,
+            **self.also,
         } | self._described
 
     @property
@@ -239,7 +247,10 @@ class Order:
         by = np.lexsort((blocks, rows, blocks // INTERLEAVED))
         return blocks[by], rows[by]
 
-    def _share(self, rank: int, world: int) -> slice:
+    def check(self, first: int, count: int = 1, *, rank: int, world: int) -> slice:
+        """A rank's share of a step. Refuses steps and ranks that there are not."""
+        if not 0 <= first < first + count <= MAX_STEP:
+            raise UsageError(f"steps [{first}, {first + count}): give one or more, from 0 on")
         if world < 1 or self.global_batch % world:
             raise UsageError(f"a global batch of {self.global_batch} does not divide by {world}")
         if not 0 <= rank < world:
@@ -249,8 +260,6 @@ class Order:
 
     def _places(self, steps: range, share: slice) -> tuple[Ints, Ints]:
         """The stream of each position, and its place among all that the stream ever serves."""
-        if not (0 <= steps.start < steps.stop <= MAX_STEP):
-            raise UsageError(f"steps [{steps.start}, {steps.stop}): give one or more, from 0 on")
         blocks, rows = (part[share] for part in self._layout)
         dealt = list(self._dealt_steps(steps) if self.homogeneous else map(self._dealt, steps))
         stream = np.stack([of_block[blocks] for of_block, _ in dealt])

@@ -6,18 +6,24 @@ so the dataset is the same to the byte for every runner, worker count and histor
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import claim, clear, refreshed
-from wdsprep.manifest import FORMAT, MANIFEST, Manifest
-from wdsprep.packer import Packer, Rules
+from wdsprep.errors import UsageError
+from wdsprep.fetch import FetchRules
+from wdsprep.judging import Rules
+from wdsprep.manifest import FORMAT, MANIFEST
+from wdsprep.packer import Packer
 from wdsprep.resume import Survey, make_plan, survey
+from wdsprep.retries import Retries, read_retries
 from wdsprep.run import Outcome, Run, Status, sweep
 from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import absolute, check_apart, open_store, write_bytes
+
+SLICES_OF_URLS = 3  # that a worker has under way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,18 +41,27 @@ def pack(
     *,
     rules: Rules,
     columns: Columns,
-    make_runner: Callable[[int], Runner],
+    make_runner: Callable[[int, int], Runner],
+    fetch: Callable[[int], FetchRules],
     workers: int = 1,
     limit: int = 0,
     append: bool = False,
     overwrite: bool = False,
+    retry_rejected: bool = False,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Pack `source` into the dataset `images` on the workers of `make_runner(workers)`. Where there
-    are fewer slices than workers, each of fewer workers decodes in several threads."""
+    """Pack `source` into the dataset `images` on the workers of `make_runner(workers, slices)`,
+    each with so many slices at a time; the URLs of a table are fetched by the rules of
+    `fetch(workers)`. Where there are fewer slices than workers, each of fewer workers decodes in
+    several threads."""
     listener = listener or Listener()
     source, images = absolute(source), absolute(images)  # workers may run in other folders
     found = recognise(source, columns=columns, rows_per_item=rules.samples_per_shard)
+    has_urls = found.kind == "urls"
+    if retry_rejected and not has_urls:
+        raise UsageError(
+            f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
+        )
     check_apart(found.url if set(source) & set("*?[") else source, images)
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
@@ -54,29 +69,56 @@ def pack(
     if overwrite:
         clear(store, "images")
     sweep(store)
-    settings = settings_of(found, rules, columns)
+    settings = settings_of(found, rules, columns, fetch(1))
     manifest = refreshed(store, claim(store, "images", settings))
+    retries = read_retries(store) if has_urls else Retries(store=store)
+    manifest = retries.settle(manifest)
     size = rules.samples_per_shard if found.kind == "folder" else 1
     plan = make_plan(store, manifest, seen, slice_size=size, append=append)
     if plan.generations != manifest.generations:
         manifest = replace(manifest, generations=plan.generations, complete=False)
         write_bytes(store, MANIFEST, manifest.to_bytes())
+    if retry_rejected:
+        retries = retries.extended(manifest, size=rules.samples_per_shard)
+    again = retries.pending(manifest)
+    count = plan.count + len(again)
+    workers, threads, held = _crew(workers, count, has_urls=has_urls)
     packer = Packer(
         source=seen.source,
         images=images,
         rules=rules,
         settings=settings,
-        generation=plan.generations[-1],
-        threads=max(1, workers // max(1, plan.count)),
+        generations=plan.generations,
+        threads=threads,
+        fetch_rules=fetch(workers) if has_urls else None,
     )
-    runner = make_runner(min(workers, plan.count)) if plan.count else None
-    run = Run(store, manifest, count=plan.count, limit=limit, tidies=True, status=listener.status)
-    return run.carry_out(runner, packer, plan.pending())
+    runner = make_runner(workers, held) if count else None
+    run = Run(
+        store,
+        manifest,
+        count=count,
+        limit=limit,
+        tidies=True,
+        settle=retries.settle,
+        status=listener.status,
+    )
+    return run.carry_out(runner, packer, retries.apart_from(chain(plan.pending(), again)))
 
 
-def settings_of(source: Source, rules: Rules, columns: Columns) -> dict[str, Any]:
+def _crew(workers: int, slices: int, *, has_urls: bool) -> tuple[int, int, int]:
+    """How many workers (0: as a cluster has room), the threads of each, and the slices that each
+    has at a time: several of URLs, so that the last rows of one hold up nobody."""
+    threads = max(1, workers // max(1, slices))
+    workers = min(workers, slices)
+    held = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
+    return workers, threads, held if has_urls else 1
+
+
+def settings_of(
+    source: Source, rules: Rules, columns: Columns, fetch: FetchRules
+) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the source's content."""
-    return {
+    found = {
         "buckets": list(rules.buckets),
         "caption_col": columns.caption,
         "check": "full" if rules.full_check else "header",
@@ -94,14 +136,17 @@ def settings_of(source: Source, rules: Rules, columns: Columns) -> dict[str, Any
         "samples_per_shard": rules.samples_per_shard,
         "source": source.kind,
     }
-
-
-def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
-    """For each training resolution, how many samples and shards its buckets hold."""
-    buckets = sorted(manifest.settings["buckets"])
-    found = {}
-    for resolution in buckets:
-        of_phase = set(buckets_of_phase(resolution, buckets))
-        shards = [shard for shard in manifest.shards if shard.bucket in of_phase]
-        found[resolution] = (sum(shard.samples for shard in shards), len(shards))
+    if rules.kept is not None:
+        found["save_additional_columns"] = list(rules.kept)
+    if rules.verify is not None:
+        found["verify_hash"] = f"{rules.verify.column}:{rules.verify.hash}"
+    if rules.compute_hash:
+        found["compute_hash"] = rules.compute_hash
+    if source.kind == "urls":
+        found |= {
+            "max_bytes": fetch.max_nbytes,
+            "opt_outs": fetch.opt_outs,
+            "robots": fetch.robots,
+            "url_col": columns.url,
+        }
     return found

@@ -63,21 +63,20 @@ class Reader:
             shapes["pixels"] = (torch.uint8, (3, side, side))
         for name in self.names:
             if name in shapes:
-                batch.out[name] = self._room(batch, name, *shapes[name])
+                dtype, shape = shapes[name]
+                made = batch.out[name] = self._tensor(dtype, count, *shape)
+                batch.views[name] = made.view(-1).view(torch.uint8).numpy().data
             elif name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
         if dataset.has_moments and "latent" in self.names:
             batch.moments = batch.out["latent"]
-            half = batch.moments.shape[1] // 2
-            batch.out["latent"] = torch.empty_like(batch.moments[:, :half])
+            _, channels, *sides = batch.moments.shape
+            latent = self._tensor(batch.moments.dtype, count, channels // 2, *sides)
+            batch.out["latent"] = latent
         return batch
 
-    def _room(
-        self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        flat = self.memory.take(prod(shape) * dtype.itemsize * len(batch))
-        batch.views[name] = flat.numpy().data
-        return flat.view(dtype).view(len(batch), *shape)
+    def _tensor(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return self.memory.take(prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read these rows. A damaged sample gives its place to another one of its stream, which

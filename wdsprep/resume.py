@@ -4,7 +4,9 @@ what it was.
 The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
 out differently, the source has changed, and that is an error before any work is done. An append
 leaves the packed slices as they are and cuts what is new into further ones: a new *generation*,
-whose first slice the manifest records, so that an append that was killed resumes like any run.
+whose first slice the manifest records, so that an append that was killed resumes like any run. Of
+a slice of an earlier generation that a repair has taken out, a *hole*, the inputs file is left: it
+alone still tells what was in it.
 """
 
 import hashlib
@@ -12,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wdsprep.errors import FingerprintError, SourceError
-from wdsprep.manifest import Manifest
-from wdsprep.sources import Item, Slice, Source, shown, slices
+from wdsprep.manifest import Manifest, Receipt
+from wdsprep.sources import FIRST_RETRY, Item, Slice, Source, shown, slices
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store
 
@@ -39,13 +41,15 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The slices of the last generation; `older` identifies the items that earlier ones hold."""
+    """The slices of the last generation and the holes of earlier ones; `older` identifies the items
+    that earlier ones hold."""
 
     survey: Survey
     slice_size: int
     generations: tuple[int, ...]
     older: frozenset[int]
     packed: Mapping[str, str]  # the digests of what the slices that are done were made from
+    holes: tuple[Slice, ...] = ()
     count: int = 0  # of slices pending
 
     def wanted(self) -> Iterator[Slice]:
@@ -56,6 +60,7 @@ class Plan:
 
     def pending(self) -> Iterator[Slice]:
         """Slices wanted minus receipts present, cut as they are asked for."""
+        yield from self.holes
         for part in self.wanted():
             if part.name not in self.packed:
                 yield part
@@ -116,35 +121,57 @@ def make_plan(
     store: Store, manifest: Manifest, seen: Survey, *, slice_size: int, append: bool
 ) -> Plan:
     """Hold the source against what is packed; an error says what differs."""
-    packed = {receipt.unit: receipt.input for receipt in manifest.receipts}
+    packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
     start = manifest.generations[-1]
-    earlier = [unit for unit in packed if int(unit) < start]
+    holes = _holes(store, packed, start, seen)
+    filled = [part.name for part in holes]
+    earlier = [*filled, *(unit for unit in packed if int(unit) < start)]
     plan = Plan(
         survey=seen,
         slice_size=slice_size,
         generations=manifest.generations,
         older=frozenset(map(identity, packed_items(store, earlier))),
         packed=packed,
+        holes=holes,
     )
     pending = _pending_if_unchanged(plan, complete=manifest.complete)
     if pending is not None:
         return replace(plan, count=pending)
-    added = _check_only_added(store, manifest, seen, append=append)
-    if not added:
-        return replace(plan, survey=replace(seen, kept=()))  # all of it is packed, cut otherwise
+    added = _check_only_added(store, manifest, seen, filled, append=append)
+    if not added:  # all of it is packed, cut otherwise
+        return replace(plan, survey=replace(seen, kept=()), count=len(holes))
     plan = replace(
         plan,
         generations=(*manifest.generations, max(map(int, packed)) + 1),
-        older=frozenset(map(identity, packed_items(store, packed))),
+        older=frozenset(map(identity, packed_items(store, [*filled, *packed]))),
     )
-    return replace(plan, count=sum(1 for _ in plan.wanted()))
+    return replace(plan, count=len(holes) + sum(1 for _ in plan.wanted()))
+
+
+def _holes(store: Store, packed: Mapping[str, str], start: int, seen: Survey) -> tuple[Slice, ...]:
+    """The slices before `start` that have inputs and no receipt, where the source still has all of
+    them and no other slice does. Otherwise a killed run has left them, and they mean nothing."""
+    gone = {f"{number:06d}" for number in range(start)} - packed.keys()
+    there = {inputs_name(unit): unit for unit in gone}
+    units = [there[e.name] for e in store.list("inputs/") if e.name in there] if there else []
+    if not units:
+        return ()
+    items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
+    wanted = {one for ones in items.values() for one in ones}
+    wanted -= set(map(identity, packed_items(store, packed)))
+    real = {found: item for item in seen.items() if (found := identity(item)) in wanted}
+    return tuple(
+        Slice(number=int(unit), items=tuple(real[one] for one in ones))
+        for unit, ones in items.items()
+        if ones and real.keys() >= set(ones)
+    )
 
 
 def _pending_if_unchanged(plan: Plan, *, complete: bool) -> int | None:
     """How many slices are left to do, or None where a packed slice does not come out of the source
     as it was, or a complete dataset does not cover the source."""
     unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
-    pending = 0
+    pending = len(plan.holes)
     for part in plan.wanted():
         if part.name not in plan.packed:
             pending += 1
@@ -154,9 +181,18 @@ def _pending_if_unchanged(plan: Plan, *, complete: bool) -> int | None:
     return None if unseen or (pending and complete) else pending
 
 
+def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
+    """Of the slices that have rows of their own, and are not there to try others' again."""
+    return (receipt for receipt in manifest.receipts if int(receipt.unit) < FIRST_RETRY)
+
+
+def inputs_name(unit: str) -> str:
+    return f"inputs/{unit}.jsonl"
+
+
 def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
     for unit in units:
-        for line in store.read(f"inputs/{unit}.jsonl").splitlines():
+        for line in store.read(inputs_name(unit)).splitlines():
             yield Item.from_json(line.decode())
 
 
@@ -169,9 +205,11 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _check_only_added(store: Store, manifest: Manifest, seen: Survey, *, append: bool) -> int:
+def _check_only_added(
+    store: Store, manifest: Manifest, seen: Survey, filled: Iterable[str], *, append: bool
+) -> int:
     """The number of new items, where the source may have gained some and has not changed else."""
-    units = [receipt.unit for receipt in manifest.receipts]
+    units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
     known = {_hash(item.name): identity(item) for item in packed_items(store, units)}
     added, changed = _Names("added"), _Names("changed")
     for item in seen.items():

@@ -5,6 +5,7 @@ receipts, a status and at last a manifest here, for both.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from wdsprep.progress import human_counts, human_time
 from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.store import Store, write_bytes
 
+MOST_HOSTS = 2_000
 USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
@@ -26,12 +28,14 @@ def share_of(inputs: int, samples: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a unit has come; `share` of its inputs have been taken up."""
+    """How far a unit has come; `share` of its inputs have been taken up. `failed_hosts` are those
+    that most downloads failed at, with the code."""
 
     samples: int
     nbytes: int
     share: float
     rejects: Mapping[str, int]
+    failed_hosts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +66,15 @@ class Outcome:
     nbytes: int
     units_before: int
     quarantined: tuple[Quarantined, ...]
+    failed_hosts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
     all there will be, unless a `limit` cuts them short; `tidies`, that what no receipt speaks of
-    can go then. `status` is called at each event with what makes a Status, which takes a while
-    where many workers are under way; `heard` with each step's progress."""
+    can go then. `settle` sees the receipts before they are published. `status` is called at each
+    event with what makes a Status, which takes a while where many workers are under way; `heard`
+    with each step's progress."""
 
     def __init__(
         self,
@@ -80,13 +86,15 @@ class Run:
         whole: bool = True,
         tidies: bool = False,
         extra: Mapping[str, Any] | None = None,
+        settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         status: Callable[[Callable[[], Status]], None],
         heard: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
         self._store, self._manifest, self._count = store, manifest, count
         self._limit, self._whole, self._tidies = limit, whole, tidies
         self._extra = dict(extra or {})
-        self._status, self._heard = status, heard
+        self._settle, self._status, self._heard = settle, status, heard
+        self._failed_hosts: Counter[str] = Counter()
         self._receipts: list[Receipt] = []
         self._going: dict[str, Progress] = {}
         self._quarantined: list[Quarantined] = []
@@ -116,6 +124,7 @@ class Run:
             nbytes=self._total.nbytes,
             units_before=len(self._manifest.receipts),
             quarantined=tuple(self._quarantined),
+            failed_hosts=dict(self._failed_hosts.most_common()),
         )
 
     def _take(self, event: Event) -> None:
@@ -124,12 +133,19 @@ class Run:
             self._going[name] = progress = cast("Progress", event.value)
             self._heard(progress)
         else:
-            self._going.pop(name, None)
+            last = self._going.pop(name, None)
+            self._note_hosts(last.failed_hosts if last else {})
         if isinstance(event, Finished):
             self._finish(cast("Receipt", event.result))
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
         self._status(self._now)
+
+    def _note_hosts(self, failed: Mapping[str, int]) -> None:
+        """Of a great many, those that were the worst so far."""
+        self._failed_hosts.update(failed)
+        if len(self._failed_hosts) > MOST_HOSTS:
+            self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
 
     def _finish(self, receipt: Receipt) -> None:
         total = self._total
@@ -157,7 +173,7 @@ class Run:
 
     def _publish(self, *, all_done: bool) -> Manifest:
         """Write the manifest with all receipts that are there by now."""
-        manifest = refreshed(self._store, self._manifest, self._receipts)
+        manifest = self._settle(refreshed(self._store, self._manifest, self._receipts))
         is_whole = all_done and self._whole and not self._limit
         complete = is_whole and len(manifest.receipts) == self._total.units
         extra = self._extra | ({"limit": self._limit} if self._limit else {})

@@ -87,12 +87,16 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One image with its captions (the first is the one to train on) and its facts."""
+    """One image with its captions (the first is the one to train on) and its facts. Where the
+    image is to be fetched, `url` says from where, and `image` is empty until then; `digests` are of
+    the bytes that came, by the hash's name."""
 
     source: str
     image: bytes
     captions: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    url: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def caption(self) -> str:
@@ -101,17 +105,20 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reject:
-    """A sample that did not make it: the key it would have had, where it came from, and why."""
+    """A sample that did not make it: the key it would have had, where it came from, and why. `url`
+    is where its image was to be fetched, if it was."""
 
     key: str
     source: str
     code: Code
     detail: str = ""
+    url: str = ""
 
     def to_json(self) -> str:
         """One line of a rejects file."""
         line = {"code": self.code.value, "detail": self.detail, "key": self.key}
         line |= {"source": self.source, "stage": self.code.stage}
+        line |= {"url": self.url} if self.url else {}
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -122,4 +129,5 @@ class Reject:
             source=found["source"],
             code=Code.named(found["code"]),
             detail=found["detail"],
+            url=found.get("url", ""),
         )

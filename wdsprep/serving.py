@@ -3,15 +3,13 @@
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wdsprep.batches import Batch, Memory
-from wdsprep.catalog import Dataset
-from wdsprep.effects import Effects
-from wdsprep.order import Order, Samples
+from wdsprep.load_plan import Plan
+from wdsprep.order import Samples
 from wdsprep.permute import Ints
 from wdsprep.reading import Reader
 from wdsprep.shelf import open_shelf
@@ -22,37 +20,15 @@ FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """All that decides what a loader serves and how it reads."""
-
-    datasets: tuple[Dataset, ...]
-    order: Order
-    rank: int
-    world: int
-    epochs: int | None
-    names: tuple[str, ...]
-    effects: Effects
-    raw: bool
-    threads: int
-    ahead: int
-    pin: bool
-    skip_missing: bool
-
-    @property
-    def share(self) -> int:
-        return self.order.global_batch // self.world
-
-
 def serve(plan: Plan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """Batches in order. Threads fill them in any order, a few steps ahead."""
-    shelves = tuple(open_shelf(dataset, FETCHERS) for dataset in plan.datasets)
+    shelves = tuple(open_shelf(dataset, FETCHERS, plan.cache) for dataset in plan.datasets)
     reader = Reader(
         datasets=plan.datasets,
         shelves=shelves,
         names=plan.names,
         effects=plan.effects,
-        memory=Memory(pin=plan.pin, keep=2 * (plan.ahead + 4)),
+        memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
         raw=plan.raw,
         skip_missing=plan.skip_missing,
     )

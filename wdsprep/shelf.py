@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wdsprep.cache import Cache, CacheDir
 from wdsprep.catalog import Dataset
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.permute import Ints
@@ -45,10 +46,10 @@ class Shelf(Protocol):
     def close(self) -> None: ...
 
 
-def open_shelf(dataset: Dataset, fetchers: int) -> Shelf:
+def open_shelf(dataset: Dataset, fetchers: int, cache: CacheDir | None = None) -> Shelf:
     if isinstance(dataset.store, LocalStore):
         return LocalShelf(dataset, dataset.store.root)
-    return RemoteShelf(dataset, fetchers)
+    return RemoteShelf(dataset, fetchers, cache)
 
 
 class _OpenShard:
@@ -166,15 +167,16 @@ class _Piece:
     """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
 
     start: int
-    data: bytes
+    data: bytes | bytearray
 
 
 class RemoteShelf:
     """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
     been asked for; what nobody announced is a request of its own."""
 
-    def __init__(self, dataset: Dataset, fetchers: int) -> None:
+    def __init__(self, dataset: Dataset, fetchers: int, cache: CacheDir | None = None) -> None:
         self._dataset = dataset
+        self._cache = Cache(cache, dataset.contents) if cache else None
         self._shards = _Shards(dataset, lambda _name: -1)
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[_Piece]] = {}
@@ -201,10 +203,15 @@ class RemoteShelf:
 
     def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
         offsets = self._shards.get(shard).offsets
-        start, nbytes = offsets[first], offsets[stop] - offsets[first]
-        name = self._dataset.names[shard]
+
+        def fetch(first: int, stop: int) -> bytes:
+            start, nbytes = offsets[first], offsets[stop] - offsets[first]
+            return self._dataset.store.read(self._dataset.names[shard], start=start, nbytes=nbytes)
+
         try:
-            return _Piece(start, self._dataset.store.read(name, start=start, nbytes=nbytes))
+            if self._cache is None:
+                return _Piece(offsets[first], fetch(first, stop))
+            return _Piece(offsets[first], self._cache.read(shard, offsets, first, stop, fetch))
         except NotFoundError as error:
             raise NotFoundError(f"{error}: bring it back, or load with skip_missing=True") from None
 

@@ -1,77 +1,24 @@
-"""What `wdsprep pack` says on the way and at the end, and how its options become a library call."""
+"""What `wdsprep pack` says on the way and at the end."""
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.buckets import parse_buckets
-from wdsprep.errors import UsageError
-from wdsprep.filters import Filter
-from wdsprep.images import Recode
+from wdsprep.dataset import phases
 from wdsprep.manifest import Manifest
-from wdsprep.pack import Listener, pack, phases
-from wdsprep.packer import Rules
+from wdsprep.pack import Listener
 from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
 from wdsprep.resume import Survey
+from wdsprep.retries import retryable
 from wdsprep.run import Outcome, Status
-from wdsprep.runners import make_runner
-from wdsprep.runners.local import usable_cpus
-from wdsprep.sources import Columns
+from wdsprep.samples import Code
 
 if TYPE_CHECKING:
     from wdsprep.sources.table import TableSource
+    from wdsprep.sources.urls import UrlSource
 
-
-def pack_request(source: str, images: str, listener: Listener, **options: Any) -> Outcome:
-    """Call `pack` as the command line asks."""
-    condition = Filter(options["condition"]) if options["condition"] else None
-    if options["append"] and options["overwrite"]:
-        raise UsageError("--append keeps what is packed, --overwrite removes it: give one of them")
-    if 0 < options["max_caption"] < options["min_caption"]:
-        raise UsageError("--max-caption is below --min-caption: no caption fits both")
-    if options["max_side"] and not options["reencode"]:
-        raise UsageError("--max-side needs --reencode: a smaller image is a new image")
-    recode = options["reencode"] and Recode(
-        quality=options["reencode"], max_side=options["max_side"]
-    )
-    same = ("samples_per_shard", "min_size", "max_area", "max_aspect_ratio")
-    rules = Rules(
-        buckets=parse_buckets(options["buckets"]),
-        max_shard_nbytes=options["max_shard_size"],
-        full_check=options["check"] == "full",
-        min_caption=options["min_caption"],
-        max_caption=options["max_caption"],
-        filter=condition,
-        recode=recode or None,
-        **{name: options[name] for name in same},
-    )
-    columns = Columns(
-        image=options["image_col"],
-        caption=options["caption_col"],
-        filtered=tuple(sorted(condition.names - {"caption"})) if condition else (),
-    )
-    workers = options["workers"]
-    if options["runner"] == "local":
-        workers = workers or usable_cpus()
-    return pack(
-        source,
-        images,
-        rules=rules,
-        columns=columns,
-        make_runner=lambda count: make_runner(
-            options["runner"],
-            workers=count,
-            max_attempts=options["max_attempts"],
-            address=options["ray_address"],
-            name="pack",
-        ),
-        workers=workers,
-        limit=options["limit"] or 0,
-        append=options["append"],
-        overwrite=options["overwrite"],
-        listener=listener,
-    )
+WORST_HOSTS = 5
 
 
 class PackShow:
@@ -79,6 +26,7 @@ class PackShow:
 
     def __init__(self, source: str, *, as_json: bool) -> None:
         self._source, self._as_json = source, as_json
+        self._fetches = False
         self._line = ProgressLine()
         self.listener = Listener(listed=self._listed, found=self._found, status=self._status)
 
@@ -87,6 +35,7 @@ class PackShow:
 
     def _found(self, survey: Survey) -> None:
         self._line.say(f"{self._source}: {describe(survey)}")
+        self._fetches = survey.source.kind == "urls"
         self._line = ProgressLine()
 
     def _status(self, status: Callable[[], Status]) -> None:
@@ -102,6 +51,8 @@ class PackShow:
             f"{human_bytes(status.nbytes / elapsed)}/s",
             f"slice {status.units_done:,} of {status.units:,}",
         ]
+        if self._fetches and done:
+            parts.insert(2, f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return ", ".join([*parts, *status.remarks(elapsed)])
 
     def result(self, packed: Outcome, images: str) -> str:
@@ -120,13 +71,42 @@ def describe(survey: Survey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
-    rows = f"{plural(survey.samples, 'row')} of image bytes in Parquet"
-    image, caption = cast("TableSource", survey.source).chosen()
-    return (
-        f"{rows}, images in {image!r}, captions in {caption!r}"
-        if caption
-        else (f"{rows}, images in {image!r}, no captions (--caption-col names their column)")
-    )
+    image, caption = cast("TableSource | UrlSource", survey.source).chosen()
+    if kind == "urls":
+        columns = f"{plural(survey.samples, 'URL')} to download, in column {image!r}"
+    else:
+        rows = plural(survey.samples, "row")
+        columns = f"{rows} of image bytes in Parquet, images in {image!r}"
+    if caption:
+        return f"{columns}, captions in {caption!r}"
+    return f"{columns}, no captions (--caption-col names their column)"
+
+
+def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
+    """Of the images that were asked for."""
+    stages = {"fetch": 0, "check": 0}
+    for code, count in rejects.items():
+        stage = Code.named(code).stage
+        if stage in stages:
+            stages[stage] += count
+    asked = samples + sum(stages.values())
+    return (asked - stages["fetch"]) / asked if asked else 1.0
+
+
+def _fetch_report(packed: Outcome) -> list[str]:
+    """How much could be fetched, and which hosts failed most in this run."""
+    manifest = packed.manifest
+    if manifest.settings["source"] != "urls":
+        return []
+    samples = sum(shard.samples for shard in manifest.shards)
+    lines = [f"{_fetched_share(samples, manifest.rejects):.1%} of the images could be fetched"]
+    if packed.failed_hosts:
+        lines.append(f"worst hosts: {human_counts(packed.failed_hosts, WORST_HOSTS)}")
+    if count := retryable(manifest):
+        lines.append(
+            f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
+        )
+    return lines
 
 
 def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
@@ -149,6 +129,7 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
     if manifest.rejects:
         count = plural(sum(manifest.rejects.values()), "reject")
         lines.append(f"{count} ({human_counts(manifest.rejects, 8)}): see {images}/rejects/")
+    lines += _fetch_report(packed)
     for failed in packed.quarantined:
         lines.append(
             f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "
@@ -180,6 +161,7 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
     manifest = packed.manifest
     return {
         "complete": manifest.complete,
+        "failed_hosts": packed.failed_hosts,
         "images": images,
         "packed": packed.samples,
         "packed_bytes": packed.nbytes,
@@ -189,6 +171,7 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
         },
         "quarantined": [failed.unit.name for failed in packed.quarantined],
         "rejects": manifest.rejects,
+        "retryable": retryable(manifest),
         "samples": sum(shard.samples for shard in manifest.shards),
         "shards": len(manifest.shards),
         "slices": len(manifest.receipts),

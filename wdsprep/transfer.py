@@ -9,16 +9,24 @@ Numbered = tuple[int, dict[str, Any]]
 
 
 def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """On CUDA, one batch ahead and on a stream of its own, out of pinned memory."""
-    if device.type != "cuda":
-        for step, batch in batches:
-            yield step, _moved(batch, device)
+    """On CUDA, one batch ahead and on a stream of its own, out of pinned memory. Elsewhere a copy
+    has ended when the batch comes: only CUDA promises not to reuse memory that it still reads."""
+    if device.type == "cuda":
+        yield from _beside(batches, device)
         return
+    for step, batch in batches:
+        yield step, _moved(batch, device)
+
+
+def _beside(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+    """torch frees pinned memory when the copies from it have ended, so a batch may be dropped as
+    soon as its copy is under way."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    device = stream.device  # whatever the current device is later
     before: tuple[Numbered, torch.cuda.Event] | None = None
     for step, batch in batches:
         with torch.cuda.stream(stream):
-            moved = _moved(batch, device)
+            moved = _moved(batch, device, non_blocking=True)
             event = stream.record_event()
         if before is not None:
             yield _ready(*before, device)
@@ -27,9 +35,13 @@ def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[N
         yield _ready(*before, device)
 
 
-def _moved(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _moved(
+    batch: dict[str, Any], device: torch.device, *, non_blocking: bool = False
+) -> dict[str, Any]:
     return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        name: value.to(device, non_blocking=non_blocking)
+        if isinstance(value, torch.Tensor)
+        else value
         for name, value in batch.items()
     }
 

@@ -1,4 +1,4 @@
-"""Where samples come from: a folder of images, a set of tars, tables with image bytes.
+"""Where samples come from: a folder of images, a set of tars, tables with image bytes or URLs.
 
 A source lists its *items* in an order that depends on what it holds alone, and reads one item into
 samples. A slice, the unit of work of `pack`, is a fixed run of items: ten thousand images of a
@@ -11,13 +11,16 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from wdsprep.errors import SourceError
+from wdsprep.errors import UsageError
 from wdsprep.samples import Code, Reject, Sample
 from wdsprep.store import Store, open_store
+
+FIRST_RETRY = 1_000_000_000
+"""Slices from this number on have no rows of their own: they try again what failed in others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +53,20 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A run of items: a unit of work of `pack`."""
+    """A run of items: a unit of work of `pack`. `elsewhere` are the sources of those samples in it
+    that another slice has taken over."""
 
     number: int
     items: tuple[Item, ...]
+    elsewhere: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
         return f"{self.number:06d}"
+
+    @property
+    def is_retry(self) -> bool:
+        return self.number >= FIRST_RETRY
 
     @property
     def samples(self) -> int:
@@ -81,9 +90,10 @@ class Refusal:
     source: str
     code: Code
     detail: str = ""
+    url: str = ""
 
     def to_reject(self, key: str) -> Reject:
-        return Reject(key=key, source=self.source, code=self.code, detail=self.detail)
+        return Reject(key=key, source=self.source, code=self.code, detail=self.detail, url=self.url)
 
 
 class Source(Protocol):
@@ -91,7 +101,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """`folder`, `tars` or `table`."""
+        """`folder`, `tars`, `table` or `urls`."""
 
     @property
     def url(self) -> str:
@@ -104,16 +114,32 @@ class Source(Protocol):
         """How many samples an item holds."""
 
     def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
-        """The samples of an item, in order; each input is a Sample or a Refusal."""
+        """The samples of an item, in order; each input is a Sample or a Refusal. Samples of a
+        table of URLs have no image yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Names that the user gave. Empty ones are recognised; what a filter names must be there."""
+    """Names that the user gave. Empty ones are recognised; what a filter names, what is to be kept
+    and what holds the digest of an image must be there."""
 
     image: str = ""
     caption: str = ""
+    url: str = ""
+    digest: str = ""
     filtered: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    def check(self, there: Sequence[str], what: str) -> None:
+        """An error where one of them is not among the columns that are there."""
+        asked = [("image-col", self.image), ("url-col", self.url), ("caption-col", self.caption)]
+        asked += [("verify-hash", self.digest), *(("filter", name) for name in self.filtered)]
+        asked += [("save-additional-columns", name) for name in self.kept]
+        for option, name in asked:
+            if name and name not in there:
+                raise UsageError(
+                    f"{what} has no column {name!r} (--{option}): it has {', '.join(there)}"
+                )
 
 
 def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slice]:
@@ -148,10 +174,3 @@ def opened(url: str) -> Store:
     """The store at `url`, opened once in each process: workers read many items from it."""
     with _OPENING:
         return _open_once(url)
-
-
-def url_table_error(what: str) -> SourceError:
-    return SourceError(
-        f"{what} is a table of URLs, which this version cannot download: fetch the images first, "
-        "for example with img2dataset, and pack what it writes"
-    )

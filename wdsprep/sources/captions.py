@@ -4,7 +4,7 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdsprep.samples import Code, RejectedError
@@ -46,6 +46,11 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
         if captions:
             return captions
     return ()
+
+
+def first_of(names: Sequence[str], there: Sequence[str]) -> str:
+    """The first of the names that is there, or nothing."""
+    return next((name for name in names if name in there), "")
 
 
 def led_by(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:

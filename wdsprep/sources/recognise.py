@@ -1,69 +1,125 @@
 """Tells from a path alone what kind of source lies there."""
 
 import re
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Columns, Source, is_hidden, opened, url_table_error
+from wdsprep.sources import Columns, Source, is_hidden, opened
 from wdsprep.sources.folder import IMAGES, FolderSource, extension
-from wdsprep.sources.tars import TarsSource, expand_braces
-from wdsprep.store import open_store, split_url
+from wdsprep.sources.patterns import TEXT_TABLES, expand_braces, table_files, table_kind
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import is_web, open_store, split_url, stream
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
-URL_TABLES = ("csv", "tsv", "jsonl", "ndjson", "txt", "gz")
+PARQUET = frozenset({"parquet"})
+LISTS = frozenset({"txt"})
 
 
 def recognise(url: str, *, columns: Columns, rows_per_item: int) -> Source:
-    """The source at `url`: a folder, tars (also by glob or braces) or Parquet tables."""
-    if re.match(r"(https?|pipe):", url):
-        raise UsageError(f"{url}: pack reads local paths and s3://")
+    """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs; the last
+    three also by glob or braces."""
+    if is_web(url):
+        return _of_the_web(url, columns, rows_per_item)
+    if re.match(r"pipe:", url):
+        raise UsageError(f"{url}: pack reads local paths, s3:// and tables by https://")
     if _is_folder(url):  # whatever characters are in its name
         return _folder(url, columns, rows_per_item)
-    if url.endswith(".tar") or re.search(r"[*?\[{]", url):
+    kind = table_kind(url)
+    if not kind and (url.endswith(".tar") or re.search(r"[*?\[{]", url)):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
-    kind = extension(url)
-    if kind == "parquet" or kind in URL_TABLES:
+    if kind and re.search(r"[*?\[{]", url):
+        folder, pattern = _split_pattern(url)
+        return _tables(folder, pattern, frozenset({kind}), columns, rows_per_item)
+    if kind and _is_file(url):
         store, name = split_url(url)
-        if any(entry.name == name for entry in store.list(name)):
-            return _table(store.url, name, kind, columns, rows_per_item)
+        return _tables(store.url, name, frozenset({kind}), columns, rows_per_item)
     return _folder(url, columns, rows_per_item)
+
+
+def _of_the_web(url: str, columns: Columns, rows_per_item: int) -> Source:
+    name = url.partition("?")[0].rpartition("/")[2]
+    if not table_kind(name):
+        raise UsageError(
+            f"{url}: of the web, pack reads tables (.parquet, .csv, .tsv, .jsonl, .txt); all else "
+            "it reads from local paths and s3://"
+        )
+    kinds = frozenset({table_kind(name)})
+    return _tables(url, "", kinds, columns, rows_per_item)
 
 
 def _is_folder(url: str) -> bool:
     return "://" not in url and Path(url).expanduser().is_dir()
 
 
-def _table(url: str, name: str, kind: str, columns: Columns, rows_per_item: int) -> Source:
+def _tables(
+    url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
+) -> Source:
+    """Tables with images in a column, unless there is none but one of URLs."""
     from wdsprep.sources.table import TableSource
+    from wdsprep.sources.urls import UrlSource
 
-    if kind in URL_TABLES:
-        raise url_table_error(f"{url}/{name}")
-    return TableSource(url=url, name=name, columns=columns, rows_per_item=rows_per_item)
+    if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
+        return TableSource(url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item)
+    return UrlSource(
+        url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item, kinds=kinds
+    )
+
+
+def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
+    """What the first of some Parquet files has."""
+    from wdsprep.sources.parquet import ParquetTable
+    from wdsprep.sources.table import image_column
+    from wdsprep.sources.urls import url_column
+
+    first = next(table_files(url, pattern, PARQUET))
+    table = ParquetTable(opened(url), first.name)
+    has_images = bool(columns.image or image_column(table.schema))
+    return not has_images and bool(url_column(table.texts()))
 
 
 def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     store = opened(url)
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
-    kinds = {extension(name) for name in islice(seen, LOOKED_AT)}
+    names = list(islice(seen, LOOKED_AT))
+    kinds = {extension(name) for name in names}
     held = {"images": IMAGES & kinds, "tars": {"tar"} & kinds}
     if all(held.values()):
         raise SourceError(f"{url} holds both images and tars: name the tars as '{url}/*.tar'")
     if held["tars"]:
         return TarsSource(url=store.url, pattern="*.tar", columns=columns)
-    if "parquet" in kinds and not held["images"]:
-        return _table(store.url, "", "parquet", columns, rows_per_item)
     if not kinds and _is_file(url):
         raise SourceError(
             f"{url} is a file of a kind that pack does not know: give a folder of images, tars or "
-            "Parquet tables"
+            "tables"
         )
     if not kinds:
         raise SourceError(f"{url} is empty or not there: put images in it, or name another source")
-    if kinds & set(URL_TABLES[:4]) and not held["images"]:
-        raise url_table_error(url)
+    tables = frozenset() if held["images"] else _table_kinds(store.url, names)
+    if tables:
+        return _tables(store.url, "", tables, columns, rows_per_item)
     return FolderSource(url=store.url, columns=columns)
+
+
+def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
+    """The kinds of table that a folder without images is there for. Texts are lists of URLs only
+    where the first of them looks like one: otherwise they are captions."""
+    kinds = frozenset(map(table_kind, names)) - {""}
+    if "parquet" in kinds:
+        return PARQUET
+    if kinds & TEXT_TABLES - LISTS:
+        return kinds - LISTS
+    first = next((name for name in names if table_kind(name) == "txt"), "")
+    return LISTS if first and _begins_with_a_url(url, first) else frozenset()
+
+
+def _begins_with_a_url(url: str, name: str) -> bool:
+    if name.endswith(".gz"):
+        return True
+    with stream(opened(url), name, chunk_nbytes=100) as text:
+        return bool(re.match(rb"(\xef\xbb\xbf)?\s*(https?|s3)://", text.read(50)))
 
 
 def _is_file(url: str) -> bool:

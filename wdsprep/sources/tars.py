@@ -4,22 +4,19 @@ What img2dataset writes is one case: its json lies in the tar, and the Parquet t
 the same again, which is read only where a sample has no json of its own.
 """
 
-import fnmatch
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, opened, shown
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.folder import IMAGES
+from wdsprep.sources.patterns import Pattern
 from wdsprep.store import Entry, Watch, stream
 from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
-
-MAX_BRACES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +29,19 @@ class TarsSource:
     kind: str = "tars"
 
     def items(self) -> Iterator[Item]:
-        wanted = expand_braces(self.pattern)
-        plain = {name for name in wanted if not _is_glob(name)}
-        globs = [re.compile(fnmatch.translate(name)) for name in wanted if _is_glob(name)]
+        wanted = Pattern(self.pattern)
         tables: dict[str, Entry] = {}
         found = 0
-        for entry in opened(self.url).list(_common_start(wanted)):
+        for entry in opened(self.url).list(wanted.start):
             if entry.name.endswith(".parquet"):
                 tables[entry.name[: -len("parquet")] + "tar"] = entry  # a.parquet before a.tar
-            elif entry.name in plain or _matches(entry.name, globs):
-                plain.discard(entry.name)
+            elif wanted.takes(entry.name):
                 found += 1
                 beside = tables.pop(entry.name, None)
                 files = (entry, beside) if beside else (entry,)
                 parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
                 yield Item(name=entry.name, parts=parts, samples=0)
-        if plain:
-            missing = f"{self.url}/{min(plain)} is not there"
-            raise SourceError(f"{missing} ({len(plain)} of {len(wanted)} tars are missing)")
+        wanted.check_met(self.url, "tar")
         if not found:
             raise SourceError(f"no tar matches {self.url}/{self.pattern}")
 
@@ -113,46 +105,6 @@ def _image(fields: Mapping[str, bytes]) -> bytes | None:
 @functools.lru_cache(maxsize=2)
 def _sidecar(url: str, table: str) -> dict[str, dict[str, Any]]:
     """The rows of the Parquet table beside a tar, by key."""
-    from wdsprep.sources.table import read_rows
+    from wdsprep.sources.parquet import read_rows
 
     return {str(row["key"]): row for row in read_rows(opened(url), table) if "key" in row}
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """`{000..010}` and `{a,b}` written out, as webdataset's users know them."""
-    match = re.search(r"\{([^{}]*)\}", pattern)
-    if match is None:
-        return [pattern]
-    names = [
-        rest
-        for part in _choices(match[1])
-        for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
-    ]
-    if len(names) > MAX_BRACES:
-        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} tars")
-    return names
-
-
-def _choices(text: str) -> list[str]:
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", text)
-    if numbers is None:
-        return text.split(",")
-    first, last = numbers[1], numbers[2]
-    if int(last) - int(first) >= MAX_BRACES:
-        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} tars")
-    return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-
-
-def _is_glob(name: str) -> bool:
-    return any(character in name for character in "*?[")
-
-
-def _matches(name: str, globs: list[re.Pattern[str]]) -> bool:
-    return not is_hidden(name) and any(glob.match(name) for glob in globs)
-
-
-def _common_start(names: list[str]) -> str:
-    """What all names begin with, so that a listing passes over what none can match."""
-    start = re.split(r"[*?\[]", min(names))[0], re.split(r"[*?\[]", max(names))[0]
-    same = next((i for i, (a, b) in enumerate(zip(*start, strict=False)) if a != b), None)
-    return start[0][: min(map(len, start)) if same is None else same]

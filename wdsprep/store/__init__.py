@@ -61,7 +61,8 @@ class Store(Protocol):
 
 
 def open_store(url: str) -> Store:
-    """The store behind a local path or an `s3://bucket/prefix` URL."""
+    """The store behind a local path or an `s3://bucket/prefix` URL; of a file on a web server, one
+    that holds it alone and can only be read."""
     path = local_path(url)
     if path is not None:
         from wdsprep.store.local import LocalStore
@@ -71,7 +72,15 @@ def open_store(url: str) -> Store:
         from wdsprep.store.s3 import S3Store
 
         return S3Store(url)
+    if is_web(url):
+        from wdsprep.store.web import WebStore
+
+        return WebStore(url)
     raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
+
+
+def is_web(url: str) -> bool:
+    return bool(re.match(r"https?://", url, re.IGNORECASE))
 
 
 def local_path(url: str) -> str | None:
@@ -141,13 +150,14 @@ class StoreReader(io.RawIOBase):
         store: Store,
         name: str,
         *,
+        start: int = 0,
         chunk_nbytes: int = CHUNK_NBYTES,
         watch: Watch | None = None,
     ) -> None:
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
         self._watch = watch
         self._chunk = memoryview(b"")
-        self._next = 0
+        self._next = start
         self._ended = False
 
     def readable(self) -> bool:
@@ -172,8 +182,14 @@ class StoreReader(io.RawIOBase):
 
 
 def stream(
-    store: Store, name: str, /, *, chunk_nbytes: int = CHUNK_NBYTES, watch: Watch | None = None
+    store: Store,
+    name: str,
+    /,
+    *,
+    start: int = 0,
+    chunk_nbytes: int = CHUNK_NBYTES,
+    watch: Watch | None = None,
 ) -> io.BufferedReader:
-    """Read a file of any size from its start in bounded memory."""
-    reader = StoreReader(store, name, chunk_nbytes=chunk_nbytes, watch=watch)
+    """Read a file of any size from `start` in bounded memory."""
+    reader = StoreReader(store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch)
     return io.BufferedReader(reader, 1 << 16)

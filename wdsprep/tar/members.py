@@ -69,7 +69,7 @@ def members(at: Tape) -> Iterator[Member]:
         if size >= 0:
             nbytes, room = size, padded(size)
         if kind in REGULAR:
-            yield name or _name(head), start, offset, nbytes
+            yield name or name_of(head), start, offset, nbytes
         elif kind in WITHOUT_DATA:
             room = 0
         elif kind == KIND_SPARSE:
@@ -137,7 +137,8 @@ def _octal(field: bytes) -> int:
     return int(match[1], 8) if match else -1
 
 
-def _name(head: bytes) -> str:
+def name_of(head: bytes) -> str:
+    """The name in a header."""
     end = head.find(b"\0", 0, 100)
     name = head[: end if end >= 0 else 100]
     if head[345] and head[257:263] == b"ustar\0":

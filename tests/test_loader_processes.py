@@ -1,0 +1,116 @@
+"""The loader under kills, in ranks and in the workers of other loaders: one sequence throughout."""
+
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latent_sets import write_latents
+from torch.utils.data import DataLoader
+
+import wdsprep
+from wdsprep.errors import FingerprintError, UsageError
+
+WORK = Path(__file__).with_name("work_for_loader.py")
+BATCH = 32
+KILLS = 100
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 samples: 9 steps of 32 and a rest."""
+    return write_latents(str(tmp_path_factory.mktemp("latents")))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    return [batch["key"] for batch in itertools.islice(batches, steps)]
+
+
+def work(*arguments: object) -> None:
+    subprocess.run([sys.executable, WORK, *map(str, arguments)], check=True, timeout=300)
+
+
+def test_a_hundred_killed_processes_lose_and_repeat_nothing(data: str, tmp_path: Path) -> None:
+    """Each resumes from the last written state, with another world size and other threads. The
+    state is written after the batch is used, so at most its last batch comes again."""
+    work("kills", data, tmp_path, KILLS)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    served: dict[int, list[str]] = {}
+    for step, found in lines:
+        assert served.setdefault(step, found) == found
+    assert sorted(served) == list(range(1, len(served) + 1))
+    assert len(served) >= KILLS
+    assert len(lines) - len(served) <= KILLS
+    whole = keys(load(data, epochs=None), len(served))
+    assert [served[step] for step in sorted(served)] == whole
+
+
+def test_torch_distributed_ranks_end_together(data: str, tmp_path: Path) -> None:
+    work("ranks", data, tmp_path, 1, 2, 4)
+    whole = keys(load(data, epochs=2))
+    for world in (1, 2, 4):
+        found = [json.loads((tmp_path / f"{world}-{r}.json").read_text()) for r in range(world)]
+        together = [[k for share in shares for k in share] for shares in zip(*found, strict=True)]
+        assert together == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_dataloader_workers_keep_the_order(data: str, workers: int) -> None:
+    whole = keys(load(data, epochs=2))
+    found = DataLoader(load(data, epochs=2), batch_size=None, num_workers=workers)
+    assert keys(found) == whole
+    resumed = DataLoader(load(data, epochs=2, step=7), batch_size=None, num_workers=workers)
+    assert keys(resumed) == whole[7:]
+
+
+def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
+    loader = DataLoader(load(data), batch_size=None, num_workers=2, persistent_workers=True)
+    found = keys(loader) + keys(loader) + keys(loader)
+    assert found == keys(load(data, epochs=3))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(("workers", "stop"), [(0, 5), (2, 5), (2, 12)])
+def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
+    data: str, workers: int, stop: int
+) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def made() -> Any:
+        return StatefulDataLoader(load(data, epochs=2), batch_size=None, num_workers=workers)
+
+    whole, first = keys(load(data, epochs=2)), made()
+    assert keys(first, stop) == whole[:stop]
+    resumed = made()
+    resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+    assert keys(resumed) == whole[stop:]
+
+
+def test_the_state_of_a_worker_is_for_that_worker(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Info:
+        id, num_workers = 1, 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wdsprep.loader.get_worker_info", lambda: Info)
+        worker = load(data)
+        keys(worker, 2)
+        again = load(data)
+        again.load_state_dict(worker.state_dict())
+        Info.num_workers = 3
+        with pytest.raises(FingerprintError, match="worker 1 of 2"):
+            iter(again)
+        with pytest.raises(UsageError, match="pin_memory"):
+            iter(load(data, device="cpu"))
+    with pytest.raises(FingerprintError, match="worker"):
+        iter(again)

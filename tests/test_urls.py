@@ -1,0 +1,561 @@
+"""Tables of URLs: their rows are read alike from every kind of table, fetched once, and packed."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from packs import (
+    BUCKETS,
+    by_source,
+    command,
+    jpeg,
+    manifest_of,
+    outcome,
+    pack,
+    rejects_of,
+    rows_of,
+    run_pack,
+    samples_of,
+    source_of,
+    temporaries,
+    write_files,
+)
+from webserver import (
+    Behaviour,
+    Connection,
+    Request,
+    WebServer,
+    in_turn,
+    ok,
+    redirect,
+    response,
+    status,
+)
+
+from wdsprep.cli import cli
+from wdsprep.downloads import HELD_NBYTES, Downloads
+from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
+from wdsprep.fetch import Fetched
+from wdsprep.outage import Outage
+from wdsprep.samples import Code, Sample
+from wdsprep.sources import Columns, Refusal
+from wdsprep.sources.recognise import recognise
+from wdsprep.store import open_store
+
+FAST = ("--allow-private-hosts", "--retries", "0", "--check", "header")
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> Path:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(out.getvalue(), newline="")
+    return path
+
+
+# --- reading tables
+
+CAPTIONS = ['one, "two"', "three\nfour", "", "fünf", "six\tseven", 'eight " nine', "ten"]
+ROWS = [{"url": f"http://x/{n}.jpg", "caption": text} for n, text in enumerate(CAPTIONS)]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """The same rows in every kind of table."""
+    write_csv(tmp_path / "t.csv", ROWS)
+    write_csv(tmp_path / "t.tsv", ROWS, "\t")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in ROWS))
+    write_parquet(tmp_path / "t.parquet", ROWS, row_group_size=5)
+    for kind in ("csv", "tsv", "jsonl"):
+        packed = gzip.compress((tmp_path / f"t.{kind}").read_bytes())
+        (tmp_path / f"t.{kind}.gz").write_bytes(packed)
+    return tmp_path
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "csv.gz", "tsv.gz", "jsonl.gz"])
+def test_every_kind_of_table_gives_the_same_rows_however_it_is_cut(
+    tables: Path, kind: str, rows: int
+) -> None:
+    source = source_of(tables / f"t.{kind}", rows=rows)
+    items = list(source.items())
+    assert source.kind == "urls"
+    assert all(item.samples <= rows for item in items)
+    found = [(item, row) for item in items for row in source.read(item)]
+    assert [source.count(item) for item in items] == [
+        sum(one is item for one, _ in found) for item in items
+    ]
+    for number, (_, row) in enumerate(found):
+        assert isinstance(row, Sample)
+        assert row.source == f"t.{kind}#{number}"
+        assert (row.url, row.caption) == (ROWS[number]["url"], CAPTIONS[number].strip())
+    assert len(found) == len(ROWS)
+
+
+def test_a_list_of_urls_is_a_table_and_a_folder_of_captions_is_none(tmp_path: Path) -> None:
+    lists = {"lists/a.txt": "\ufeffhttp://x/0\r\n\n http://x/1 \n", "lists/b.txt": "s3://x/2"}
+    write_files(tmp_path, {**lists, "texts/a.txt": "a cat"})
+    found = rows_of(tmp_path / "lists")
+    assert [row.url for row in found] == ["http://x/0", "http://x/1", "s3://x/2"]
+    assert [row.source for row in found] == ["a.txt#0", "a.txt#1", "b.txt#0"]
+    assert source_of(tmp_path / "texts").kind == "folder"
+
+
+def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
+    write_parquet(tables / "deep/u.parquet", ROWS)
+    write_csv(tables / "c0.csv", ROWS)
+    for pattern, names in {
+        "": {"t.parquet", "deep/u.parquet"},
+        "*.csv": {"t.csv", "c0.csv"},
+        "{t,c0}.csv": {"t.csv", "c0.csv"},
+        "deep": {"u.parquet"},
+    }.items():
+        found = {item.parts[0][0] for item in source_of(f"{tables}/{pattern}").items()}
+        assert found == names
+    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables are missing\)"):
+        rows_of(f"{tables}/{{t,c9}}.csv")
+
+
+def named(path: Path, **columns: str) -> list[Sample | Refusal]:
+    source = recognise(str(path), columns=Columns(**columns), rows_per_item=100)
+    return [row for item in source.items() for row in source.read(item)]
+
+
+def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", [{"TOP_URL": "http://x/a", "TEXT": "a", "n": 1}])
+    (row,) = rows_of(path)
+    assert isinstance(row, Sample)
+    assert (row.url, row.caption) == ("http://x/a", "a")
+    path = write_parquet(tmp_path / "u.parquet", [{"jpg": b"x", "where": "http://x/a", "alt": "b"}])
+    assert source_of(path).kind == "table"
+    (row,) = named(path, url="where", caption="alt")
+    assert isinstance(row, Sample)
+    assert (row.url, row.caption, row.image) == ("http://x/a", "b", b"")
+    with pytest.raises(UsageError, match=r"no column 'wo' \(--url-col\): it has jpg, where, alt"):
+        named(path, url="wo")
+    write_files(tmp_path, {"v.csv": "http://x/a.jpg,a\nhttp://x/b.jpg,b\n", "w.csv": "a,b\n1,2\n"})
+    with pytest.raises(SourceError, match="its first line is no header"):
+        rows_of(tmp_path / "v.csv")
+    with pytest.raises(SourceError, match="it has a, b: give --url-col"):
+        rows_of(tmp_path / "w.csv")
+
+
+def test_a_row_that_cannot_be_used_is_refused_alone(tmp_path: Path) -> None:
+    rows = (
+        b'{"url": "http://x/0"}\nno json\n[]\n{"caption": "x"}\n{"url": 5}\n{"url": "http://x/5"}'
+    )
+    table = b"url,caption\nhttp://x/0,a\nhttp://x/1,\xff\n,c\nhttp://x/3,d\n"
+    write_files(tmp_path, {"a.jsonl": rows, "b.csv": table})
+    codes = {
+        name: row.code.value if isinstance(row, Refusal) else ""
+        for kind in ("a.jsonl", "b.csv")
+        for name, row in by_source(tmp_path / kind).items()
+    }
+    assert codes == {
+        "a.jsonl#0": "",
+        "a.jsonl#1": "bad_json",
+        "a.jsonl#2": "bad_json",
+        "a.jsonl#3": "bad_url",
+        "a.jsonl#4": "bad_url",
+        "a.jsonl#5": "",
+        "b.csv#0": "",
+        "b.csv#1": "bad_caption",
+        "b.csv#2": "bad_url",
+        "b.csv#3": "",
+    }
+
+
+def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
+    rows = "".join(f"http://x/{n},caption {n}\n" for n in range(10_000))
+    for name, text in {
+        "a.csv": f'http://x/a,"open\n{rows}',
+        "b.csv": 'http://x/a,"o\nhttp://x/b,c\n',
+    }.items():
+        write_files(tmp_path, {name: f"url,caption\n{text}"})
+        with pytest.raises(SourceError, match=r"a quote opened at byte 12 is never closed"):
+            rows_of(tmp_path / name)
+
+
+def test_a_damaged_gzip_file_is_an_error_that_names_it(tables: Path) -> None:
+    whole = (tables / "t.csv.gz").read_bytes()
+    for data in (whole[:-20], b"no gzip at all"):
+        (tables / "bad.csv.gz").write_bytes(data)
+        with pytest.raises(SourceError, match=r"bad.csv.gz is no sound gzip file"):
+            rows_of(tables / "bad.csv.gz")
+
+
+# --- a table by URL
+
+
+def ranged(data: bytes) -> Behaviour:
+    def behave(connection: Connection, request: Request) -> bool:
+        start, end = request.headers["range"].removeprefix("bytes=").split("-")
+        last = min(int(end) if end else len(data), len(data) - 1)
+        part = data[int(start) : last + 1]
+        span = f"bytes {start}-{last}/{len(data)}"
+        connection.send(response(206, part, Content_Range=span, ETag='"1"'))
+        return True
+
+    return behave
+
+
+def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
+    data = write_parquet(tmp_path / "t.parquet", ROWS, row_group_size=2).read_bytes()
+    broken = response(206, data[:1], Content_Range=f"bytes 0-0/{len(data)}", Content_Length=9)
+    routes = {
+        "/t.parquet": in_turn(status(503), raw_once(broken), ranged(data)),
+        "/moved.parquet?key=secret": redirect("/t.parquet"),
+        "/whole.parquet": ok(data),
+    }
+    with WebServer(routes) as server:
+        here = rows_of(tmp_path / "t.parquet")
+        assert rows_of(f"{server.url}/moved.parquet?key=secret") == [
+            with_source(row, row.source.replace("t.", "moved.")) for row in here
+        ]
+        with pytest.raises(StoreError, match="does not serve ranges of bytes: download the file"):
+            rows_of(f"{server.url}/whole.parquet")
+        with pytest.raises(StoreError, match="is not there"):
+            rows_of(f"{server.url}/nothing.parquet")
+        with pytest.raises(UsageError, match="cannot be written to a web server"):
+            open_store(f"{server.url}/t.parquet").delete("t.parquet")
+    with pytest.raises(UsageError, match="of the web, pack reads tables"):
+        rows_of("https://example.org/a.tar")
+
+
+def raw_once(data: bytes) -> Behaviour:
+    def behave(connection: Connection, _: Request) -> bool:
+        connection.send(data)
+        return False
+
+    return behave
+
+
+def with_source(row: Sample | Refusal, source: str) -> Sample:
+    assert isinstance(row, Sample)
+    return Sample(source=source, image=b"", captions=row.captions, facts=row.facts, url=row.url)
+
+
+# --- downloads in order
+
+
+class Answers:
+    """A client whose answers come when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[Future[Fetched]]] = {}
+
+    def submit(self, url: str, /) -> "Future[Fetched]":
+        future: Future[Fetched] = Future()
+        self.asked.setdefault(url, []).append(future)
+        return future
+
+    def answer(self, url: str, data: bytes = b"x") -> None:
+        self.asked[url][0].set_result(Fetched(data=data, host="h"))
+
+
+def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Refusal]]:
+    return enumerate(Sample(source=f"t#{n}", image=b"", url=url) for n, url in enumerate(urls))
+
+
+def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> None:
+    client, urls = Answers(), [str(n) for n in range(500)]
+    with Downloads(client, Counter, turn=threading.Lock(), minds_outage=True) as downloads:
+        found = downloads.take(numbered(urls))
+        assert next(found) is None  # nothing has come yet, and the caller can do something else
+        assert len(client.asked) == 500
+        for url in urls[:0:-1]:
+            client.answer(url, url.encode() * 100_000)  # far more than may stay in memory
+        assert next(found) is None
+        assert downloads._held <= HELD_NBYTES < downloads._spool.nbytes
+        client.answer("0", b"0")
+        rows = [row for one in found if one is not None for row in [one[1]]]
+    assert [row.image[:3] for row in rows if isinstance(row, Sample)] == [
+        (url.encode() * 3)[:3] if url != "0" else b"0" for url in urls
+    ]
+
+
+def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
+    client = Answers()
+    urls = ["a", *(str(n) for n in range(50)), "a", "a"]
+    answered = threading.Event()
+    with Downloads(
+        client, partial(Counter, {"a": 3}), turn=threading.Lock(), minds_outage=True
+    ) as downloads:
+        rows = []
+        for found in downloads.take(numbered(urls)):
+            if found is None and not answered.is_set():
+                answered.set()
+                for url in client.asked:
+                    client.answer(url, url.encode())
+            elif found is not None:
+                rows.append(found[1])
+    assert [row.image.decode() for row in rows if isinstance(row, Sample)] == urls
+    assert {len(futures) for futures in client.asked.values()} == {1}
+
+
+def outage_after(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
+    outage = Outage()
+    try:
+        for url, code in pairs:
+            outage.note(url, code)
+        if at_end:
+            outage.check_at_end()
+    except WorkError:
+        return True
+    return False
+
+
+def test_an_outage_is_many_sites_without_any_answer() -> None:
+    many = [(f"http://a.b{n % 9}.org/x", Code.DNS) for n in range(200)]
+    assert outage_after(many)
+    assert not outage_after(many[:199])
+    assert not outage_after([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
+    assert not outage_after([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
+    assert not outage_after([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
+    few = [(f"http://a.b{n}.org/x", Code.UNREACHABLE) for n in range(20)]
+    assert outage_after(few, at_end=True)
+    assert not outage_after(few[:19], at_end=True)
+    assert not outage_after([("http://ok.org", None), *many[:100]], at_end=True)
+
+
+# --- packing
+
+
+class Site:
+    """Paths say what comes: /ok/3.jpg, /html/3, /busy/3 until it is mended; all else is 404."""
+
+    def __init__(self) -> None:
+        self.is_mended = False
+
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        _, kind, *rest = request.path.split("/")
+        behave: Callable[[Connection, Request], bool] = status(404)
+        if kind == "ok" or (kind == "busy" and self.is_mended):
+            behave = ok(jpeg(int(rest[0])))
+        elif kind == "busy":
+            behave = status(503)
+        elif kind == "html":
+            behave = ok(b"<!doctype html><html></html>", Content_Type="text/html")
+        return behave(connection, request)
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, WebServer]]:
+    behaviour = Site()
+    with WebServer(behaviour) as server:
+        yield behaviour, server
+
+
+def table_of(root: Path, server: WebServer, kinds: list[str], **extra: list[Any]) -> Path:
+    rows = [
+        {"url": f"{server.url}/{kind}/{n}", "caption": f"c {n}", "n": n}
+        | {name: values[n] for name, values in extra.items()}
+        for n, kind in enumerate(kinds)
+    ]
+    return write_parquet(root / "urls.parquet", rows)
+
+
+def test_each_row_is_packed_or_rejected_with_its_code_and_its_url(
+    tmp_path: Path, site: tuple[Site, WebServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, server = site
+    kinds = ["ok", "gone", "html", "busy", "ok", "ok"]
+    table = table_of(tmp_path, server, kinds)
+    out = pack(table, tmp_path / "out", *FAST, "--compute-hash", "sha256", "--filter", "n < 5")
+    codes = {"ok": "packed", "gone": "http_4xx", "html": "not_an_image", "busy": "http_5xx"}
+    assert outcome(out) == {
+        f"urls.parquet#{n}": "filtered" if n == 5 else codes[kind] for n, kind in enumerate(kinds)
+    }
+    for sample in samples_of(out):
+        facts = sample["json"]
+        number = facts["meta"]["n"]
+        assert sample["__key__"] == f"000000{number:06d}"
+        assert facts["url"] == f"{server.url}/ok/{number}"
+        assert facts["sha256"] == hashlib.sha256(jpeg(number)).hexdigest()
+        assert (sample["jpg"], sample["txt"]) == (jpeg(number), f"c {number}")
+    assert {reject["url"] for reject in rejects_of(out) if reject["code"] == "http_4xx"} == {
+        f"{server.url}/gone/1"
+    }
+    assert not [path for path in server.paths() if path.endswith("/5")]  # filtered before
+    said = capfd.readouterr()
+    assert "6 URLs to download, in column 'url', captions in 'caption'" in said.err
+    assert "worst hosts: 127.0.0.1 (http_4xx) 1" in said.out
+    assert "1 failed in a way that may pass: --retry-rejected" in said.out
+
+
+def test_digests_are_verified_and_columns_kept_as_asked(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    _, server = site
+    digests = [hashlib.md5(jpeg(n)).hexdigest() for n in (0, 7)] + [""]
+    table = table_of(tmp_path, server, ["ok"] * 3, md5=digests)
+    options = ("--verify_hash", '["md5","md5"]', "--save_additional_columns", '["n"]')
+    out = pack(table, tmp_path / "out", *FAST, *options)
+    assert list(outcome(out).values()) == ["packed", "hash_mismatch", "hash_mismatch"]
+    assert [sample["json"]["meta"] for sample in samples_of(out)] == [{"n": 0}]
+    with pytest.raises(UsageError, match=r"no column 'sha' \(--verify-hash\)"):
+        pack(table, tmp_path / "other", *FAST, "--verify-hash", "sha:sha256")
+
+
+def test_what_decides_only_how_to_fetch_may_differ_on_resume_and_nothing_is_fetched_twice(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    _, server = site
+    table = table_of(tmp_path, server, ["ok", "gone"])
+    out = pack(table, tmp_path / "out", *FAST)
+    before = server.paths()
+    pack(table, out, *FAST, "--timeout", "3", "--per-host", "1", "--requests", "9")
+    assert server.paths() == before
+    with pytest.raises(FingerprintError, match="robots: true -> false"):
+        pack(table, out, *FAST, "--ignore-robots")
+    with pytest.raises(UsageError, match="is no table of URLs"):
+        pack(out / "32", tmp_path / "more", "--retry-rejected")
+
+
+# --- trying again
+
+RETRY = (*FAST, "--samples-per-shard", "4")
+KINDS = ["ok", "busy", "gone", "ok", "busy", "busy", "ok", "html", "busy", "ok"]
+MENDED = {"ok": "packed", "busy": "packed", "gone": "http_4xx", "html": "not_an_image"}
+
+
+def wanted() -> dict[str, str]:
+    return {f"urls.parquet#{n}": MENDED[kind] for n, kind in enumerate(KINDS)}
+
+
+def check_whole(out: Path) -> None:
+    """Every row is there once, and all counts say so."""
+    assert outcome(out) == wanted()
+    manifest = manifest_of(out)
+    assert manifest.complete
+    assert sum(receipt.inputs for receipt in manifest.receipts) == len(KINDS)
+    assert manifest.rejects == {"http_4xx": 1, "not_an_image": 1}
+    for receipt in manifest.receipts:
+        lines = (out / f"rejects/{receipt.unit}.jsonl").read_bytes()
+        assert len(lines.splitlines()) == sum(receipt.rejects.values())
+        assert hashlib.sha256(lines).hexdigest() == receipt.files[f"rejects/{receipt.unit}.jsonl"]
+
+
+def test_retry_rejected_fetches_what_may_pass_into_new_shards(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    tars = {path: path.read_bytes() for path in out.glob("*/*.tar")}
+    asked = len(server.paths())
+    pack(table, out, *RETRY, "--retry-rejected")  # in vain
+    assert set(server.paths()[asked:]) == {f"/busy/{n}" for n in (1, 4, 5, 8)}
+    assert manifest_of(out).rejects["http_5xx"] == 4
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    check_whole(out)
+    assert all(path.read_bytes() == data for path, data in tars.items())
+    asked = len(server.paths())
+    pack(table, out, *RETRY, "--retry-rejected")
+    pack(table, out, *RETRY)
+    assert len(server.paths()) == asked
+    check_whole(out)
+
+
+def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_deleted(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    old = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    for path, data in old.items():  # as a kill leaves it just before the older slices are settled
+        path.write_bytes(data)
+    pack(table, out, *RETRY)
+    check_whole(out)
+    first, retry = out / "receipts/000000.json", out / "receipts/1000000000.json"
+    for names in ([first], [retry], [first, retry]):
+        for path in names:
+            path.unlink()
+        pack(table, out, *RETRY)
+        check_whole(out)
+
+
+def test_a_retry_and_a_limit_and_an_append_leave_each_other_alone(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    root = tmp_path / "in"
+    table_of(root, server, KINDS)
+    out = pack(root, tmp_path / "out", *RETRY, "--limit", "4")
+    behaviour.is_mended = True
+    pack(root, out, *RETRY, "--limit", "4", "--retry-rejected")
+    assert outcome(out) == dict(list(wanted().items())[:4])
+    pack(root, out, *RETRY)
+    check_whole(out)
+    behaviour.is_mended = False
+    rows = [{"url": f"{server.url}/busy/{n}", "caption": "", "n": n} for n in (90, 91)]
+    write_parquet(root / "vrls.parquet", rows)
+    pack(root, out, *RETRY, "--append")
+    behaviour.is_mended = True
+    pack(root, out, *RETRY, "--retry-rejected")
+    more = {f"vrls.parquet#{n}": "packed" for n in range(2)}
+    assert outcome(out) == wanted() | more
+    assert manifest_of(out).complete
+
+
+def test_the_first_lines_of_the_help_name_tables_of_urls() -> None:
+    assert "tables of URLs" in (cli.commands["pack"].help or "")
+
+
+def test_killed_at_random_points_no_row_is_lost_or_doubled(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    kinds = KINDS * 12
+    table = table_of(tmp_path, server, kinds)
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    chance, out = random.Random(seed), tmp_path / "out"
+    for retry, kills in {(): 2, ("--retry-rejected",): 1}.items():
+        words = command(table, out, *FAST, "--samples-per-shard", "15", *retry)
+        for _ in range(kills):
+            run = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
+            asked = len(server.paths()) + chance.randrange(60)
+            while run.poll() is None and len(server.paths()) < asked:
+                time.sleep(0.002)
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        done = run_pack(table, out, *words[4 + len(BUCKETS) :])
+        assert done.returncode == 0, done.stderr
+        codes = MENDED if behaviour.is_mended else MENDED | {"busy": "http_5xx"}
+        assert outcome(out) == {f"urls.parquet#{n}": codes[kind] for n, kind in enumerate(kinds)}
+        manifest = manifest_of(out)
+        assert manifest.complete
+        assert sum(receipt.inputs for receipt in manifest.receipts) == len(kinds)
+        assert sum(manifest.rejects.values()) == len(rejects_of(out))
+        assert not temporaries(out)
+        behaviour.is_mended = True

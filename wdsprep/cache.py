@@ -1,0 +1,234 @@
+"""Samples of S3 shards kept on a local disk, for the next pass, the next start, other processes.
+
+Each shard has one sparse file, named by what the shard holds, so a changed dataset has other files.
+It begins with a word for each sample, 0 until the sample is there; behind them, samples lie as far
+apart as in the tar. A word is the sample's length and CRC-32, and is written after the sample.
+
+So no lock is needed. A process that is killed leaves samples without words, and a machine that goes
+down leaves, at worst, words that do not fit: both are fetched again. Two processes that fetch the
+same sample write the same bytes to the same place. A file that another process removes can be read
+by those who have it open, and is made anew by the next.
+
+What is kept is what was fetched, sample by sample. A first batch of 1,024 samples out of 64 windows
+would otherwise need 327 times its bytes as whole shards, 14 times as pieces of 4 MB.
+
+The limit holds over all processes: each looks how full the folder is, may then add a 64th of what
+is free, and looks again. When the folder is full, what is there stays, since every pass over the
+data has another order: with room for half the shards half the reads are served from here, whereas
+dropping the longest unused would serve 16 %. Only files that no loader has claimed for a while give
+way. A loader claims those of its dataset by touching them as it goes.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsprep.errors import StoreError, UsageError
+
+VERSION = 1
+STALE_S = 900  # without a claim: then a file gives way to others
+CLAIM_S = STALE_S // 4
+FULL_S = 10  # a full cache is looked at again after so long
+SHARERS = 64  # processes that may fill one cache at a time without going over its limit
+MOST_NBYTES = 1 << 30  # of samples asked for at once: a damaged index asks for more
+PAGE, WORD = 4096, 8
+NAME = re.compile(r"[0-9a-f]{32}\.samples")
+Fetch = Callable[[int, int], bytes]
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheDir:
+    """A folder on a local disk, and how much of it cached samples may take."""
+
+    folder: Path
+    nbytes: int
+
+
+def cache_dir(folder: "str | Path | None", nbytes: int | None) -> CacheDir | None:
+    """What a user asked for, with the folder made."""
+    if folder is None and nbytes is None:
+        return None
+    if folder is None or nbytes is None or nbytes < 1:
+        raise UsageError("give cache, a folder, together with cache_nbytes, what it may hold")
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}: give cache another folder") from error
+    return CacheDir(folder=path, nbytes=nbytes)
+
+
+class Cache:
+    """What is cached of one dataset, for any number of threads. `contents` says for each shard what
+    it holds."""
+
+    def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
+        self._paths = [where.folder / _name(content) for content in contents]
+        self._room = _Room(where, frozenset(path.name for path in self._paths))
+        self._complained = False
+
+    def read(
+        self, shard: int, offsets: Sequence[int], first: int, stop: int, fetch: Fetch
+    ) -> "bytes | bytearray":
+        """The samples [first, stop) of a shard. `fetch` brings those from the first to the last one
+        that is not here."""
+        nbytes = offsets[stop] - offsets[first]
+        if not 0 < nbytes <= MOST_NBYTES:
+            return fetch(first, stop)
+        file = _File(self._paths[shard], offsets)
+        data, missing = bytearray(nbytes), [first, stop - 1]
+        with self._complaining():
+            self._room.claim()
+            missing = file.read(first, stop, data)
+        if not missing:
+            return data
+        low, high = missing[0], missing[-1] + 1
+        fresh = fetch(low, high)
+        with self._complaining():
+            file.write(low, high, fresh, self._room.grant)
+        start, nbytes = offsets[low] - offsets[first], offsets[high] - offsets[low]
+        if len(fresh) < nbytes:  # the tar was cut
+            return data[:start] + fresh
+        data[start : start + nbytes] = fresh
+        return data
+
+    @contextmanager
+    def _complaining(self) -> Iterator[None]:
+        """A disk that fails costs speed, not the run."""
+        try:
+            yield
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                _log.warning("the cache fails (%s): what it lacks is read from S3", error)
+
+
+class _File:
+    """The samples of one shard that are here, and where they lie."""
+
+    def __init__(self, path: Path, offsets: Sequence[int]) -> None:
+        self._path, self._offsets = path, offsets
+        self._start = -(-len(offsets) * WORD // PAGE) * PAGE
+
+    def read(self, first: int, stop: int, data: bytearray) -> list[int]:
+        """Fill `data` as far as may be; the numbers of the samples that are missing."""
+        count = stop - first
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return [first, stop - 1]
+        try:
+            packed = os.pread(fd, count * WORD, first * WORD).ljust(count * WORD, b"\0")
+            if any(packed):
+                os.preadv(fd, [data], self._start + self._offsets[first])
+        finally:
+            os.close(fd)
+        words = struct.unpack(f"<{count}Q", packed)
+        return [
+            number
+            for number, word in enumerate(words, first)
+            if not word or word != self._word(number, data, first)
+        ]
+
+    def _word(self, number: int, data: "bytes | bytearray", first: int) -> int:
+        """What tells that a sample is whole, if `data` begins with the first."""
+        start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
+        return (end - start) % (1 << 32) << 32 | zlib.crc32(memoryview(data)[start:end])
+
+    def write(self, first: int, stop: int, data: bytes, grant: "Callable[[int], int]") -> None:
+        """Keep as many of these samples as are whole and granted."""
+        begin = self._offsets[first]
+        whole = min(len(data), self._offsets[stop] - begin)
+        granted = grant(whole)
+        stop = bisect_right(self._offsets, begin + granted, first, stop + 1) - 1
+        if stop <= first:
+            return
+        words = [self._word(number, data, first) for number in range(first, stop)]
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _write(fd, memoryview(data)[: self._offsets[stop] - begin], self._start + begin)
+            _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
+        finally:
+            os.close(fd)
+
+
+class _Room:
+    """How much may be added: found out by looking at the folder, now and then."""
+
+    def __init__(self, where: CacheDir, own: frozenset[str]) -> None:
+        self._where, self._own = where, own
+        self._lock = threading.Lock()
+        self._granted = 0  # and not yet used
+        self._claimed = self._full = float("-inf")  # when that was last
+
+    def claim(self) -> None:
+        """Say now and then that the files of this dataset are in use."""
+        if time.monotonic() - self._claimed > CLAIM_S:
+            with self._lock:
+                self._look()
+
+    def grant(self, nbytes: int) -> int:
+        """How much of that may be written."""
+        with self._lock:
+            now = time.monotonic()
+            if self._granted < nbytes and now - self._full > FULL_S:
+                self._look()
+                if self._granted < nbytes:
+                    self._full = now
+            given = min(nbytes, self._granted)
+            self._granted -= given
+            return given
+
+    def _look(self) -> None:
+        self._claimed = time.monotonic()
+        used = 0
+        idle: list[tuple[float, int, Path]] = []
+        live: list[tuple[float, int, Path]] = []
+        for name, status in _files(self._where.folder):
+            age = time.time() - status.st_mtime
+            path = self._where.folder / name
+            if name in self._own and age > CLAIM_S:
+                with suppress(FileNotFoundError):
+                    os.utime(path)
+            stale = name not in self._own and age > STALE_S
+            (idle if stale else live).append((status.st_mtime, status.st_blocks * 512, path))
+            used += status.st_blocks * 512
+        limit = self._where.nbytes
+        for most, files in ((limit - limit // 10, idle), (limit, live)):
+            for _, nbytes, path in sorted(files):
+                if used > most:
+                    path.unlink(missing_ok=True)
+                    used -= nbytes
+        self._granted = max(0, limit - used) // SHARERS
+
+
+def _name(content: str) -> str:
+    digest = hashlib.blake2b(f"{VERSION} {content}".encode(), digest_size=16)
+    return f"{digest.hexdigest()}.samples"
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in os.scandir(folder):
+        if NAME.fullmatch(entry.name):
+            with suppress(FileNotFoundError):
+                yield entry.name, entry.stat()
+
+
+def _write(fd: int, view: memoryview, start: int) -> None:
+    while view:
+        count = os.pwrite(fd, view, start)
+        view, start = view[count:], start + count

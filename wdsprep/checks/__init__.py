@@ -1,0 +1,92 @@
+"""Whether a dataset is what it says it is: every file, every byte.
+
+1. `survey` reads the manifest, all receipts and one listing: what should be there, what is.
+2. `units` takes one unit of work after another, on any number of processes. Each file of it is read
+   once (`passage`): a thread hashes while the samples are walked over (`walk`) and held against
+   the format (`rules`).
+3. `verify` puts both together; with images and their latents it also pairs them (`pairs`).
+
+What is wrong becomes a *finding*, which names one file and the next step. A *note* is a finding
+that does no harm.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
+
+
+class Kind(Enum):
+    """What sort of thing is wrong, which decides what can be done about it."""
+
+    MANIFEST = "manifest"  # damaged, or not what the receipts say: it can be made from them
+    INDEX = "index"  # it can be made from its tar
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    WRONG = "wrong"  # what was written breaks the format
+    UNMATCHED = "unmatched"  # latents that are not of these images
+    UNREADABLE = "unreadable"
+    UNCHECKED = "unchecked"
+    FOREIGN = "foreign"
+    UNFINISHED = "unfinished"  # notes from here on
+    LEFTOVER = "leftover"
+
+    @property
+    def is_note(self) -> bool:
+        return self in (Kind.UNFINISHED, Kind.LEFTOVER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A dataset: where it is, as the user wrote it, and what it is of."""
+
+    url: str
+    shown: str
+    dataset: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is wrong with one file. `unit` is the unit of work that has to be done again for it;
+    none where the file belongs to no unit, or can be made again from others."""
+
+    place: Place
+    name: str
+    kind: Kind
+    what: str
+    unit: str = ""
+
+    @property
+    def next_step(self) -> str:
+        return _NEXT[self.kind].format(
+            url=self.place.shown, maker=MAKERS[self.place.dataset], unit=self.unit
+        )
+
+    def __str__(self) -> str:
+        file = f"{self.place.shown}/{self.name}" if self.name else self.place.shown
+        return f"{file}: {self.what}: {self.next_step}"
+
+
+_REDO = 'run "wdsprep repair {url}", then the same "{maker}" again'
+_NEXT = {
+    Kind.MANIFEST: 'run "wdsprep repair {url}"',
+    Kind.INDEX: 'run "wdsprep repair {url}"',
+    Kind.MISSING: _REDO,
+    Kind.DAMAGED: _REDO,
+    Kind.WRONG: _REDO,
+    Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
+    Kind.UNREADABLE: "check the disk and the permissions, then verify again",
+    Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
+    Kind.FOREIGN: "move it out of the dataset",
+    Kind.UNFINISHED: 'run the same "{maker}" again to go on',
+    Kind.LEFTOVER: "nothing to do",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of checking one unit: the findings, and for each shard a digest of its keys, by
+    what a latent shard made of it states as its input (see `pairs`)."""
+
+    findings: tuple[Finding, ...] = ()
+    keys: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,89 @@
+"""Whether latents are of these images: the same shards, the same keys in the same order, but for
+the rejects.
+
+Billions of keys fit into no memory. Keys rise in a packed shard, so the keys of a latent shard and
+of its rejects, sorted together, must be those of the image shard, and a digest of them is enough.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from wdsprep.buckets import buckets_of_phase
+from wdsprep.checks import Kind
+from wdsprep.checks.survey import Survey
+from wdsprep.manifest import Receipt, Shard
+
+
+def keys_digest(keys: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(keys).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def images_of(latents: Survey, others: Sequence[Survey]) -> Survey | None:
+    """The image dataset that latents were made of: the one of which they have most shards."""
+    inputs = {whole_input(receipt) for receipt in latents.receipts}
+
+    def shared(images: Survey) -> int:
+        return sum(s.sha256 in inputs for r in images.receipts for s in r.shards)
+
+    return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
+
+
+def whole_input(receipt: Receipt) -> str:
+    return receipt.input.partition(":")[0]
+
+
+def firsts(latents: Survey) -> dict[str, int]:
+    """The image shards of which only the first samples were encoded, and how many."""
+    cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
+    return {
+        f"{receipt.unit}.tar": int(number)
+        for receipt, number in zip(latents.receipts, cut, strict=True)
+        if number
+    }
+
+
+def check_pairs(latents: Survey, images: Survey) -> None:
+    """What the receipts alone tell; findings are added to those of the latents."""
+    there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
+    for receipt in latents.receipts:
+        if what := _mismatch(receipt, there.get(f"{receipt.unit}.tar"), images.place.shown):
+            _unmatched(latents, receipt.unit, what)
+    if latents.receipts:
+        _check_all_encoded(latents, images, there)
+
+
+def _mismatch(receipt: Receipt, shard: Shard | None, images: str) -> str:
+    if shard is None:
+        return f"{images} has no shard {receipt.unit}.tar"
+    if whole_input(receipt) != shard.sha256:
+        return f"it was not made of the {shard.name} that {images} has now"
+    samples = int(receipt.input.partition(":")[2] or shard.samples)
+    if receipt.inputs != samples:
+        return f"its shard and rejects have {receipt.inputs:,} of {samples:,} samples"
+    return ""
+
+
+def _check_all_encoded(latents: Survey, images: Survey, there: Mapping[str, Shard]) -> None:
+    """Every image shard of the phase has its latents, unless their run has not ended."""
+    buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
+    phase = set(buckets_of_phase(latents.receipts[0].settings["resolution"], buckets))
+    encoded = {f"{receipt.unit}.tar" for receipt in latents.receipts}
+    stated = {f"{r.unit}.tar" for r in latents.manifest.receipts} if latents.manifest else set()
+    for name, shard in there.items():
+        if shard.bucket in phase and name not in encoded | stated and latents.is_complete:
+            _unmatched(latents, name.removesuffix(".tar"), f"nothing was made of {name}")
+
+
+def check_keys(latents: Survey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
+    """Hold the digests of keys against each other, both by what a latent receipt has as input."""
+    for receipt in latents.receipts:
+        ours, theirs = made.get(receipt.input), images.get(receipt.input)
+        if ours and theirs and ours != theirs:
+            what = (
+                "the keys of its shard and its rejects, or their order, are not the image shard's"
+            )
+            _unmatched(latents, receipt.unit, what)
+
+
+def _unmatched(latents: Survey, unit: str, what: str) -> None:
+    latents.find(f"{unit}.tar", Kind.UNMATCHED, what, unit)

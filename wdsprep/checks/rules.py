@@ -1,0 +1,140 @@
+"""What the members of a sample must be, by `shards/README.md`."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from wdsprep.arrays import Field, fields_of
+from wdsprep.buckets import bucket_of
+from wdsprep.manifest import Receipt, Shard
+
+IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
+HEAD_NBYTES = 8
+MAX_TEXT_NBYTES = 64 << 20
+# The bits that are all set in what is not finite: infinities and not-a-numbers.
+EXPONENTS = {"<f2": ("<u2", 0x7C00), "<f4": ("<u4", 0x7F80_0000)}
+IMAGE_FACTS: dict[str, type] = {
+    **dict.fromkeys(("key", "source", "caption"), str),
+    **dict.fromkeys(("width", "height", "source_width", "source_height", "bucket"), int),
+    "changes": list,
+    "meta": dict,
+}
+LATENT_FACTS: dict[str, type] = {
+    **dict.fromkeys(("key", "source", "caption"), str),
+    **dict.fromkeys(("source_width", "source_height", "width", "height"), int),
+    **dict.fromkeys(("scaled_width", "scaled_height", "tokens"), int),
+    "crop": list,
+    "cut": bool,
+}
+
+View = Callable[[int, int], memoryview]
+
+
+class Rules(Protocol):
+    """What a shard's samples must be; each call gives what is wrong, or nothing."""
+
+    def place(self, number: int, field: str) -> str:
+        """Whether this field may be the member with this number of its sample."""
+
+    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
+        """Look at what is neither json nor txt."""
+
+    def facts(self, facts: Mapping[str, Any]) -> str: ...
+
+    @property
+    def members(self) -> int:
+        """of each sample"""
+
+
+def rules_of(receipt: Receipt, shard: Shard) -> Rules:
+    if receipt.dataset == "images":
+        return ImageRules(tuple(receipt.settings["buckets"]), shard.bucket)
+    return LatentRules(fields_of(receipt.settings["layout"]))
+
+
+class ImageRules:
+    members = 3
+
+    def __init__(self, buckets: tuple[int, ...], bucket: int) -> None:
+        self._buckets, self._bucket = buckets, bucket
+
+    def place(self, number: int, field: str) -> str:
+        if field in IMAGES if number == 0 else field == ("", "json", "txt")[number]:
+            return ""
+        return f"{field} stands where {('an image', 'json', 'txt')[number]} should"
+
+    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
+        head = view(start, min(nbytes, HEAD_NBYTES))
+        return "" if bytes(head).startswith(IMAGES[field]) else f"{field} is no such image"
+
+    def facts(self, facts: Mapping[str, Any]) -> str:
+        if wrong := _wrong_types(facts, IMAGE_FACTS):
+            return wrong
+        width, height = facts["width"], facts["height"]
+        fits = min(width, height) >= self._buckets[0]
+        if not fits or bucket_of(width, height, self._buckets) != self._bucket:
+            return f"{width} x {height} pixels do not belong in this bucket"
+        return "" if facts["bucket"] == self._bucket else "json has another bucket"
+
+
+class LatentRules:
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        self._fields = {field.name: field for field in fields}
+        self._order = (*self._fields, "json", "txt")
+        self.members = len(self._order)
+
+    def place(self, number: int, field: str) -> str:
+        wanted = self._order[number]
+        return "" if field == wanted else f"{field} stands where {wanted} should"
+
+    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
+        return array_problem(self._fields[field], view(start, nbytes), nbytes)
+
+    def facts(self, facts: Mapping[str, Any]) -> str:
+        return _wrong_types(facts, LATENT_FACTS)
+
+
+def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
+    """What is wrong with a member that must be this array."""
+    length = len(field.header)
+    if nbytes != field.nbytes or bytes(data[:length]) != field.header:
+        return f"{field.name} is not the array of {field.dtype} {field.shape} that it should be"
+    if field.dtype in EXPONENTS:
+        unsigned, exponent = EXPONENTS[field.dtype]
+        bits = np.frombuffer(data, unsigned, offset=length)
+        if bits.size and int((bits & exponent).max()) == exponent:
+            return f"{field.name} has values that are not finite"
+    return ""
+
+
+def text_problem(key: str, json_data: bytes, txt: bytes, rules: Rules) -> str:
+    """What is wrong with the facts and the caption of a sample."""
+    try:
+        facts = json.loads(json_data)
+        caption = txt.decode()
+    except (ValueError, RecursionError) as error:
+        return f"json or txt cannot be read ({error})"
+    if not isinstance(facts, dict):
+        return "json is no object"
+    if b"null" in json_data and _has_null(facts):
+        return "json has a null"
+    if wrong := rules.facts(facts):
+        return wrong
+    if facts["key"] != key:
+        return f"json has the key {facts['key']}"
+    return "" if facts["caption"] == caption else "txt is not the caption of the json"
+
+
+def _wrong_types(facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
+    for name, kind in types.items():
+        if type(facts.get(name)) is not kind:
+            return f"json lacks {name}, or it is no {kind.__name__}"
+    return ""
+
+
+def _has_null(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_null, value.values()))
+    return any(map(_has_null, value)) if isinstance(value, list) else value is None

@@ -1,0 +1,263 @@
+"""What a dataset should hold by its receipts, against what a listing shows: the quick half.
+
+The receipts are believed before the manifest, which only repeats them. A file that nothing speaks
+of is a finding, unless a run that has not come to its end explains it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wdsprep.arrays import empty_name, fields_of
+from wdsprep.checks import Finding, Kind, Place
+from wdsprep.dataset import OURS, READERS, receipt_name
+from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, sorted_receipts
+from wdsprep.progress import human_bytes, plural
+from wdsprep.rejects import rejects_name
+from wdsprep.resume import inputs_name
+from wdsprep.sources import FIRST_RETRY, is_hidden
+from wdsprep.store import Store
+from wdsprep.store.local import TEMPORARY, LocalStore
+
+RECEIPT = re.compile(r"receipts/(.+)\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """A dataset as its receipts have it; `there` has the size of each file, `manifest` what the
+    manifest says where it can be read."""
+
+    place: Place
+    there: Mapping[str, int]
+    receipts: tuple[Receipt, ...]
+    manifest: Manifest | None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.manifest is not None and self.manifest.complete
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether its last run left nothing to do, be it all or what a limit asked for."""
+        return self.is_complete or bool(self.manifest and "limit" in self.manifest.extra)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
+
+    def find(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
+        self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
+
+
+def survey(store: Store, shown: str, heard: Callable[[int], None]) -> Survey:
+    """Look at a dataset; `heard` is told how many receipts were read."""
+    there = {entry.name: entry.nbytes for entry in store.list()}
+    manifest, complaint = _manifest(store)
+    read = _Receipts(store, there, manifest)
+    read.all(heard)
+    if manifest is None and not read.sound:
+        raise NotFoundError(
+            f"{shown} holds no dataset: neither its wdsprep.json nor any receipt is there and "
+            "sound: name another place, or start over with --overwrite"
+        )
+    dataset = manifest.dataset if manifest else read.sound[0].dataset
+    found = Survey(
+        place=Place(url=store.url, shown=shown, dataset=dataset),
+        there=there,
+        receipts=sorted_receipts(read.sound),
+        manifest=manifest,
+    )
+    for unit, what in read.broken.items():
+        found.find(receipt_name(unit), Kind.DAMAGED, what, unit)
+    if complaint:
+        found.find(MANIFEST, Kind.MANIFEST, complaint)
+    _check_manifest(found, read.broken)
+    _check_presence(found)
+    _check_unexpected(found, store, read.broken)
+    return found
+
+
+def _manifest(store: Store) -> tuple[Manifest | None, str]:
+    """The manifest, or why there is none."""
+    try:
+        return Manifest.from_bytes(store.read(MANIFEST), MANIFEST), ""
+    except NotFoundError:
+        return None, "it is missing"
+    except NewerFormatError:
+        raise
+    except FormatError:
+        return None, "it is damaged: its digest does not match what it holds"
+
+
+class _Receipts:
+    """Reads all receipts: the sound ones, and what is wrong with the others by unit."""
+
+    def __init__(self, store: Store, there: Iterable[str], manifest: Manifest | None) -> None:
+        self._store, self._manifest = store, manifest
+        self._units = [match[1] for name in there if (match := RECEIPT.fullmatch(name))]
+        self.sound: list[Receipt] = []
+        self.broken: dict[str, str] = {}
+
+    def all(self, heard: Callable[[int], None]) -> None:
+        found: list[Receipt] = []
+        with ExitStack() as stack:
+            every: Iterator[Receipt | None] = map(self._read, self._units)
+            if not isinstance(self._store, LocalStore):  # where each waits for a network
+                every = stack.enter_context(ThreadPoolExecutor(READERS)).map(
+                    self._read, self._units
+                )
+            for number, read in enumerate(every, 1):
+                heard(number)
+                if read is not None:
+                    found.append(read)
+        self._settle(found)
+
+    def _read(self, unit: str) -> Receipt | None:
+        try:
+            receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
+        except NewerFormatError:
+            raise
+        except FormatError:
+            self.broken[unit] = "it is damaged: its digest does not match what it holds"
+        except NotFoundError:
+            self.broken[unit] = "it went away just now"
+        else:
+            if receipt.unit == unit:
+                return receipt
+            self.broken[unit] = f"it is the receipt of {receipt.unit}"
+        return None
+
+    def _settle(self, found: list[Receipt]) -> None:
+        """All receipts speak of one dataset with one fingerprint: the manifest's, or most's."""
+        marks = [(r.dataset, repr(sorted(r.settings.items()))) for r in found]
+        ours = Counter(marks).most_common(1)[0][0] if marks else None
+        if self._manifest is not None:
+            settings = repr(sorted(self._manifest.settings.items()))
+            ours = (self._manifest.dataset, settings)
+        for receipt, mark in zip(found, marks, strict=True):
+            if mark == ours:
+                self.sound.append(receipt)
+            else:
+                self.broken[receipt.unit] = "it is of another run, with other settings"
+
+
+def _check_manifest(found: Survey, broken: Mapping[str, str]) -> None:
+    """Hold the manifest against the receipts. Behind them it may be while a run goes on."""
+    manifest = found.manifest
+    if manifest is None:
+        return
+    stated = {receipt.unit: receipt for receipt in manifest.receipts}
+    sound = {receipt.unit: receipt for receipt in found.receipts}
+    for unit in stated.keys() - sound.keys() - broken.keys():
+        found.find(receipt_name(unit), Kind.MISSING, "it is missing", unit)
+    if any(stated[unit] != sound[unit] for unit in stated.keys() & sound.keys()):
+        found.find(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
+    elif manifest.complete and sound.keys() - stated.keys():
+        behind = plural(len(sound.keys() - stated.keys()), "receipt")
+        found.find(MANIFEST, Kind.MANIFEST, f"it lacks what {behind} say")
+    if not manifest.complete:
+        count = plural(len(sound), "unit")
+        found.find("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """A file that a receipt speaks of; `nbytes` is -1 where it does not say its size."""
+
+    name: str
+    unit: str
+    nbytes: int = -1
+    kind: Kind = Kind.DAMAGED
+
+
+def expected_files(receipt: Receipt) -> Iterator[Expected]:
+    """What a finished unit has left in the dataset."""
+    unit = receipt.unit
+    yield Expected(name=receipt_name(unit), unit=unit)
+    yield Expected(name=rejects_name(unit), unit=unit)
+    if receipt.dataset == "images":
+        yield Expected(name=inputs_name(unit), unit=unit)
+    for shard in receipt.shards:
+        yield Expected(name=shard.name, unit=unit, nbytes=shard.nbytes)
+        index_nbytes = 8 * (shard.samples + 1)
+        yield Expected(name=f"{shard.name}.idx", unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
+
+
+def _check_presence(found: Survey) -> None:
+    for receipt in found.receipts:
+        for file in expected_files(receipt):
+            nbytes = found.there.get(file.name)
+            if nbytes is None:
+                kind = file.kind if file.kind is Kind.INDEX else Kind.MISSING
+                found.find(file.name, kind, "it is missing", file.unit)
+            elif file.nbytes not in (-1, nbytes):
+                found.find(file.name, file.kind, _other_size(file.nbytes, nbytes), file.unit)
+    for name in set(empty_names(found)) - found.there.keys():
+        if found.is_at_its_end:
+            found.find(name, Kind.MISSING, "it is missing", smallest_unit(found))
+        else:
+            found.find(name, Kind.UNFINISHED, "it is missing, and the next worker writes it")
+
+
+def _other_size(expected: int, nbytes: int) -> str:
+    how = "it is truncated" if nbytes < expected else "it is longer than it should be"
+    sizes = human_bytes(expected), human_bytes(nbytes)
+    if sizes[0] == sizes[1]:
+        sizes = f"{expected:,} B", f"{nbytes:,} B"
+    return f"{how} (expected {sizes[0]}, found {sizes[1]})"
+
+
+def empty_names(found: Survey) -> list[str]:
+    """The files for the empty caption: of latents that have been made, one for each text array."""
+    if found.place.dataset == "images" or not found.receipts:
+        return []
+    return [empty_name(item) for item in fields_of(found.receipts[0].settings["layout"])[1:]]
+
+
+def smallest_unit(found: Survey) -> str:
+    """The unit that is done again to have the files for the empty caption written again."""
+    return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
+
+
+def _check_unexpected(found: Survey, store: Store, broken: Iterable[str]) -> None:
+    known = {MANIFEST, *empty_names(found), *map(receipt_name, broken)}
+    known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
+    stated = found.manifest.receipts if found.manifest else ()
+    gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
+    for name in sorted(found.there.keys() - known):
+        if belongs_to(name) & gone:
+            continue  # what is wrong is said of the receipt
+        _unexpected(found, name)
+    if isinstance(store, LocalStore):
+        for path in Path(store.root).rglob(".wdsprep-*.tmp"):
+            if TEMPORARY.fullmatch(path.name):
+                what = "it is being written, or was left by a run that was killed"
+                found.find(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
+
+
+def belongs_to(name: str) -> set[str]:
+    """The units that may have written a file, by its name."""
+    stem = re.sub(r"^(receipts|rejects|inputs)/|\.(json|jsonl|tar|tar\.idx)$", "", name)
+    shard = re.fullmatch(r"\d+/(\d{6,})(_\d+)?", stem)
+    return {stem, shard[1]} if shard else {stem}
+
+
+def _unexpected(found: Survey, name: str) -> None:
+    """A file of no unit that is done. A run that is under way or was killed leaves some."""
+    _receipt, ours = OURS[found.place.dataset]
+    inputs = re.fullmatch(r"inputs/(\d{6,})\.jsonl", name)
+    if inputs and int(inputs[1]) >= FIRST_RETRY:
+        found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")
+    elif is_hidden(name):
+        found.find(name, Kind.LEFTOVER, "it is hidden, and not of wdsprep")
+    elif ours.fullmatch(name) and not found.is_complete:
+        what = "no receipt speaks of it: a run is under way or was killed"
+        found.find(name, Kind.LEFTOVER, what)
+    else:
+        found.find(name, Kind.FOREIGN, "no receipt speaks of it")

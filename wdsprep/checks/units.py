@@ -1,0 +1,205 @@
+"""Checks all files of one unit of work, each in one pass. As work for a runner: local processes or
+Ray.
+"""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from wdsprep.arrays import empty_name, fields_of
+from wdsprep.checks import Finding, Kind, Place, Report
+from wdsprep.checks.pairs import keys_digest
+from wdsprep.checks.passage import Passage
+from wdsprep.checks.rules import array_problem, rules_of
+from wdsprep.checks.survey import Survey, smallest_unit
+from wdsprep.checks.walk import Walked, walk
+from wdsprep.errors import AccessError, NotFoundError, StoreError
+from wdsprep.manifest import Receipt, Shard, count_up
+from wdsprep.rejects import read_rejects, rejects_name
+from wdsprep.resume import inputs_name
+from wdsprep.sources import opened
+from wdsprep.store import Store
+from wdsprep.store.local import LocalStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckUnit:
+    """A finished unit to check. `known` are files of it that have a finding already; `firsts` says
+    of which shards the latents hold the first samples only, and how many."""
+
+    place: Place
+    receipt: Receipt
+    known: frozenset[str] = frozenset()
+    firsts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.url}/{self.receipt.unit}"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.receipt.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Checking:
+    """The work, as runners want it."""
+
+    def open(self) -> Callable[[CheckUnit], Generator[int, None, Report]]:
+        return check_unit
+
+
+def check_unit(unit: CheckUnit) -> Generator[int, None, Report]:
+    """Check a unit; yields how many bytes of its shards have been read."""
+    checker = _Checker(unit, opened(unit.place.url))
+    before = 0
+    for shard in unit.receipt.shards:
+        if shard.name not in unit.known:
+            for nbytes in checker.shard(shard):
+                yield before + nbytes
+        before += shard.nbytes
+        yield before
+    checker.beside()
+    return Report(findings=tuple(checker.findings), keys=checker.digests())
+
+
+def check_empty(found: Survey) -> None:
+    """The files for the empty caption, which belong to all units."""
+    if found.place.dataset == "images" or not found.receipts:
+        return
+    store, unit = opened(found.place.url), smallest_unit(found)
+    for item in fields_of(found.receipts[0].settings["layout"])[1:]:
+        name = empty_name(item)
+        if name not in found.there:
+            continue
+        data = store.read(name)
+        if hashlib.sha256(data).hexdigest() not in {r.files.get(name) for r in found.receipts}:
+            found.find(name, Kind.DAMAGED, "its SHA-256 is not what the receipts say", unit)
+        elif problem := array_problem(item, memoryview(data), len(data)):
+            found.find(name, Kind.WRONG, problem, unit)
+
+
+class _Checker:
+    def __init__(self, unit: CheckUnit, store: Store) -> None:
+        self._unit, self._receipt, self._store = unit, unit.receipt, store
+        self._keys: dict[str, list[str]] = {}
+        self._rejected: list[str] | None = None
+        self.findings: list[Finding] = []
+
+    def _find(self, name: str, kind: Kind, what: str) -> None:
+        place, unit = self._unit.place, self._receipt.unit
+        self.findings.append(Finding(place=place, name=name, kind=kind, what=what, unit=unit))
+
+    def _unreadable(self, name: str, error: StoreError) -> None:
+        """A file that went away is damage, and so is one that a disk has lost. Everything else is
+        trouble with the place, which says nothing about the dataset."""
+        if isinstance(error, NotFoundError):
+            self._find(name, Kind.MISSING, "it is missing")
+        elif isinstance(error, AccessError) or not isinstance(self._store, LocalStore):
+            raise error
+        else:
+            self._find(name, Kind.UNREADABLE, f"it cannot be read ({error})")
+
+    def shard(self, shard: Shard) -> Iterator[int]:
+        """One pass over a tar, then its index."""
+        walked = Walked()
+        try:
+            with Passage(self._store, shard.name) as passage:
+                yield from walk(passage, rules_of(self._receipt, shard), walked)
+                yield from passage.rest()
+                digest = passage.sha256()
+        except StoreError as error:
+            self._unreadable(shard.name, error)
+            return
+        also = f" ({walked})" if str(walked) else ""
+        if digest != shard.sha256:
+            self._find(shard.name, Kind.DAMAGED, f"its SHA-256 is not what its receipt says{also}")
+        elif problem := str(walked) or self._keys_problem(shard, walked.keys):
+            self._find(shard.name, Kind.WRONG, problem)
+        else:
+            self._keys[shard.name] = walked.keys
+            self._index(f"{shard.name}.idx", walked.index)
+
+    def _keys_problem(self, shard: Shard, keys: list[str]) -> str:
+        """What is wrong with the keys of a sound shard."""
+        if len(keys) != shard.samples:
+            return f"it has {len(keys):,} samples where its receipt says {shard.samples:,}"
+        if self._receipt.dataset == "images" and any(a >= b for a, b in pairwise(keys)):
+            return "its keys do not rise"
+        return "" if len(set(keys)) == len(keys) else "it has a key twice"
+
+    def _index(self, name: str, index: bytes) -> None:
+        if name not in self._unit.known and self._read(name, Kind.INDEX) not in (None, index):
+            self._find(name, Kind.INDEX, "it is not the index of its tar")
+
+    def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:
+        try:
+            return self._store.read(name)
+        except NotFoundError:
+            self._find(name, missing, "it is missing")
+        except StoreError as error:
+            self._unreadable(name, error)
+        return None
+
+    def beside(self) -> None:
+        """The small files of the unit, and whether every input is in a shard or a reject."""
+        receipt = self._receipt
+        if receipt.dataset == "images":
+            self._digest(inputs_name(receipt.unit), receipt.input)
+        name = rejects_name(receipt.unit)
+        data = self._digest(name, receipt.files.get(name, ""))
+        if data is not None:
+            self._rejects(name, data)
+        if receipt.dataset == "images" and not self.findings and not self._unit.known:
+            self._check_inputs()
+
+    def _digest(self, name: str, wanted: str) -> bytes | None:
+        """The bytes of a file that is what its receipt says."""
+        data = None if name in self._unit.known else self._read(name)
+        if data is None or hashlib.sha256(data).hexdigest() == wanted:
+            return data
+        self._find(name, Kind.DAMAGED, "its SHA-256 is not what its receipt says")
+        return None
+
+    def _rejects(self, name: str, data: bytes) -> None:
+        try:
+            rejects = list(read_rejects(data))
+        except ValueError as error:
+            self._find(name, Kind.WRONG, f"a line of it is no reject ({error})")
+            return
+        self._rejected = [reject.key for reject in rejects]
+        if count_up({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
+            self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
+
+    def _check_inputs(self) -> None:
+        """The keys of a slice are its number and 0, 1, 2, ..., each in one place. Of URLs, some may
+        have gone to a slice that tried them again."""
+        unit, inputs = self._receipt.unit, self._receipt.inputs
+        keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
+        if self._receipt.settings["source"] == "urls":
+            is_whole = len(set(keys)) == inputs and all(key.startswith(unit) for key in keys)
+        else:
+            wanted = sorted(f"{unit}{number:06d}" for number in range(inputs))
+            is_whole = sorted(keys) == wanted
+        if not is_whole or len(keys) != inputs:
+            what = f"its shards and rejects do not have each of its {inputs:,} inputs once"
+            self._find(f"receipts/{unit}.json", Kind.WRONG, what)
+
+    def digests(self) -> dict[str, str]:
+        """By what receipts of latents call it: `SHA-256` of the image shard, or with `:N`."""
+        if self._receipt.dataset == "images":
+            return dict(self._image_digests())
+        if self._rejected is None or len(self._keys) < len(self._receipt.shards):
+            return {}
+        keys = [key for keys in self._keys.values() for key in keys]
+        rises = all(a < b for a, b in pairwise(keys))
+        both = sorted([*keys, *self._rejected]) if rises else [*keys, *self._rejected]
+        return {self._receipt.input: keys_digest(both)}
+
+    def _image_digests(self) -> Iterable[tuple[str, str]]:
+        for shard in self._receipt.shards:
+            if keys := self._keys.get(shard.name):
+                yield shard.sha256, keys_digest(keys)
+                if first := self._unit.firsts.get(shard.name):
+                    yield f"{shard.sha256}:{first}", keys_digest(keys[:first])

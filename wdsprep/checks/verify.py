@@ -1,0 +1,178 @@
+"""`verify`: check datasets, and latents against their images."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from wdsprep.checks import Finding, Kind, Report
+from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
+from wdsprep.checks.survey import Survey, survey
+from wdsprep.checks.units import Checking, CheckUnit, check_empty
+from wdsprep.errors import UsageError
+from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.sources import opened
+from wdsprep.store import absolute
+
+HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """How far a verification has come."""
+
+    nbytes: int
+    nbytes_of: int
+    units: int
+    units_of: int
+    findings: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """Hears how it goes; each call may be left out."""
+
+    listed: Callable[[str, int], None] = lambda _url, _receipts: None
+    status: Callable[[Callable[[], Status]], None] = lambda _status: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What a verification found, by dataset; `is_quick` says that no shard was read."""
+
+    surveys: tuple[Survey, ...]
+    is_quick: bool
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(f for survey in self.surveys for f in survey.findings if not f.kind.is_note)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(f for survey in self.surveys for f in survey.findings if f.kind.is_note)
+
+
+def verify(
+    urls: Sequence[str],
+    *,
+    make_runner: Callable[[int], Runner],
+    quick: bool = False,
+    listener: Listener | None = None,
+) -> Verified:
+    """Check the datasets at `urls`. Latents are held against the images among them. Shards are read
+    on the workers of `make_runner(units)`, or here where there is little to read."""
+    listener = listener or Listener()
+    places = [absolute(url) for url in urls]
+    if len(set(places)) < len(places):
+        raise UsageError("the same dataset is named twice: name each once")
+    surveys = tuple(_survey(*both, listener) for both in zip(places, urls, strict=True))
+    pairs = _pairs(surveys)
+    for latents, images in pairs:
+        check_pairs(latents, images)
+    if not quick:
+        _Deep(surveys, pairs, listener).check(make_runner)
+    for found in surveys:
+        found.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
+    return Verified(surveys=surveys, is_quick=quick)
+
+
+def _survey(url: str, shown: str, listener: Listener) -> Survey:
+    shown = shown.rstrip("/") or "/"
+    return survey(opened(url), shown, lambda count: listener.listed(shown, count))
+
+
+def _pairs(surveys: Sequence[Survey]) -> list[tuple[Survey, Survey]]:
+    latents = [survey for survey in surveys if survey.place.dataset == "latents"]
+    found = [(survey, images_of(survey, surveys)) for survey in latents]
+    return [(survey, images) for survey, images in found if images is not None]
+
+
+class Here:
+    """A runner that does one unit after another in this process."""
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        call = work.open()
+        for unit in units:
+            steps = call(unit)
+            while True:
+                try:
+                    yield Step(unit=unit, value=next(steps))
+                except StopIteration as end:
+                    yield Finished(unit=unit, result=end.value)
+                    break
+
+
+class _Deep:
+    """Reads every byte of some datasets."""
+
+    def __init__(
+        self,
+        surveys: Sequence[Survey],
+        pairs: Sequence[tuple[Survey, Survey]],
+        listener: Listener,
+    ) -> None:
+        self._surveys, self._pairs, self._listener = surveys, pairs, listener
+        self._by_url = {survey.place.url: survey for survey in surveys}
+        self._keys: dict[str, dict[str, str]] = {url: {} for url in self._by_url}
+        self._under_way: dict[str, int] = {}
+        self._nbytes = self._done = 0
+
+    def check(self, make_runner: Callable[[int], Runner]) -> None:
+        units = [unit for survey in self._surveys for unit in self._units(survey)]
+        units.sort(key=lambda unit: -unit.nbytes)  # so that no worker begins a large one last
+        nbytes = sum(unit.nbytes for unit in units)
+        runner = make_runner(len(units)) if nbytes > HERE_NBYTES else Here()
+        with closing(runner.run(Checking(), units)) as events:
+            for event in events:
+                self._take(event)
+                self._listener.status(partial(self._status, nbytes, len(units)))
+        for found in self._surveys:
+            check_empty(found)
+        for latents, images in self._pairs:
+            made, those = (self._keys[found.place.url] for found in (latents, images))
+            check_keys(latents, made, those)
+
+    def _units(self, found: Survey) -> Iterable[CheckUnit]:
+        known: dict[str, set[str]] = {}
+        for finding in found.findings:
+            known.setdefault(finding.unit, set()).add(finding.name)
+        cut: dict[str, int] = {}
+        for latents, images in self._pairs:
+            cut |= firsts(latents) if images is found else {}
+        for receipt in found.receipts:
+            shards = {shard.name for shard in receipt.shards}
+            yield CheckUnit(
+                place=found.place,
+                receipt=receipt,
+                known=frozenset(known.get(receipt.unit, ())),
+                firsts={name: cut[name] for name in shards & cut.keys()},
+            )
+
+    def _take(self, event: Event) -> None:
+        unit = cast("CheckUnit", event.unit)
+        if isinstance(event, Step):
+            self._under_way[unit.name] = cast("int", event.value)
+            return
+        self._under_way.pop(unit.name, None)
+        self._nbytes += unit.nbytes
+        self._done += 1
+        found = self._by_url[unit.place.url]
+        if isinstance(event, Finished):
+            report = cast("Report", event.result)
+            found.findings.extend(report.findings)
+            self._keys[unit.place.url] |= report.keys
+        elif isinstance(event, Quarantined):
+            name = f"receipts/{unit.receipt.unit}.json"
+            what = f"its unit could not be checked ({event.reason})"
+            found.find(name, Kind.UNCHECKED, what)
+
+    def _status(self, nbytes: int, units: int) -> Status:
+        findings = sum(not f.kind.is_note for found in self._surveys for f in found.findings)
+        return Status(
+            nbytes=self._nbytes + sum(self._under_way.values()),
+            nbytes_of=nbytes,
+            units=self._done,
+            units_of=units,
+            findings=findings,
+        )

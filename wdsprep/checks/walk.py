@@ -1,0 +1,121 @@
+"""Goes over the samples of one shard and notes what breaks the format, where each sample starts,
+and the keys.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from wdsprep.checks.passage import Passage
+from wdsprep.checks.rules import MAX_TEXT_NBYTES, Rules, text_problem
+from wdsprep.tar import BLOCK, padded
+from wdsprep.tar.index import encode_index
+from wdsprep.tar.members import BadSampleError, members, truncated
+from wdsprep.tar.read import split_member
+from wdsprep.tar.write import header
+
+# All of a header but its name, size and checksum, which is the same in every member.
+_MODE, _TIME, _REST = slice(100, 124), slice(136, 148), slice(156, 345)
+_MODEL = header("a", 0)
+_FIXED = _MODEL[_MODE] + _MODEL[_TIME] + _MODEL[_REST]
+SHOWN = 2
+
+
+@dataclass(slots=True)
+class Walked:
+    """What a shard holds. `problems` are the first of the `count` that its samples have, and
+    `stopped` is why the walk ended before the tar did."""
+
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    keys: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    count: int = 0
+    stopped: str = ""
+
+    def note(self, problem: str) -> None:
+        self.count += 1
+        if self.count <= SHOWN:
+            self.problems.append(problem)
+
+    @property
+    def index(self) -> bytes:
+        return encode_index(self.offsets)
+
+    def __str__(self) -> str:
+        shown = [*self.problems, *([self.stopped] if self.stopped else [])]
+        more = self.count - len(self.problems)
+        return "; ".join(shown) + (f"; and {more:,} more" if more else "")
+
+
+def walk(passage: Passage, rules: Rules, found: Walked) -> Iterator[int]:
+    """Look at every sample, up to where the tar is broken; yields how much has been read."""
+    told = 0
+    try:
+        for _ in _Walker(passage, rules, found).go():
+            if passage.nbytes > told:
+                told = passage.nbytes
+                yield told
+    except BadSampleError as error:
+        found.stopped = str(error)
+
+
+class _Walker:
+    """Where a walk stands: in which sample, at which of its members."""
+
+    def __init__(self, passage: Passage, rules: Rules, found: Walked) -> None:
+        self._passage, self._rules, self.found = passage, rules, found
+        self._key = ""
+        self._number = rules.members
+        self._texts: dict[str, bytes] = {}
+
+    def go(self) -> Iterator[None]:
+        end = 0
+        for path, start, data_start, nbytes in members(self._passage.at):
+            if not path:
+                break
+            if data_start - start != BLOCK or not _is_plain(self._passage.at(start, BLOCK)):
+                self.found.note(f"the header of {path} is not as this format has it")
+            key, name = split_member(path) or (path, "")
+            if key != self._key or not end:
+                self._close()
+                self._open(key, start)
+            if problem := self._member(name, data_start, nbytes):
+                self.found.note(f"{key}: {problem}")
+            self._number += 1
+            end = data_start + padded(nbytes)
+            yield
+        self._close()
+        self.found.offsets.append(end)
+
+    def _open(self, key: str, start: int) -> None:
+        self._key, self._number = key, 0
+        self._texts.clear()
+        self.found.keys.append(key)
+        self.found.offsets.append(start)
+
+    def _close(self) -> None:
+        """Judge the sample as a whole, when its last member has been seen."""
+        if self._number < self._rules.members:
+            self.found.note(f"{self._key}: it has {self._number} of {self._rules.members} members")
+        elif len(self._texts) == 2:
+            texts = self._texts["json"], self._texts["txt"]
+            if problem := text_problem(self._key, *texts, self._rules):
+                self.found.note(f"{self._key}: {problem}")
+
+    def _member(self, name: str, start: int, nbytes: int) -> str:
+        if self._number >= self._rules.members:
+            return f"{name} is one member too many"
+        if problem := self._rules.place(self._number, name):
+            return problem
+        if name not in ("json", "txt"):
+            return self._rules.member(name, self._passage.view, start, nbytes)
+        if nbytes > MAX_TEXT_NBYTES:
+            return f"{name} is too large to be one"
+        self._texts[name] = data = self._passage.at(start, nbytes)
+        if len(data) < nbytes:
+            raise truncated(start, name)
+        return ""
+
+
+def _is_plain(head: bytes) -> bool:
+    return head[_MODE] + head[_TIME] + head[_REST] == _FIXED

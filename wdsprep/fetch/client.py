@@ -1,0 +1,178 @@
+"""From a URL to an image's bytes: manners, attempts, redirects.
+
+A redirect is a request like the first: its target is parsed, its host's robots.txt asked, its turn
+waited for, its address checked. The time limit of an attempt is shared by its hops; waiting for a
+turn does not count, and neither does the robots.txt, which has a limit of its own.
+"""
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+
+from wdsprep.fetch import manners
+from wdsprep.fetch.objects import Objects
+from wdsprep.fetch.outcomes import rejection_of_status
+from wdsprep.fetch.robots import MAX_NBYTES, Robots, read_robots
+from wdsprep.fetch.robots_cache import RobotsCache
+from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
+from wdsprep.fetch.transfer import Answer, Head, Lines, Want, too_many_bytes
+from wdsprep.fetch.turns import Turns
+from wdsprep.fetch.urls import Target, follow, parse, scheme_of
+from wdsprep.samples import Code, RejectedError
+
+MOVED = frozenset({301, 302, 303, 307, 308})
+HELD_NBYTES = 64 << 20  # of bodies that are coming; with more, no new request is begun
+ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
+NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
+PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
+
+
+class LaterError(RejectedError):
+    """The server says when to come back."""
+
+    def __init__(self, code: Code, detail: str, after_s: float) -> None:
+        super().__init__(code, detail)
+        self.args = (code, detail, after_s)
+        self.after_s = after_s
+
+
+class Client:
+    """Belongs to one event loop."""
+
+    def __init__(self, rules: FetchRules) -> None:
+        self._rules = rules
+        self._lines = Lines(rules)
+        self._turns = Turns(
+            in_flight=rules.in_flight,
+            per_host=rules.per_host,
+            may_start=lambda: self._lines.held.nbytes < HELD_NBYTES,
+        )
+        self._robots = RobotsCache(self._ask_robots)
+        self._objects = Objects(max_nbytes=rules.max_nbytes)
+
+    async def fetch(self, url: str) -> Fetched:
+        if scheme_of(url) == "s3":
+            return await self._objects.fetch(url.strip())
+        host = ""
+        try:
+            target = parse(url)
+            host = target.host
+            return Fetched(data=await self._insist(target), host=host)
+        except RejectedError as error:
+            return Fetched(code=error.code, detail=error.detail, host=host)
+
+    def close(self) -> None:
+        self._objects.close()
+        self._lines.close()
+
+    async def _insist(self, target: Target) -> bytes:
+        for attempt in range(self._rules.retries):
+            try:
+                return await self._get_image(target)
+            except RejectedError as error:
+                if error.code not in PASSING or _asks_for_too_much(error):
+                    raise
+            await asyncio.sleep(manners.pause_s(attempt))
+        return await self._get_image(target)
+
+    async def _get_image(self, target: Target) -> bytes:
+        want = Want(judge=self._judge_image, max_nbytes=self._rules.max_nbytes)
+        check = self._robots.check if self._rules.robots else None
+        answer = await self._get(target, want, redirects=self._rules.redirects, check=check)
+        if not answer.body:
+            raise RejectedError(Code.EMPTY, f"HTTP {answer.head.status} without a body")
+        return answer.body
+
+    def _judge_image(self, head: Head) -> bool:
+        if _moves(head):
+            return False
+        if failure := rejection_of_status(head.status):
+            raise _with_time(failure, head)
+        if self._rules.opt_outs and (reserved := manners.opt_out(head.headers)):
+            raise RejectedError(Code.DISALLOWED, reserved)
+        if head.first("content-type").lower().startswith(PAGES):
+            raise RejectedError(Code.NOT_AN_IMAGE, head.first("content-type")[:80])
+        if head.nbytes > self._rules.max_nbytes:
+            raise too_many_bytes(self._rules.max_nbytes)
+        return True
+
+    async def _ask_robots(self, target: Target) -> Robots:
+        """What the origin allows; RejectedError where nobody can know."""
+        want = Want(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
+        try:
+            answer = await self._get(
+                parse(f"{target.origin}/robots.txt"), want, redirects=ROBOTS_REDIRECTS
+            )
+        except RejectedError as error:
+            if error.code in (Code.REDIRECTS, Code.BAD_URL):  # as good as none
+                return Robots()
+            if error.code not in NO_SERVER:
+                error.args = (error.code, f"robots.txt: {error.detail}", *error.args[2:])
+                error.detail = error.args[1]
+            raise
+        return read_robots(answer.body)
+
+    async def _get(
+        self,
+        target: Target,
+        want: Want,
+        *,
+        redirects: int,
+        check: Callable[[Target], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """The answer at the end of the redirects."""
+        left_s, seen = self._rules.timeout_s, {target.url}
+        while True:
+            if check is not None:
+                await check(target)
+            answer, took_s = await self._ask(target, want, left_s)
+            if not _moves(answer.head):
+                return answer
+            left_s -= took_s
+            target = follow(target, answer.head.first("location"))
+            if target.url in seen:
+                raise RejectedError(Code.REDIRECTS, "in a circle")
+            if len(seen) > redirects:
+                raise RejectedError(Code.REDIRECTS, f"more than {redirects}")
+            seen.add(target.url)
+
+    async def _ask(self, target: Target, want: Want, left_s: float) -> tuple[Answer, float]:
+        await self._turns.take(target.host)
+        failure: RejectedError | None = None
+        try:
+            return await self._lines.get(target.url, want, timeout_s=left_s)
+        except RejectedError as error:
+            failure = error
+            raise
+        finally:
+            after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
+            self._turns.give_back(
+                target.host,
+                failure,
+                pause_s=min(after_s, manners.LONGEST_WAIT_S),
+                for_all=after_s > manners.LONGEST_WAIT_S,
+            )
+
+
+def _judge_robots(head: Head) -> bool:
+    """A file that is not there allows all; one that cannot be had now, nothing."""
+    failure = rejection_of_status(head.status)
+    if failure is not None and failure.code in PASSING:
+        raise _with_time(failure, head)
+    return failure is None
+
+
+def _moves(head: Head) -> bool:
+    return head.status in MOVED and bool(head.first("location"))
+
+
+def _with_time(failure: RejectedError, head: Head) -> RejectedError:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    after_s = manners.retry_after_s(head.headers, now)
+    if not after_s or failure.code not in PASSING:
+        return failure
+    return LaterError(failure.code, f"{failure.detail}, Retry-After {after_s:.0f} s", after_s)
+
+
+def _asks_for_too_much(error: RejectedError) -> bool:
+    return isinstance(error, LaterError) and error.after_s > manners.LONGEST_WAIT_S

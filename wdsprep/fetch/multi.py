@@ -1,0 +1,94 @@
+"""libcurl's transfers on an event loop: a coroutine for each, one thread for all."""
+
+import asyncio
+import math
+from typing import Any
+
+import pycurl
+
+_DONE = (0, "")
+
+
+class Multi:
+    """Belongs to one event loop. libcurl tells which sockets and which time it waits for; the loop
+    tells it when they come."""
+
+    def __init__(self, *, connections: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._timer_ends = self._due = math.inf
+        self._watched: dict[int, int] = {}
+        self._waiting: dict[Any, asyncio.Future[tuple[int, str]]] = {}
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
+
+    async def perform(self, handle: Any) -> tuple[int, str]:
+        """libcurl's error and its message; 0 when all went well."""
+        future: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._waiting[handle] = future
+        self._multi.add_handle(handle)
+        try:
+            return await future
+        finally:
+            del self._waiting[handle]
+            self._multi.remove_handle(handle)
+
+    def close(self) -> None:
+        """When nothing is performed any more."""
+        self._multi.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self, what: int, socket: int, _multi: object, _data: object) -> None:
+        wanted = 0 if what == pycurl.POLL_REMOVE else what
+        changed = wanted ^ self._watched.pop(socket, 0)
+        if wanted:
+            self._watched[socket] = wanted
+        if changed & pycurl.POLL_IN:
+            if wanted & pycurl.POLL_IN:
+                self._loop.add_reader(socket, self._act, socket, pycurl.CSELECT_IN)
+            else:
+                self._loop.remove_reader(socket)
+        if changed & pycurl.POLL_OUT:
+            if wanted & pycurl.POLL_OUT:
+                self._loop.add_writer(socket, self._act, socket, pycurl.CSELECT_OUT)
+            else:
+                self._loop.remove_writer(socket)
+
+    def _set_timer(self, ms: int) -> None:
+        """A time that moves away, as it does with each request, costs nothing: the timer that runs
+        finds out when it ends."""
+        self._due = math.inf if ms < 0 else self._loop.time() + ms / 1000
+        if self._due < self._timer_ends:
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._due, self._end_timer)
+        self._timer_ends = self._due
+
+    def _end_timer(self) -> None:
+        self._timer, self._timer_ends = None, math.inf
+        if self._due <= self._loop.time():
+            self._due = math.inf
+            self._act(pycurl.SOCKET_TIMEOUT, 0)
+        elif self._due < math.inf:
+            self._start_timer()
+
+    def _act(self, socket: int, events: int) -> None:
+        self._multi.socket_action(socket, events)
+        left = 1
+        while left:
+            left, done, failed = self._multi.info_read()
+            for handle in done:
+                self._end(handle, _DONE)
+            for handle, error, message in failed:
+                self._end(handle, (error, message))
+
+    def _end(self, handle: Any, how: tuple[int, str]) -> None:
+        future = self._waiting[handle]
+        if not future.done():
+            future.set_result(how)

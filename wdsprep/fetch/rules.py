@@ -1,0 +1,43 @@
+"""What the user decides about fetching, and what comes of one URL."""
+
+from dataclasses import dataclass
+
+from wdsprep.samples import Code
+
+PASSING = frozenset(
+    {
+        *(Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT, Code.BROKEN_OFF),
+        *(Code.HTTP_429, Code.HTTP_5XX),
+    }
+)
+"""What another day may cure: worth another attempt now, and another run later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchRules:
+    """How to ask, how often, and what to obey."""
+
+    timeout_s: float = 10.0
+    """Of one attempt with its redirects, from its start to its last byte."""
+    retries: int = 2
+    in_flight: int = 256
+    """Requests at a time in this process."""
+    per_host: int = 8
+    max_nbytes: int = 50_000_000
+    redirects: int = 5
+    contact: str = ""
+    """A URL or a mail address that the user agent shows."""
+    robots: bool = True
+    opt_outs: bool = True
+    allow_private: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """The bytes behind a URL, or the code of why there are none."""
+
+    data: bytes = b""
+    code: Code | None = None
+    detail: str = ""
+    host: str = ""
+    """Of the URL asked for, not of where it led."""

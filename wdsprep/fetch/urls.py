@@ -1,0 +1,139 @@
+"""What a URL from a table means, and where it leads: one canonical form before anything is asked.
+
+Tables hold what people and pages wrote: spaces, umlauts, fragments, backslashes. These are encoded
+as browsers do. The rest is refused here: other schemes, user names and passwords (they would end in
+logs of other people's servers), no host. Which address a host means is checked where a connection
+is made, so it does not matter here how an address is written.
+"""
+
+import re
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv6Address
+from urllib.parse import unquote, urljoin
+
+from wdsprep.samples import Code, RejectedError
+
+PORTS = {"http": 80, "https": 443}
+MAX_LENGTH = 16_384
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_PARTS = re.compile(r"[/\\]{2}(?P<place>[^/\\?#]*)(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
+_PLACE = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{0,5}))?")
+_HOST = re.compile(r"(?!.{254})(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
+_UNSAFE = re.compile(r"[^!-~]|%(?![0-9A-Fa-f]{2})|[\"<>`{}|^\\]")
+_IGNORED = "".join(map(chr, range(0x21)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """An http or https URL. `path` has the query in it, and only printable ASCII."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def origin(self) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{name}{port}"
+
+    @property
+    def url(self) -> str:
+        return self.origin + self.path
+
+
+def parse(url: str) -> Target:
+    """The target of a URL; RejectedError tells why it is none."""
+    text = re.sub(r"[\t\r\n]", "", url.strip(_IGNORED))
+    if len(text) > MAX_LENGTH:
+        raise _bad(f"{len(text)} characters long")
+    scheme = scheme_of(text)
+    if scheme not in PORTS:
+        raise _bad(f"{scheme[:20]}: is not http, https or s3" if scheme else "no URL")
+    parts = _PARTS.match(text, len(scheme) + 1)
+    if parts is None:
+        raise _bad(f"no // after {scheme}:")
+    host, port = _host_and_port(parts["place"])
+    path = _without_dots(parts["path"].replace("\\", "/"))
+    return Target(
+        scheme=scheme,
+        host=host,
+        port=port or PORTS[scheme],
+        path=_UNSAFE.sub(_quote, path + (parts["query"] or "")),
+    )
+
+
+def scheme_of(url: str) -> str:
+    """In lower case, or nothing."""
+    found = _SCHEME.match(url.lstrip(_IGNORED))
+    return found[1].lower() if found else ""
+
+
+def follow(target: Target, location: str) -> Target:
+    """Where a redirect leads."""
+    try:
+        return parse(urljoin(target.url, location.strip(_IGNORED)))
+    except ValueError as error:  # of urljoin, for half an IPv6 address
+        raise _bad(f"redirect: {error}") from error
+    except RejectedError as error:
+        raise _bad(f"redirect: {error.detail}") from error
+
+
+def _without_dots(path: str) -> str:
+    """As libcurl would ask for it: the path that robots.txt is asked about must be the same."""
+    kept: list[str] = []
+    parts = path.split("/")[1:] or [""]
+    plain = [part.lower().replace("%2e", ".") for part in parts]
+    for part, dots in zip(parts, plain, strict=True):
+        if dots == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(part)
+    if plain[-1] in (".", ".."):
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+def _host_and_port(place: str) -> tuple[str, int]:
+    if "@" in place:
+        raise _bad("a user name or password in it")
+    found = _PLACE.fullmatch(place)
+    port = int(found["port"] or 0) if found else 65_536
+    if found is None or port > 65_535:
+        raise _bad("not a port")
+    return _ipv6(found["host"]) if found["host"][:1] == "[" else _name(found["host"]), port
+
+
+def _ipv6(text: str) -> str:
+    try:
+        return str(IPv6Address(text[1:-1] if "%" not in text else ""))
+    except AddressValueError as error:
+        raise _bad("not an IPv6 address") from error
+
+
+def _name(text: str) -> str:
+    name = unquote(text)
+    if not name.isascii():
+        name = _ascii(name)
+    name = name.lower().removesuffix(".")
+    if not _HOST.fullmatch(name):
+        raise _bad("not a host" if name else "no host")
+    return name
+
+
+def _ascii(name: str) -> str:
+    import idna
+
+    try:
+        return idna.encode(name, uts46=True).decode()
+    except UnicodeError as error:  # idna's own errors are of this kind
+        raise _bad("not a host") from error
+
+
+def _quote(found: "re.Match[str]") -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace"))
+
+
+def _bad(detail: str) -> RejectedError:
+    return RejectedError(Code.BAD_URL, detail)

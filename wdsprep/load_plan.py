@@ -1,0 +1,114 @@
+"""What a loader serves and how it reads: decided, and refused, before anything is read."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from wdsprep.cache import CacheDir
+from wdsprep.catalog import Dataset
+from wdsprep.effects import Effects
+from wdsprep.errors import UsageError
+from wdsprep.grid import short
+from wdsprep.order import Order
+
+OF_IMAGES = ("image", "txt", "key")
+TEXTS = ("txt", "caption", "json", "key")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """All that a loader keeps, but for its step."""
+
+    datasets: tuple[Dataset, ...]
+    order: Order
+    rank: int
+    world: int
+    epochs: int | None
+    names: tuple[str, ...]
+    effects: Effects
+    raw: bool
+    threads: int
+    ahead: int
+    pin: bool
+    device: torch.device | None
+    skip_missing: bool
+    cache: CacheDir | None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
+        _check_devices(pin=self.pin, device=self.device)
+        for dataset in self.datasets:
+            if not self.raw:
+                _check_alike(
+                    self.datasets[0],
+                    dataset,
+                    pixels=self.effects.pixels,
+                    homogeneous=self.order.homogeneous,
+                )
+
+    @property
+    def share(self) -> int:
+        return self.order.global_batch // self.world
+
+    @property
+    def pinned(self) -> bool:
+        """Whether batches are made in pinned memory; copies to a GPU need it to run beside."""
+        return self.pin or (self.device is not None and self.device.type == "cuda")
+
+
+def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise UsageError("give both rank and world_size, or none")
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_devices(*, pin: bool, device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device={device}: torch finds no such GPU on this machine")
+    if pin and not torch.accelerator.is_available():
+        raise UsageError("pin=True is for copies to a GPU, and torch finds none on this machine")
+
+
+def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: bool) -> None:
+    """What is to stand in one batch must be of one kind and shape."""
+    if dataset.kind == "tars" and not pixels:
+        raise UsageError(
+            f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
+        )
+    if (dataset.kind == "latents") != (first.kind == "latents"):
+        raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
+    same = (dataset.fields, dataset.has_moments) == (first.fields, first.has_moments)
+    if not same and not homogeneous:
+        raise UsageError(
+            f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
+            "homogeneous=True keeps each batch to one stream"
+        )
+    if pixels and dataset.kind == "latents":
+        raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
+
+
+def names_of(
+    datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
+) -> tuple[str, ...]:
+    """What a batch holds; where streams differ, what any of them has."""
+    arrays = tuple(dict.fromkeys(short(f) for d in datasets for f in d.fields))
+    if datasets[0].kind == "latents":
+        usual, known = (*arrays, "key"), {*arrays, *TEXTS}
+    else:
+        usual, known = OF_IMAGES, {"image", *TEXTS}
+        if pixels:
+            usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
+    if fields is None:
+        return usual
+    names = tuple(dict.fromkeys(name.removesuffix(".npy") for name in fields))
+    if not names or not known.issuperset(names):
+        raise UsageError(f"fields {', '.join(names)}: there are {', '.join(sorted(known))}")
+    return names

@@ -1,0 +1,141 @@
+"""`repair`: take out what is damaged, so that the next `pack` or `encode` makes exactly that again.
+
+A damaged file costs its unit of work: without its receipt a unit never happened, so receipts go
+first, and a repair that is killed leaves nothing worse than a unit to do again. An index and the
+manifest need no unit: they are made again on the spot, from the tar and from the receipts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from wdsprep.checks import Finding, Kind
+from wdsprep.checks.survey import Survey, belongs_to
+from wdsprep.dataset import OURS, done_units, receipt_name, write_rebuilt
+from wdsprep.index import write_index
+from wdsprep.manifest import MANIFEST
+from wdsprep.resume import inputs_name
+from wdsprep.sources import FIRST_RETRY, opened
+from wdsprep.store import Store, write_bytes
+
+REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What can be done about a dataset. `units` are done again, each for the files that it names;
+    `names` are removed in this order; of `kept` slices only the list of their inputs stays, which
+    tells the next run what an earlier append had put into them."""
+
+    survey: Survey
+    units: Mapping[str, tuple[Finding, ...]]
+    names: tuple[str, ...]
+    kept: tuple[str, ...]
+    indexes: tuple[str, ...]
+    writes_manifest: bool
+    beyond: tuple[Finding, ...]
+    """Findings that nothing is done about."""
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.units or self.indexes or self.writes_manifest)
+
+    @property
+    def samples(self) -> int:
+        """In the shards that go, as far as their receipts can be read."""
+        lost = (r for r in self.survey.receipts if r.unit in self.units)
+        return sum(shard.samples for receipt in lost for shard in receipt.shards)
+
+
+def plan_repair(found: Survey) -> Repair:
+    """What to do about the findings of a verification."""
+    units: dict[str, list[Finding]] = {}
+    indexes, beyond = [], []
+    lost = {finding.unit for finding in found.findings if _is_last_trace(finding)}
+    for finding in found.findings:
+        if finding.kind in REDONE and finding.unit not in lost:
+            units.setdefault(finding.unit, []).append(finding)
+        elif finding.kind is Kind.INDEX:
+            indexes.append(finding)
+        elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
+            beyond.append(finding)
+    names, kept = _names(found, units)
+    return Repair(
+        survey=found,
+        units={unit: tuple(findings) for unit, findings in sorted(units.items())},
+        names=names,
+        kept=kept,
+        indexes=tuple(f.name for f in indexes if f.unit not in units),
+        writes_manifest=bool(units) or any(f.kind is Kind.MANIFEST for f in found.findings),
+        beyond=tuple(beyond),
+    )
+
+
+def _names(
+    found: Survey, units: Mapping[str, Iterable[Finding]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to remove, receipts first, and the inputs that are kept."""
+    receipts = [name for unit in units if (name := receipt_name(unit)) in found.there]
+    named = {finding.name for findings in units.values() for finding in findings}
+    kept = sorted(
+        name
+        for unit in units
+        if (name := inputs_name(unit)) in found.there and name not in named
+        if _is_retry(unit) or _is_of_earlier_append(found, unit)
+    )
+    rest = sorted(
+        name
+        for name in found.there.keys() - {*receipts, *kept}
+        if _is_ours(found, name) and (name in named or belongs_to(name) & units.keys())
+    )
+    return (*receipts, *rest), tuple(kept)
+
+
+def _is_retry(unit: str) -> bool:
+    """Whether a slice has its rows from others, and its inputs are all that tells from which."""
+    return unit.isdecimal() and int(unit) >= FIRST_RETRY
+
+
+def _is_last_trace(finding: Finding) -> bool:
+    return _is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
+
+
+def _is_of_earlier_append(found: Survey, unit: str) -> bool:
+    """Whether the order of the source alone no longer tells what is in a slice."""
+    generations = found.manifest.generations if found.manifest else ()
+    last = max((*generations, *(receipt.generation for receipt in found.receipts)), default=0)
+    return found.place.dataset == "images" and unit.isdecimal() and int(unit) < last
+
+
+def _is_ours(found: Survey, name: str) -> bool:
+    receipt, rest = OURS[found.place.dataset]
+    match = rest.fullmatch(name)
+    if found.place.dataset == "images" and match and match[1]:
+        buckets = found.receipts[0].settings["buckets"] if found.receipts else ()
+        stated = found.manifest.settings["buckets"] if found.manifest else buckets
+        return int(match[1]) in stated
+    return bool(match or receipt.fullmatch(name))
+
+
+def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> None:
+    """Do it; `heard` is told how many files were removed or written."""
+    store = opened(repair.survey.place.url)
+    done = 0
+    for name in repair.names:
+        store.delete(name)
+        heard(done := done + 1)
+    for name in repair.indexes:
+        write_index(store, name.removesuffix(".idx"))
+        heard(done := done + 1)
+    if repair.writes_manifest:
+        _write_manifest(store, repair.survey)
+    store.sweep()
+
+
+def _write_manifest(store: Store, found: Survey) -> None:
+    if done_units(store):
+        write_rebuilt(store.url)
+    elif found.manifest is not None:
+        bare = replace(found.manifest, receipts=(), complete=False)
+        write_bytes(store, MANIFEST, bare.to_bytes())
+    else:
+        store.delete(MANIFEST)  # nothing is left that it could be made from

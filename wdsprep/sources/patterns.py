@@ -1,0 +1,97 @@
+"""Which files of a folder are meant: by a name, a glob, a `{000..010}` pattern, or their kind."""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+
+from wdsprep.errors import SourceError
+from wdsprep.sources import is_hidden, opened
+from wdsprep.store import Entry
+
+MAX_BRACES = 1_000_000
+TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})
+
+
+class Pattern:
+    """A name or several, with wildcards and braces. It remembers which plain names it has met."""
+
+    def __init__(self, pattern: str) -> None:
+        wanted = expand_braces(pattern)
+        self._count = len(wanted)
+        self._missing = {name for name in wanted if not is_glob(name)}
+        self._globs = [re.compile(fnmatch.translate(name)) for name in wanted if is_glob(name)]
+        self.start = _common_start(wanted)
+        """What every match begins with, so that a listing passes over what cannot be one."""
+
+    def takes(self, name: str) -> bool:
+        if name in self._missing:
+            self._missing.discard(name)
+            return True
+        return not is_hidden(name) and any(glob.match(name) for glob in self._globs)
+
+    def check_met(self, url: str, noun: str) -> None:
+        """An error where a plain name has not been met."""
+        if self._missing:
+            missing = f"{url}/{min(self._missing)} is not there"
+            raise SourceError(
+                f"{missing} ({len(self._missing)} of {self._count} {noun}s are missing)"
+            )
+
+
+def table_files(url: str, pattern: str, kinds: frozenset[str]) -> Iterator[Entry]:
+    """The tables below `url` that match the pattern, or all of those kinds where it is empty."""
+    found = 0
+    wanted = Pattern(pattern) if pattern else None
+    for entry in opened(url).list(wanted.start if wanted else ""):
+        of_kind = table_kind(entry.name) in kinds and not is_hidden(entry.name)
+        if wanted.takes(entry.name) if wanted else of_kind:
+            found += 1
+            yield entry
+    if wanted:
+        wanted.check_met(url, "table")
+    if not found:
+        raise SourceError(f"no table matches {url}/{pattern}")
+
+
+def table_kind(name: str) -> str:
+    """`parquet`, `csv`, `tsv`, `jsonl` or `txt`, of which a text may be gzipped; else nothing."""
+    match = re.search(r"[^/]\.(?:(parquet)|(csv|tsv|jsonl|ndjson|txt)(\.gz)?)$", name.lower())
+    if match is None:
+        return ""
+    kind = match[1] or match[2]
+    return "jsonl" if kind == "ndjson" else kind
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{000..010}` and `{a,b}` written out, as webdataset's users know them."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    names = [
+        rest
+        for part in _choices(match[1])
+        for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
+    ]
+    if len(names) > MAX_BRACES:
+        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files")
+    return names
+
+
+def _choices(text: str) -> list[str]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if numbers is None:
+        return text.split(",")
+    first, last = numbers[1], numbers[2]
+    if int(last) - int(first) >= MAX_BRACES:
+        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files")
+    return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+
+
+def is_glob(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
+def _common_start(names: list[str]) -> str:
+    start = re.split(r"[*?\[]", min(names))[0], re.split(r"[*?\[]", max(names))[0]
+    same = next((i for i, (a, b) in enumerate(zip(*start, strict=False)) if a != b), None)
+    return start[0][: min(map(len, start)) if same is None else same]
