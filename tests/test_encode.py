@@ -516,7 +516,7 @@ def test_a_damaged_shard_is_left_out_and_done_once_it_is_packed_anew(
     assert command(own, out) == 3
     told = capsys.readouterr().out
     assert f"shard {shard.removesuffix('.tar')} is left out: {shard} {words}" in told
-    assert f'delete receipts/000001.json in {own} and run "wdsprep pack" again' in told
+    assert f'run "wdsprep repair {own}", then "wdsprep pack" again' in told
     assert "run the same command again" in told
     assert "next:" not in told
     assert not manifest_of(out).complete

@@ -22,7 +22,7 @@ LAYERS = [
     ("formats",),
     ("images",),
     ("dataset", "index", "sources", "runners"),
-    ("run", "outage", "hub", "weights", "noise", "pixels", "image_shards"),
+    ("run", "shard_file", "outage", "hub", "weights", "noise", "pixels", "image_shards"),
     ("models",),
     ("downloads", "resume", "encoder"),
     ("checks",),

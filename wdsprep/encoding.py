@@ -17,7 +17,7 @@ from wdsprep.dataset import claim, clear, receipt_name, refreshed
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latents import Workshop
-from wdsprep.manifest import FORMAT, Manifest
+from wdsprep.manifest import FORMAT, Manifest, Settings
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
 from wdsprep.run import Outcome, Progress, Run, Status, sweep
@@ -128,25 +128,10 @@ def encode_as(
     crew = find_crew(wish)
     recipe = replace(recipe, dtype=_dtype(recipe.dtype, crew.device, found))
     settings = settings_of(found, recipe)
-    store = open_store(latents)
-    if overwrite:
-        clear(store, "latents")
-    sweep(store)
-    manifest = refreshed(store, claim(store, "latents", settings))
-    _check_empty(store, manifest)
+    store, manifest = _opened(latents, settings, overwrite=overwrite)
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
     listener.begun(_begun(found, recipe, crew, source, wanted))
-    workshop = Workshop(
-        images=source.url,
-        latents=latents,
-        settings=settings,
-        make_encoder=partial(make_encoder, found, recipe, crew.device),
-        max_area=source.max_area,
-        batch_size=batch_size,
-        decoders=crew.threads,
-        threads=crew.threads,
-    )
     run = Run(
         store,
         manifest,
@@ -157,8 +142,29 @@ def encode_as(
         status=listener.status,
         heard=listener.heard,
     )
+    workshop = Workshop(
+        images=source.url,
+        latents=latents,
+        settings=settings,
+        make_encoder=partial(make_encoder, found, recipe, crew.device),
+        max_area=source.max_area,
+        batch_size=batch_size,
+        decoders=crew.threads,
+        threads=crew.threads,
+    )
     runner = runner_of(wish, crew, units=len(pending)) if pending else None
     return run.carry_out(runner, Latents(workshop), pending)
+
+
+def _opened(url: str, settings: Settings, *, overwrite: bool) -> tuple[Store, Manifest]:
+    """The dataset to write, as far as it has come; refused where it was made otherwise."""
+    store = open_store(url)
+    if overwrite:
+        clear(store, "latents")
+    sweep(store)
+    manifest = refreshed(store, claim(store, "latents", settings))
+    _check_empty(store, manifest)
+    return store, manifest
 
 
 @dataclass(frozen=True, slots=True)

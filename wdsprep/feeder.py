@@ -98,8 +98,4 @@ class Feeder:
         name = self._shard.item.name
         if not self._shard.sha256:
             return f"{name} {how}"
-        pack_unit = name.rpartition("/")[2].removesuffix(".tar").partition("_")[0]
-        return (
-            f"{name} {how}: delete receipts/{pack_unit}.json in {self._source.url} and run "
-            '"wdsprep pack" again to rebuild it'
-        )
+        return f'{name} {how}: run "wdsprep repair {self._source.url}", then "wdsprep pack" again'

@@ -15,8 +15,8 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import Shard
 from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.samples import Code, RejectedError, Sample, facts_bytes
+from wdsprep.shard_file import ShardFile
 from wdsprep.store import Store, write_bytes
-from wdsprep.tar.write import TarWriter
 
 
 class LatentShard:
@@ -27,7 +27,7 @@ class LatentShard:
         self._is_packed = bool(shard.sha256)
         self._fields = encoder.fields
         self._stack = ExitStack()
-        self._writer: TarWriter | None = None
+        self._file: ShardFile | None = None
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
 
@@ -61,24 +61,17 @@ class LatentShard:
         self.counts["cut"] += int(result.tokens.cut)
         self.counts["empty_caption"] += int(not sample.caption)
 
-    def _tar(self) -> TarWriter:
+    def _tar(self) -> ShardFile:
         """Begun with the first sample: there are no empty shards."""
-        if self._writer is None:
-            sink = self._stack.enter_context(self._store.write(f"{self._unit}.tar"))
-            self._writer = self._stack.enter_context(TarWriter(sink))
-        return self._writer
+        if self._file is None:
+            self._file = ShardFile(self._store, f"{self._unit}.tar", self._stack)
+        return self._file
 
     def finish(self) -> tuple[Shard, ...]:
         """Complete the files; what was written."""
-        written = self._writer.finish() if self._writer else None
+        shards = (self._file.finish(),) if self._file else ()
         self._stack.close()
-        if written is None:
-            return ()
-        name = f"{self._unit}.tar"
-        write_bytes(self._store, f"{name}.idx", written.index)
-        return (
-            Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256),
-        )
+        return shards
 
 
 def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.run import Progress, share_of
 from wdsprep.samples import Sample, facts_bytes
+from wdsprep.shard_file import ShardFile
 from wdsprep.sources import Refusal, Slice, Source
-from wdsprep.store import Sink, Store, open_store, write_bytes
-from wdsprep.tar.write import TarWriter
+from wdsprep.store import Store, open_store, write_bytes
 
 PROGRESS_S = 0.25
 WORST_HOSTS = 20  # of a slice, to be told about
@@ -160,15 +160,6 @@ def _commit(
 
 
 @dataclass(slots=True)
-class _Open:
-    """A shard being written. Its stack closes the tar's thread first, then the file."""
-
-    name: str
-    stack: ExitStack
-    writer: TarWriter
-
-
-@dataclass(slots=True)
 class _Shards:
     """The open shard of each bucket, and the finished ones."""
 
@@ -179,7 +170,7 @@ class _Shards:
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    _open: dict[int, _Open] = field(default_factory=dict)
+    _open: dict[int, ShardFile] = field(default_factory=dict)
     _rolled: Counter[int] = field(default_factory=Counter)
     _done: list[Shard] = field(default_factory=list)
 
@@ -188,12 +179,12 @@ class _Shards:
         fields = _fields(key, sample, picture, bucket, self.rules.kept)
         nbytes = sum(len(data) for _, data in fields)
         current = self._open.get(bucket)
-        if current is not None and self._is_full(current.writer, nbytes):
+        if current is not None and self._is_full(current, nbytes):
             self._close(bucket)
             current = None
         if current is None:
             current = self._begin(bucket)
-        current.writer.add(key, fields)
+        current.add(key, fields)
         self.samples += 1
         self.nbytes += nbytes
         self.counts[bin_name("caption", len(sample.caption))] += 1
@@ -204,32 +195,19 @@ class _Shards:
             self._close(bucket)
         return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
 
-    def _is_full(self, writer: TarWriter, nbytes: int) -> bool:
-        too_many = writer.samples >= self.rules.samples_per_shard
-        return too_many or writer.nbytes + nbytes > self.rules.max_shard_nbytes
+    def _is_full(self, file: ShardFile, nbytes: int) -> bool:
+        too_many = file.samples >= self.rules.samples_per_shard
+        return too_many or file.nbytes + nbytes > self.rules.max_shard_nbytes
 
-    def _begin(self, bucket: int) -> _Open:
+    def _begin(self, bucket: int) -> ShardFile:
         roll = self._rolled[bucket]
-        name = f"{bucket}/{self.unit}{f'_{roll:02d}' if roll else ''}.tar"
         self._rolled[bucket] += 1
-        stack = self.stack.enter_context(ExitStack())
-        sink: Sink = stack.enter_context(self.store.write(name))
-        self._open[bucket] = _Open(name, stack, stack.enter_context(TarWriter(sink)))
+        name = f"{bucket}/{self.unit}{f'_{roll:02d}' if roll else ''}.tar"
+        self._open[bucket] = ShardFile(self.store, name, self.stack)
         return self._open[bucket]
 
     def _close(self, bucket: int) -> None:
-        shard = self._open.pop(bucket)
-        written = shard.writer.finish()
-        shard.stack.close()
-        write_bytes(self.store, f"{shard.name}.idx", written.index)
-        self._done.append(
-            Shard(
-                name=shard.name,
-                samples=written.samples,
-                nbytes=written.nbytes,
-                sha256=written.sha256,
-            )
-        )
+        self._done.append(self._open.pop(bucket).finish())
 
 
 def _fields(
