@@ -238,8 +238,7 @@ def test_workers_never_outlive_their_driver(
     os.killpg(driver.pid, how) if how == signal.SIGINT else driver.kill()
     out, err = driver.communicate(timeout=20)
     workers = [process for process in descendants if process.pid in pids(tmp_path)]
-    _, alive = psutil.wait_procs(workers, timeout=5)
-    assert alive == []
+    wait_until(lambda: not any(is_running(worker.pid) for worker in workers), within_s=10.0)
     assert driver.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     if kind == "local" or how == signal.SIGINT:
         assert list(tmp_path.glob("*.tmp.*")) == []

@@ -288,7 +288,7 @@ def test_local_paths_open_a_local_store(tmp_path: Path, url: str) -> None:
     assert open_store(url.format(tmp_path)).read("f") == b"x"
 
 
-@pytest.mark.parametrize("url", ["pipe:cat x", "http://h/x", "s3:/b", "s3://", "gs://b/x"])
+@pytest.mark.parametrize("url", ["pipe:cat x", "ftp://h/x", "s3:/b", "s3://", "gs://b/x"])
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(url)

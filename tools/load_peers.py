@@ -1,10 +1,13 @@
 """The loaders of MosaicML streaming and litdata for tools/bench-load, which runs this file in an
-environment of theirs: `load_peers.py make|rate|resume LIBRARY FOLDER [NUMBER]` prints a number.
+environment of theirs: `load_peers.py make|rate|save|resume LIBRARY FOLDER MORE` prints a number.
+`save` leaves the state after so many steps, with which another process resumes.
 
 Both read copies of the data in their own formats, in order, which is their fastest: no shuffling.
 litdata runs as its users found it fastest, with LITDATA_BATCH_DECODE=0.
 """
 
+import itertools
+import json
 import os
 import sys
 import time
@@ -60,17 +63,11 @@ class Litdata:
         data = StreamingDataset(folder)
         return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
 
-    def first_after(self, folder: str, step: int) -> float:
-        before = self.loader(folder, 0)
-        for number, _ in enumerate(before, 1):
-            if number == step:
-                break
-        state = before.state_dict()
-        started = time.perf_counter()
+    def state(self, folder: str, step: int) -> Any:
         loader = self.loader(folder, 0)
-        loader.load_state_dict(state)
-        next(iter(loader))
-        return time.perf_counter() - started
+        for _ in itertools.islice(loader, step):
+            pass
+        return loader.state_dict()
 
 
 class Streaming:
@@ -90,22 +87,31 @@ class Streaming:
         data = StreamingDataset(local=folder, batch_size=BATCH, shuffle=False)
         return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
 
-    def first_after(self, folder: str, step: int) -> float:
-        before = self.loader(folder, 0)
-        next(iter(before))
-        state = before.state_dict() | {"sample_in_epoch": step * BATCH}
-        del before
-        started = time.perf_counter()
+    def state(self, folder: str, step: int) -> Any:
         loader = self.loader(folder, 0)
-        loader.load_state_dict(state)
         next(iter(loader))
-        return time.perf_counter() - started
+        return loader.state_dict() | {"sample_in_epoch": step * BATCH}
 
 
 def rate(batches: Iterable[Any]) -> float:
     started = time.perf_counter()
     count = sum(len(batch["latent"]) for batch in batches)
     return count / (time.perf_counter() - started)
+
+
+def first_after(peer: Litdata | Streaming, folder: str, state: Any, step: int) -> float:
+    """Imports are done, as they are in a trainer by the time that it loads data."""
+    import litdata  # noqa: F401
+    import streaming  # noqa: F401
+
+    started = time.perf_counter()
+    loader = peer.loader(folder, 0)
+    loader.load_state_dict(state)
+    batch = next(iter(loader))
+    taken = time.perf_counter() - started
+    if int(batch["key"][0]) != step * BATCH:
+        raise SystemExit(f"resumed at {batch['key'][0]} instead of {step * BATCH}")
+    return taken
 
 
 def main() -> None:
@@ -115,8 +121,11 @@ def main() -> None:
         peer.make(folder, more[0])
     elif action == "rate":
         print(f"result {rate(peer.loader(folder, int(more[0])))}")
+    elif action == "save":
+        Path(f"{folder}.state").write_text(json.dumps(peer.state(folder, int(more[0]))))
     else:
-        print(f"result {peer.first_after(folder, int(more[0]))}")
+        state = json.loads(Path(f"{folder}.state").read_text())
+        print(f"result {first_after(peer, folder, state, int(more[0]))}")
 
 
 if __name__ == "__main__":

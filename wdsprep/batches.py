@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
 
 @dataclass(slots=True)
@@ -31,13 +32,17 @@ class Batch:
 
 class Memory:
     """Buffers for tensors, taken up again once no tensor uses them: fresh memory costs the kernel
-    more time than reading from the page cache does."""
+    more time than reading from the page cache does. In a DataLoader's worker they are memory that
+    the trainer's process can see, so that nothing is copied on the way there."""
 
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
         self._pin, self._keep = pin, keep
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def take(self, nbytes: int) -> torch.Tensor:
+        if get_worker_info() is not None:  # as torch's own collate function does it
+            shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+            return torch.empty(0, dtype=torch.uint8).set_(shared)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         free = self._free.setdefault(nbytes, [])
