@@ -129,26 +129,26 @@ def _digest(shards: Iterable[Shard]) -> str:
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
     listed = {entry.name: entry for entry in store.list()}
-    there = {name: entry.nbytes for name, entry in listed.items()}
-    names = [n for n in there if n.endswith(".tar")]
+    names = [n for n in listed if n.endswith(".tar")]
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise NotFoundError(f"{store.url} holds no dataset: no wdsprep.json and no tars")
-    bare = [name for name in names if f"{name}.idx" not in there]
+    bare = [name for name in names if f"{name}.idx" not in listed]
     if bare:
         raise UsageError(
             f"{store.url}/{bare[0]} has no index ({len(bare)} of {len(names)} tars): "
             f'run "wdsprep index {store.url}" first'
         )
-    sizes = [there[f"{name}.idx"] // 8 - 1 for name in names]
-    parts = list(zip(names, sizes, (there[name] for name in names), strict=True))
+    sizes = [listed[f"{name}.idx"].nbytes // 8 - 1 for name in names]
+    nbytes = [listed[name].nbytes for name in names]
+    parts = list(zip(names, sizes, nbytes, strict=True))
     return Dataset(
         store=store,
         kind="tars",
         names=tuple(names),
-        contents=tuple(f"{store.url}/{n} {listed[n].stamp} {there[n]}" for n in names),
+        contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
         sizes=tuple(sizes),
-        nbytes=sum(there[name] for name in names),
+        nbytes=sum(nbytes),
         digest=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
         want=want,
     )

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from wdsprep.encoding import Begun, Listener
 from wdsprep.latents import Working
-from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
+from wdsprep.progress import ProgressLine, human_bytes, human_time, plural, rejects_lines
 from wdsprep.run import Outcome, Progress, Status
 
 
@@ -83,11 +83,7 @@ class EncodeShow:
         lines.append(f"{self._latents}: {plural(samples, 'sample')} in {shards}, {size}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
-        if manifest.rejects:
-            count = plural(sum(manifest.rejects.values()), "reject")
-            lines.append(
-                f"{count} ({human_counts(manifest.rejects, 8)}): see {self._latents}/rejects/"
-            )
+        lines += rejects_lines(manifest.rejects, self._latents)
         for failed in outcome.quarantined:
             lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
         if outcome.quarantined:

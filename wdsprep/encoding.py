@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.arrays import layout
 from wdsprep.crews import Crew, Wish, find_crew, runner_of
-from wdsprep.dataset import claim, clear, receipt_name, refreshed
+from wdsprep.dataset import receipt_name
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latents import Workshop
-from wdsprep.manifest import FORMAT, Manifest, Settings
+from wdsprep.manifest import FORMAT, Manifest
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
-from wdsprep.run import Outcome, Progress, Run, Status, sweep
-from wdsprep.store import Store, absolute, check_apart, open_store
+from wdsprep.run import Outcome, Progress, Run, Status, opened_dataset
+from wdsprep.store import Store, absolute, check_apart
 
 if TYPE_CHECKING:
     from wdsprep.encoder import Encoder
@@ -128,7 +128,8 @@ def encode_as(
     crew = find_crew(wish)
     recipe = replace(recipe, dtype=_dtype(recipe.dtype, crew.device, found))
     settings = settings_of(found, recipe)
-    store, manifest = _opened(latents, settings, overwrite=overwrite)
+    store, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
+    _check_empty(store, manifest)
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
     listener.begun(_begun(found, recipe, crew, source, wanted))
@@ -154,17 +155,6 @@ def encode_as(
     )
     runner = runner_of(wish, crew, units=len(pending)) if pending else None
     return run.carry_out(runner, Latents(workshop), pending)
-
-
-def _opened(url: str, settings: Settings, *, overwrite: bool) -> tuple[Store, Manifest]:
-    """The dataset to write, as far as it has come; refused where it was made otherwise."""
-    store = open_store(url)
-    if overwrite:
-        clear(store, "latents")
-    sweep(store)
-    manifest = refreshed(store, claim(store, "latents", settings))
-    _check_empty(store, manifest)
-    return store, manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from wdsprep.dataset import claim, clear, refreshed
 from wdsprep.errors import UsageError
 from wdsprep.fetch import FetchRules
 from wdsprep.judging import Rules
@@ -17,11 +16,11 @@ from wdsprep.manifest import FORMAT, MANIFEST
 from wdsprep.packer import Packer
 from wdsprep.resume import Survey, make_plan, survey
 from wdsprep.retries import Retries, read_retries
-from wdsprep.run import Outcome, Run, Status, sweep
+from wdsprep.run import Outcome, Run, Status, opened_dataset
 from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
-from wdsprep.store import absolute, check_apart, open_store, write_bytes
+from wdsprep.store import absolute, check_apart, write_bytes
 
 SLICES_OF_URLS = 3  # that a worker has under way
 
@@ -65,12 +64,8 @@ def pack(
     check_apart(found.url if set(source) & set("*?[") else source, images)
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
-    store = open_store(images)
-    if overwrite:
-        clear(store, "images")
-    sweep(store)
     settings = settings_of(found, rules, columns, fetch(1))
-    manifest = refreshed(store, claim(store, "images", settings))
+    store, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(store) if has_urls else Retries(store=store)
     manifest = retries.settle(manifest)
     size = rules.samples_per_shard if found.kind == "folder" else 1

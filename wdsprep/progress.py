@@ -73,5 +73,13 @@ def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in ranked[:most]) + more
 
 
+def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
+    """For the end of a run: how many of which codes, and where they stand."""
+    if not rejects:
+        return []
+    count = plural(sum(rejects.values()), "reject")
+    return [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+
+
 def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"

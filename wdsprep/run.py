@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from wdsprep.dataset import refreshed, tidy
+from wdsprep.dataset import claim, clear, refreshed, tidy
 from wdsprep.errors import AccessError, WorkError
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, count_up
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, count_up
 from wdsprep.progress import human_counts, human_time
 from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.store import Store, write_bytes
+from wdsprep.store import Store, open_store, write_bytes
 
 MOST_HOSTS = 2_000
 USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
@@ -184,6 +184,17 @@ class Run:
         if self._count:
             sweep(self._store)  # a worker that was killed cleans up nothing
         return manifest
+
+
+def opened_dataset(
+    url: str, dataset: str, settings: Settings, *, overwrite: bool
+) -> tuple[Store, Manifest]:
+    """The dataset to write, as far as it has come; refused where it was made otherwise."""
+    store = open_store(url)
+    if overwrite:
+        clear(store, dataset)
+    sweep(store)
+    return store, refreshed(store, claim(store, dataset, settings))
 
 
 def sweep(store: Store) -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 from wdsprep.dataset import phases
 from wdsprep.manifest import Manifest
 from wdsprep.pack import Listener
-from wdsprep.progress import ProgressLine, human_bytes, human_counts, human_time, plural
+from wdsprep.progress import (
+    ProgressLine,
+    human_bytes,
+    human_counts,
+    human_time,
+    plural,
+    rejects_lines,
+)
 from wdsprep.resume import Survey
 from wdsprep.retries import retryable
 from wdsprep.run import Outcome, Status
@@ -126,9 +133,7 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
         lines.append(
             f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
         )
-    if manifest.rejects:
-        count = plural(sum(manifest.rejects.values()), "reject")
-        lines.append(f"{count} ({human_counts(manifest.rejects, 8)}): see {images}/rejects/")
+    lines += rejects_lines(manifest.rejects, images)
     lines += _fetch_report(packed)
     for failed in packed.quarantined:
         lines.append(

@@ -14,6 +14,7 @@ from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
 from wdsprep.checks.survey import Survey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
+from wdsprep.dataset import receipt_name
 from wdsprep.errors import AccessError, NotFoundError, StoreError
 from wdsprep.manifest import Receipt, Shard, count_up
 from wdsprep.rejects import read_rejects, rejects_name
@@ -184,7 +185,7 @@ class _Checker:
             is_whole = sorted(keys) == wanted
         if not is_whole or len(keys) != inputs:
             what = f"its shards and rejects do not have each of its {inputs:,} inputs once"
-            self._find(f"receipts/{unit}.json", Kind.WRONG, what)
+            self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
         """By what receipts of latents call it: `SHA-256` of the image shard, or with `:N`."""
