@@ -121,7 +121,7 @@ def test_debug_shows_the_traceback(
 def test_a_bug_is_reported_as_one(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_folder: str) -> None:
+    def broken(*_arguments: object) -> None:
         raise KeyError("x")
 
     monkeypatch.setattr("wdsprep.index.index", broken)

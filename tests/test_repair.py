@@ -24,6 +24,7 @@ from wdsprep.cli import main
 from wdsprep.errors import FingerprintError
 from wdsprep.manifest import MANIFEST
 from wdsprep.repair import Repair, carry_out, plan_repair
+from wdsprep.store import open_store, write_bytes
 
 Packed = tuple[Path, Path, dict[str, bytes]]
 
@@ -182,6 +183,20 @@ def test_a_slice_whose_source_is_gone_is_an_error_that_says_so(appended: Packed)
         pack_here(source, images)
     photo.write_bytes(data)
     os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_repair_and_pack_bring_back_a_dataset_on_s3(packed: Packed, bucket: str) -> None:
+    source, _images, whole = packed
+    url = f"s3://{bucket}/images"
+    store = open_store(url)
+    for name, data in whole.items():
+        write_bytes(store, name, data)
+    write_bytes(store, "64/000002.tar", whole["64/000002.tar"][:-1] + b"x")
+    store.delete("32/000001.tar")
+    assert main(["repair", url, "--yes"]) == 0
+    with packing_here():
+        assert main(["pack", str(source), url, *BUCKETS, "--samples-per-shard", "4"]) == 0
+    assert {entry.name: store.read(entry.name) for entry in store.list()} == whole
 
 
 def test_foreign_files_are_named_and_left_alone(packed: Packed) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +161,27 @@ def test_worker_processes_find_what_this_process_finds(
     assert lines[1].startswith(f"{images}/64/000002.tar: its SHA-256 is not what its receipt says")
     assert lines[1].endswith(again)
     assert lines[2].startswith(f"{images}: 2 findings: 12 samples in 7 shards")
+
+
+RAY = """
+import sys
+from wdsprep.checks import verify
+from wdsprep.cli import main
+verify.HERE_NBYTES = 0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_workers_on_ray_find_what_this_process_finds(images: Path) -> None:
+    flip(images / "64/000002.tar", 8 * 3_000)
+    flip(images / "rejects/000003.jsonl", 3)
+    words = ["verify", str(images), "--runner", "ray", "--workers", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, *words], capture_output=True, timeout=240, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    found = [finding["name"] for finding in json.loads(done.stdout)["findings"]]
+    assert found == ["64/000002.tar", "rejects/000003.jsonl"]
 
 
 def test_what_is_no_dataset_is_an_error_and_no_finding(

@@ -158,9 +158,11 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 def index(folder: str, as_json: bool) -> None:
     """Write a .tar.idx beside each tar in FOLDER that has none."""
     from wdsprep.index import index as index_tars
-    from wdsprep.progress import plural
+    from wdsprep.progress import ProgressLine, plural
 
-    done = dict(index_tars(folder))
+    line = ProgressLine()
+    done = index_tars(folder, line.counting("tar"))
+    line.clear()
     count = plural(len(done), "index", "indexes")
     text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
     click.echo(json.dumps(done) if as_json else text)
@@ -171,9 +173,11 @@ def index(folder: str, as_json: bool) -> None:
 def rebuild(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""
     from wdsprep.dataset import write_rebuilt
-    from wdsprep.progress import plural
+    from wdsprep.progress import ProgressLine, plural
 
-    manifest = write_rebuilt(dataset)
+    line = ProgressLine()
+    manifest = write_rebuilt(dataset, line.counting("receipt"))
+    line.clear()
     click.echo(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written")
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences, sorted_receipts
+from wdsprep.progress import Counting, unheard
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
@@ -82,17 +83,26 @@ def done_units(store: Store) -> frozenset[str]:
     return frozenset(name[start:end] for name in names if name.endswith(".json"))
 
 
-def refreshed(store: Store, manifest: Manifest, known: Iterable[Receipt] = ()) -> Manifest:
+def refreshed(
+    store: Store,
+    manifest: Manifest,
+    known: Iterable[Receipt] = (),
+    heard: Counting = unheard,
+) -> Manifest:
     """The manifest with exactly the receipts that are there; `known` need not be read again. It is
-    complete no more where one is gone, as when a user deletes it to have its unit done again."""
+    complete no more where one is gone, as when a user deletes it to have its unit done again.
+    `heard` is told how many receipts have been read, of how many."""
     done = done_units(store)
     have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
     missing = sorted(done - have.keys())
     with ThreadPoolExecutor(READERS) as readers:
-        read = readers.map(lambda unit: read_receipt(store, unit, manifest.settings), missing)
-        receipts = sorted_receipts([*have.values(), *read])
+        for receipt in readers.map(
+            lambda unit: read_receipt(store, unit, manifest.settings), missing
+        ):
+            have[receipt.unit] = receipt
+            heard(len(have), len(done))
     whole = manifest.complete and all(r.unit in done for r in manifest.receipts)
-    return replace(manifest, receipts=receipts, complete=whole)
+    return replace(manifest, receipts=sorted_receipts(have.values()), complete=whole)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
@@ -149,21 +159,21 @@ def _two_runs(store: Store, unit: str) -> FingerprintError:
     )
 
 
-def rebuild(store: Store) -> Manifest | None:
+def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
     """The manifest as the receipts have it, or None without any."""
     first = next(iter(sorted(done_units(store))), None)
     if first is None:
         return None
     receipt = read_receipt(store, first)
     bare = Manifest(dataset=receipt.dataset, settings=receipt.settings)
-    found = refreshed(store, bare, [receipt])
+    found = refreshed(store, bare, [receipt], heard)
     return replace(found, generations=tuple(sorted({0, *(r.generation for r in found.receipts)})))
 
 
-def write_rebuilt(url: str) -> Manifest:
+def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
-    manifest = rebuild(store)
+    manifest = rebuild(store, heard)
     if manifest is None:
         raise NotFoundError(f"{url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):

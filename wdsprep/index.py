@@ -1,24 +1,28 @@
 """`index`: give tars that something else made the index that a loader needs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from wdsprep.errors import SourceError
+from wdsprep.progress import Counting, unheard
 from wdsprep.store import Store, open_store, stream, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.tar.read import file_tape, index_tar, stream_tape
 
 
-def index(folder: str) -> Iterator[tuple[str, int]]:
-    """Write the missing index of each tar below `folder`; its name and samples as each is done."""
+def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
+    """Write the missing index of each tar below `folder`. Returns how many samples each of those
+    has; `heard` is told how many are done, of how many."""
     store = open_store(folder)
-    there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
-    tars = [entry for name, entry in there.items() if name.endswith(".tar")]
+    there = {entry.name for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
+    tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
         raise SourceError(f"{folder} is no folder that holds tars to index")
-    for tar in tars:
-        if f"{tar.name}.idx" not in there:
-            yield tar.name, write_index(store, tar.name)
+    missing = [name for name in tars if f"{name}.idx" not in there]
+    done = {}
+    for name in missing:
+        heard(len(done), len(missing))
+        done[name] = write_index(store, name)
+    return done
 
 
 def write_index(store: Store, tar: str) -> int:

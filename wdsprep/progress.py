@@ -3,10 +3,15 @@ every half minute elsewhere, and never there for what takes less than a second."
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 TERMINAL_S, PIPE_S, FIRST_S = 0.2, 30.0, 1.0
+Counting = Callable[[int, int], None]  # is told how many are done, of how many
+
+
+def unheard(_done: int, _of: int) -> None:
+    """Counting that nobody listens to."""
 
 
 class ProgressLine:
@@ -35,6 +40,10 @@ class ProgressLine:
         self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
         self._out.flush()
         self._drawn = self._terminal
+
+    def counting(self, noun: str) -> Counting:
+        """Shows how many of these are done."""
+        return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
