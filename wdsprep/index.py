@@ -18,7 +18,7 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     if not tars:
         raise SourceError(f"{folder} is no folder that holds tars to index")
     missing = [name for name in tars if f"{name}.idx" not in there]
-    done = {}
+    done: dict[str, int] = {}
     for name in missing:
         heard(len(done), len(missing))
         done[name] = write_index(store, name)
