@@ -11,7 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "wdsprep"
 LAYERS = [
-    ("errors",),
+    ("errors", "drawings"),
+    ("demo_pictures",),
+    ("demo",),
     ("samples", "buckets", "filters", "manifest", "progress", "permute", "quantiles"),
     ("mixing", "passes"),
     ("order",),
@@ -26,7 +28,8 @@ LAYERS = [
     ("models",),
     ("downloads", "resume", "encoder"),
     ("checks",),
-    ("repair", "inspecting"),
+    ("repair", "inspecting", "gpus"),
+    ("plan",),
     ("judging",),
     ("packer",),
     ("retries",),
@@ -41,7 +44,7 @@ LAYERS = [
     ("serving",),
     ("loader",),
     ("pack", "encoding"),
-    ("show", "pack_request", "encode_show", "check_show", "inspect_show"),
+    ("show", "pack_request", "encode_show", "check_show", "inspect_show", "plan_show"),
     ("options",),
     ("cli",),
     ("__main__",),
@@ -49,9 +52,9 @@ LAYERS = [
 PLACES = {
     "click": {"cli", "options"},
     "boto3": {"store.s3"},
-    "botocore": {"store.s3", "store.s3_errors"},
+    "botocore": {"store.s3", "store.s3_errors", "store.s3_reads"},
     "pycurl": {"fetch.multi", "fetch.outcomes", "fetch.transfer"},
-    "PIL": {"images", "colour", "formats", "pixels"},
+    "PIL": {"images", "colour", "formats", "pixels", "drawings", "demo_pictures"},
     "pyarrow": {"sources.parquet", "sources.table", "pixels"},
     "ray": {"runners.ray", "runners.cluster"},
     "numpy": {

@@ -14,7 +14,7 @@ import click
 
 from wdsprep import __version__
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, RECIPE, RULES, WORKERS
+from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PLAN, RECIPE, RULES, WORKERS
 
 IMG2DATASET_NAMES = {
     "number-sample-per-shard": "samples-per-shard",
@@ -111,6 +111,20 @@ def inspect(dataset: str, key: str, **options: Any) -> None:
 
 
 @cli.command()
+@click.argument("images", default="")
+@PLAN
+def plan(images: str, **options: Any) -> None:
+    """Reckon what encoding takes: GPU hours, dollars, cores, bytes, requests.
+
+    For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
+    a --trial, or comes from the table of --gpu.
+    """
+    from wdsprep.plan_show import plan_lines
+
+    click.echo(plan_lines(images, **options))
+
+
+@cli.command()
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
 @click.option("--quick", is_flag=True, help="Receipts, sizes and presence alone: read no shard.")
 @WORKERS
@@ -153,6 +167,31 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 
 
 @cli.command()
+@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
+@click.option("-o", "output", metavar="FILE", default="report.html", show_default=True)
+@click.option(
+    "--samples",
+    type=click.IntRange(0),
+    default=12,
+    show_default=True,
+    help="To show of each bucket.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the samples' choice.")
+@click.option(
+    "--model", default="", help="Decode latents with it; none: not at all.  [as encoded, if here]"
+)
+@JSON
+def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
+    """Show datasets on one page: where samples went, what they are like, and some of them.
+
+    Give images and their latents together to see what became of each. The page needs no network.
+    """
+    from wdsprep.report_show import report as write_report
+
+    click.echo(write_report(datasets, output, **options))
+
+
+@cli.command()
 @click.argument("folder")
 @JSON
 def index(folder: str, as_json: bool) -> None:
@@ -179,6 +218,22 @@ def rebuild(dataset: str) -> None:
     manifest = write_rebuilt(dataset, line.counting("receipt"))
     line.clear()
     click.echo(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written")
+
+
+@cli.command()
+@click.argument("folder", metavar="[DIR]", default="demo")
+def demo(folder: str) -> int:
+    """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
+
+    Draws, packs, encodes with a toy model, verifies and loads, each by the command it shows.
+    """
+    from wdsprep.demo import demo as show_all
+
+    def run(arguments: list[str]) -> int:
+        found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
+        return found if isinstance(found, int) else 0
+
+    return show_all(folder, run=run, say=click.echo)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

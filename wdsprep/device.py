@@ -22,6 +22,11 @@ FIRST_WIDTH = 128
 SHARE_OF_FREE_MEMORY = 0.8
 
 
+def device_name(device: torch.device) -> str:
+    """Such as `NVIDIA A10G`, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Inputs on the host. The first `count` rows are wanted, the rest is padding."""

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from wdsprep.encoding import Begun, Listener
-from wdsprep.latents import Working
+from wdsprep.latents import Speeds
 from wdsprep.progress import ProgressLine, human_bytes, human_time, plural, rejects_lines
-from wdsprep.run import Outcome, Progress, Status
+from wdsprep.run import Outcome, Status
 
 
 class EncodeShow:
@@ -16,21 +16,15 @@ class EncodeShow:
     def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
         self._images, self._latents, self._as_json = images, latents, as_json
         self._line = ProgressLine()
-        self._workers: dict[str, Working] = {}
+        self._speeds = Speeds()
         self.listener = Listener(
-            told=self._line.say, begun=self._begin, status=self._status, heard=self._heard
+            told=self._line.say, begun=self._begin, status=self._status, heard=self._speeds.heard
         )
 
     def _begin(self, begun: Begun) -> None:
         for line in describe(self._images, begun):
             self._line.say(line)
         self._line = ProgressLine()
-
-    def _heard(self, progress: Progress) -> None:
-        working = cast("Working", progress)
-        known = self._workers.get(working.worker)
-        if known is None or working.done >= known.done:
-            self._workers[working.worker] = working
 
     def _status(self, status: Callable[[], Status]) -> None:
         if self._line.due:
@@ -49,22 +43,13 @@ class EncodeShow:
 
     def _of_workers(self) -> list[str]:
         """The rate of each worker and how busy the devices are, once there is something to tell."""
-        if not (rates := self.rates()):
+        if not (rates := self._speeds.rates().values()):
             return []
         span = f"{min(rates):,.1f}"
         if len(rates) > 1:
             span += f" to {max(rates):,.1f}"
-        return [f"{span} on each of {plural(len(rates), 'worker')}", f"busy {self.busy:.0%}"]
-
-    def rates(self) -> list[float]:
-        """Images a second of each worker, from its first batch to its last."""
-        return [w.done / w.wall_s for w in self._workers.values() if w.wall_s]
-
-    @property
-    def busy(self) -> float:
-        """The share of that time in which the devices computed."""
-        wall = sum(w.wall_s for w in self._workers.values())
-        return sum(w.busy_s for w in self._workers.values()) / wall if wall else 0.0
+        workers = plural(len(rates), "worker")
+        return [f"{span} on each of {workers}", f"busy {self._speeds.busy:.0%}"]
 
     def result(self, outcome: Outcome) -> str:
         """The end of a run, for a person or for a program."""
@@ -101,12 +86,12 @@ class EncodeShow:
         return new + (f", after {before} encoded before" if outcome.units_before else "")
 
     def _speed(self) -> list[str]:
-        if not (rates := self.rates()):
+        if not (rates := self._speeds.rates().values()):
             return []
         each = sum(rates) / len(rates)
         workers = plural(len(rates), "worker")
-        lines = [f"{workers}: {each:,.1f} images/s each, device busy {self.busy:.0%}"]
-        if exact := sum(w.exact for w in self._workers.values()):
+        lines = [f"{workers}: {each:,.1f} images/s each, device busy {self._speeds.busy:.0%}"]
+        if exact := sum(w.exact for w in self._speeds.workers.values()):
             lines.append(
                 f"{plural(exact, 'image')} overflowed and had to be computed again in fp32: "
                 "--dtype bf16 or fp32 may be faster"
@@ -115,23 +100,21 @@ class EncodeShow:
 
     def _facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
-        rates = self.rates()
+        rates = self._speeds.rates()
         return {
-            "busy": round(self.busy, 4),
+            "busy": round(self._speeds.busy, 4),
             "complete": manifest.complete,
             "cut": manifest.counts.get("cut", 0),
             "encoded": outcome.samples,
             "encoded_bytes": outcome.nbytes,
-            "images_per_s": round(sum(rates), 2),
+            "images_per_s": round(sum(rates.values()), 2),
             "latents": self._latents,
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,
             "samples": sum(shard.samples for shard in manifest.shards),
             "shards": len(manifest.shards),
             "shards_before": outcome.units_before,
-            "workers": {
-                w.worker: round(w.done / w.wall_s, 2) for w in self._workers.values() if w.wall_s
-            },
+            "workers": {name: round(rate, 2) for name, rate in rates.items()},
         }
 
 

@@ -16,7 +16,7 @@ from wdsprep.crews import Crew, Wish, find_crew, runner_of
 from wdsprep.dataset import receipt_name
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
-from wdsprep.latents import Workshop
+from wdsprep.latents import Speeds, Workshop
 from wdsprep.manifest import FORMAT, Manifest
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
@@ -133,15 +133,21 @@ def encode_as(
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
     listener.begun(_begun(found, recipe, crew, source, wanted))
+    speeds, cut = Speeds(), limit if wanted != source.shards else 0
+
+    def heard(progress: Progress) -> None:
+        speeds.heard(progress)
+        listener.heard(progress)
+
     run = Run(
         store,
         manifest,
         count=len(pending),
-        limit=limit if wanted != source.shards else 0,
+        limit=cut,
         whole=source.is_whole,
-        extra={"model": found.name},
+        extra=lambda: {"model": found.name, **(speeds.trial() if cut else {})},
         status=listener.status,
-        heard=listener.heard,
+        heard=heard,
     )
     workshop = Workshop(
         images=source.url,

@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from queue import Empty
 
 from wdsprep.dataset import find_receipt, write_receipt
+from wdsprep.device import device_name
 from wdsprep.engine import Engine, EngineError
 from wdsprep.feeder import Fed, Feeder
 from wdsprep.image_shards import ImageShard
@@ -127,7 +128,7 @@ class LatentsWorker:
             share=share_of(inputs, item.take or item.samples),
             rejects=dict(output.rejects.counts),
             worker=self._name,
-            device=str(self._encoder.device),
+            device=device_name(self._encoder.device),
             done=stats.samples,
             busy_s=stats.busy_s,
             wall_s=stats.wall_s,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.manifest import Settings
 from wdsprep.run import Progress
@@ -22,6 +22,38 @@ class Working(Progress):
     wall_s: float
     batch_size: int
     exact: int
+
+
+class Speeds:
+    """How fast the workers of a run are, from the first batch of each to its last."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Working] = {}
+
+    def heard(self, progress: Progress) -> None:
+        working = cast("Working", progress)
+        known = self.workers.get(working.worker)
+        if known is None or working.done >= known.done:
+            self.workers[working.worker] = working
+
+    def rates(self) -> dict[str, float]:
+        """Images a second of each worker."""
+        return {w.worker: w.done / w.wall_s for w in self.workers.values() if w.wall_s}
+
+    @property
+    def busy(self) -> float:
+        """The share of that time in which the devices computed."""
+        wall = sum(w.wall_s for w in self.workers.values())
+        return sum(w.busy_s for w in self.workers.values()) / wall if wall else 0.0
+
+    def trial(self) -> dict[str, Any]:
+        """For the manifest of a trial, from which `plan` reckons."""
+        rates = self.rates()
+        if not rates:
+            return {}
+        device = next(iter(self.workers.values())).device
+        each = sum(rates.values()) / len(rates)
+        return {"trial": {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

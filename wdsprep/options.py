@@ -54,6 +54,24 @@ class Auto(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class Sizes(click.ParamType):  # type: ignore[type-arg]
+    """A number for each of some sizes: `256=490M,512=300M`."""
+
+    name = "size=n,..."
+    units = (("k", 1e3), ("M", 1e6), ("B", 1e9), ("", 1.0))
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> dict[int, float]:
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in str(value).split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*=\s*(\d+(?:\.\d+)?)([kMB]?)\s*", part)
+            if match is None:
+                self.fail(f"{part!r}: write 256=490M,512=300M", param, ctx)
+            found[int(match[1])] = float(match[2]) * dict(self.units)[match[3]]
+        return found
+
+
 class Names(click.ParamType):  # type: ignore[type-arg]
     """Names with commas between them, or as a JSON list, which img2dataset takes."""
 
@@ -198,6 +216,29 @@ RECIPE = options(
         help="The models' own; stored is fp16.",
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling noise."),
+)
+PLAN = options(
+    click.option("--counts", type=Sizes(), help="Images by bucket, such as 256=490M,512=300M."),
+    click.option("--gpu", help="A10G, A100, H100 or H200: speeds of a table, not measured."),
+    click.option(
+        "--rate", "rates", type=Sizes(), help="Images/s of a GPU: 256=111,512=30."
+    ),
+    click.option("--trial", "trials", multiple=True, help='What an "encode --limit" made.'),
+    click.option("--gpus", type=click.IntRange(1), default=1, show_default=True),
+    click.option("--price", type=float, default=0.0, help="Dollars for an hour of a GPU."),
+    click.option("--model", type=click.Choice(["sd2", "sd1"]), default="sd2", show_default=True),
+    click.option(
+        "--latents",
+        type=click.Choice(["sample", "mean", "moments"]),
+        default="sample",
+        show_default=True,
+    ),
+    click.option(
+        "--text", type=click.Choice(["emb", "tokens", "none"]), default="emb", show_default=True
+    ),
+    click.option("--samples-per-shard", type=click.IntRange(1), default=10_000, show_default=True),
+    click.option("--published", is_flag=True, help="Reckon the published runs instead."),
+    JSON,
 )
 CREW = options(
     click.option("--batch-size", type=Auto(1), default="auto", show_default=True),

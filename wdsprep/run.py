@@ -72,9 +72,9 @@ class Outcome:
 class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
     all there will be, unless a `limit` cuts them short; `tidies`, that what no receipt speaks of
-    can go then. `settle` sees the receipts before they are published. `status` is called at each
-    event with what makes a Status, which takes a while where many workers are under way; `heard`
-    with each step's progress."""
+    can go then. `settle` sees the receipts before they are published; `extra` is what else the
+    manifest says. `status` is called at each event with what makes a Status, which takes a while
+    where many workers are under way; `heard` with each step's progress."""
 
     def __init__(
         self,
@@ -85,15 +85,14 @@ class Run:
         limit: int = 0,
         whole: bool = True,
         tidies: bool = False,
-        extra: Mapping[str, Any] | None = None,
+        extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         status: Callable[[Callable[[], Status]], None],
         heard: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
         self._store, self._manifest, self._count = store, manifest, count
         self._limit, self._whole, self._tidies = limit, whole, tidies
-        self._extra = dict(extra or {})
-        self._settle, self._status, self._heard = settle, status, heard
+        self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
         self._failed_hosts: Counter[str] = Counter()
         self._receipts: list[Receipt] = []
         self._going: dict[str, Progress] = {}
@@ -176,7 +175,7 @@ class Run:
         manifest = self._settle(refreshed(self._store, self._manifest, self._receipts))
         is_whole = all_done and self._whole and not self._limit
         complete = is_whole and len(manifest.receipts) == self._total.units
-        extra = self._extra | ({"limit": self._limit} if self._limit else {})
+        extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
         manifest = replace(manifest, complete=complete, extra=extra)
         write_bytes(self._store, MANIFEST, manifest.to_bytes())
         if complete and self._receipts and self._tidies:

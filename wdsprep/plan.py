@@ -1,0 +1,164 @@
+"""`plan`: what encoding a dataset takes, before any of it is paid for.
+
+All of it is arithmetic on the number of images by bucket and the speed of one device. Sizes follow
+from the format, to the byte but for captions and json, which take one tar block each as they nearly
+always do. Requests are those that `encode` makes: it reads an image shard once, and writes a latent
+shard in parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wdsprep.arrays import Field
+from wdsprep.buckets import buckets_of_phase
+from wdsprep.errors import UsageError
+from wdsprep.gpus import GB_MONTH_DOLLARS, GET_DOLLARS, PUT_DOLLARS
+from wdsprep.tar import BLOCK, padded
+
+PART_NBYTES = 8 << 20  # as the S3 store has it
+BESIDE = 3  # a shard's index, rejects and receipt
+WIDTHS = {"sd1": 768, "sd2": 1024}
+# Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
+DECODE_S_PER_PIXEL = 2.6e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Images of one bucket, and their bytes in all. Where nobody has counted them, an image of
+    bucket 512 is taken for one of 1024 x 1024 pixels at a quarter of a byte each."""
+
+    samples: int
+    nbytes: int = 0
+    shards: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Images a second of one device, and where that comes from."""
+
+    each: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What is stored of each sample, and how many in a shard."""
+
+    model: str = "sd2"
+    latents: str = "sample"
+    text: str = "emb"
+    samples_per_shard: int = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """Devices, and dollars for an hour of one; 0 is not known."""
+
+    devices: int = 1
+    price: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """What one phase takes."""
+
+    resolution: int
+    samples: int
+    speed: Speed
+    device_hours: float
+    wall_hours: float
+    dollars: float | None
+    cores_each: float
+    nbytes_read: int
+    nbytes_written: int
+    shards: int
+    gets: int
+    puts: int
+
+    @property
+    def request_dollars(self) -> float:
+        return self.gets * GET_DOLLARS + self.puts * PUT_DOLLARS
+
+    @property
+    def month_dollars(self) -> float:
+        return self.nbytes_written / 1e9 * GB_MONTH_DOLLARS
+
+    @property
+    def bytes_a_second_each(self) -> float:
+        """What one device's machine reads and writes."""
+        return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
+
+
+def plan(
+    buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
+) -> list[Phase]:
+    """The phases for which a speed is known, each at the lower end of a bucket."""
+    if not any(bucket.samples for bucket in buckets.values()):
+        raise UsageError("there are no images to plan for")
+    return [
+        _phase(
+            resolution,
+            {name: buckets[name] for name in buckets_of_phase(resolution, sorted(buckets))},
+            speeds[resolution],
+            choice,
+            fleet,
+        )
+        for resolution in sorted(buckets)
+        if resolution in speeds
+    ]
+
+
+def _phase(
+    resolution: int, buckets: Mapping[int, Bucket], speed: Speed, choice: Choice, fleet: Fleet
+) -> Phase:
+    samples = sum(bucket.samples for bucket in buckets.values())
+    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items())
+    hours = samples / speed.each / 3600
+    each = sample_nbytes(resolution, choice)
+    shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
+    nbytes = samples * each
+    return Phase(
+        resolution=resolution,
+        samples=samples,
+        speed=speed,
+        device_hours=hours,
+        wall_hours=hours / fleet.devices,
+        dollars=hours * fleet.price if fleet.price else None,
+        cores_each=decoding_s * DECODE_S_PER_PIXEL / max(1, samples) * speed.each,
+        nbytes_read=sum(b.nbytes or b.samples * name**2 for name, b in buckets.items()),
+        nbytes_written=nbytes,
+        shards=shards,
+        gets=shards,
+        puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
+    )
+
+
+def sample_nbytes(resolution: int, choice: Choice) -> int:
+    """Of a latent sample in its tar: arrays, json and caption, each with a header."""
+    return sum(BLOCK + padded(field.nbytes) for field in _fields(resolution, choice)) + 4 * BLOCK
+
+
+def _fields(resolution: int, choice: Choice) -> list[Field]:
+    channels, side = (8 if choice.latents == "moments" else 4), resolution // 8
+    latent = Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    text = {
+        "emb": [Field(name="emb.npy", dtype="<f2", shape=(77, WIDTHS[choice.model]))],
+        "tokens": [Field(name="tokens.npy", dtype="<i4", shape=(77,))],
+        "none": [],
+    }
+    return [latent, *text[choice.text]]
+
+
+def parts(nbytes: int) -> int:
+    """How many requests write an object: one if it is small, else its parts, a begin and an end."""
+    return 1 if nbytes <= PART_NBYTES else 2 + -(-nbytes // PART_NBYTES)
+
+
+def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
+    """The bytes that each choice of `--latents` and `--text` would store."""
+    return {
+        (latents, text): samples
+        * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
+        for latents in ("sample", "moments")
+        for text in ("emb", "tokens", "none")
+    }
