@@ -1,4 +1,4 @@
-"""What people would write instead of `wdsprep encode`, for tools/bench-encode: the shape of the
+"""What people would write instead of `wdsprep encode`, for `tools/bench encode`: the shape of the
 Anyscale guide on Ray Data, a bare loop over the models, and a dummy encoder for our own workers."""
 
 import io

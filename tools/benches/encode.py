@@ -1,0 +1,220 @@
+"""`encode` beside what people would write themselves.
+
+Decoding: one core, photo-like JPEGs of quality 90, wdsprep's uint8 crop beside the Pillow path of
+the Anyscale guide (decode, RGB, bicubic, centre square, float32 in [-1, 1]).
+
+A free encoder: what is left when the models cost nothing, start of the workers included, beside the
+guide's shape on a Ray Data that is running (Parquet of images and captions is read, made fp32 by
+CPU actors, encoded by one actor, written as Parquet in fp32).
+
+Models: from first batch to last, beside a loop that does nothing but run the same models on tensors
+that are ready. The model is `tiny`, widened until it is nearly all the work.
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benches import Group, Rival, Role, call, note, ours, took
+
+LOOP_BATCHES = (1, 2, 8)
+SIZES = ((1024, 256), (512, 256), (1024, 512))
+
+
+def groups(home: Path, scale: float) -> Iterator[Group]:
+    for side, resolution in SIZES:
+        count = max(4, round(100 * scale))
+        yield Group(
+            name=f"encode-pixels-{side}-{resolution}",
+            title=f"decode and crop, {side} px to {resolution}, one core",
+            unit="images",
+            count=count,
+            rivals=[
+                Rival(
+                    name="wdsprep.pixels.crop",
+                    command=call(pixels, "crop", side, resolution, count),
+                    role=Role.OURS,
+                ),
+                Rival(
+                    name="the guide's Pillow path",
+                    command=call(pixels, "guide", side, resolution, count),
+                ),
+            ],
+        )
+    count = round(2_000 * scale)
+    make_images(home, count)
+    yield _free(home, count)
+    yield _models(home, round(100 * scale))
+
+
+def _free(home: Path, count: int) -> Group:
+    from benches.encode_peers import make_parquet
+
+    pictures = [photo(512, seed) for seed in range(20)]
+    make_parquet(home / "parquet", pictures, count)
+    latents = home / "latents"
+    return Group(
+        name="encode-free",
+        title="512 px to 256, an encoder that costs nothing",
+        unit="images",
+        count=count,
+        rivals=[
+            Rival(
+                name=f"wdsprep encode, {runner}",
+                command=call(free, home, runner),
+                role=Role.OURS,
+                leaves=latents,
+            )
+            for runner in ("local", "ray")
+        ]
+        + [
+            Rival(
+                name="Ray Data in the guide's shape",
+                command=call(guide, home),
+                leaves=home / "theirs",
+            )
+        ],
+        targets={"Ray Data in the guide's shape": 1.5},
+    )
+
+
+def _models(home: Path, count: int) -> Group:
+    from benches.encode_peers import make_wide
+
+    model = make_wide(home / "wide")
+    loops = {size: f"models alone on ready tensors, batch {size}" for size in LOOP_BATCHES}
+    return Group(
+        name="encode-models",
+        title="real models at 256, start left out",
+        unit="images",
+        count=count,
+        rivals=[
+            Rival(
+                name="wdsprep encode, local",
+                command=call(modelled, home, model, count),
+                role=Role.OURS,
+                leaves=home / "latents",
+            ),
+            *(
+                Rival(name=name, command=call(loop, model, count, size), role=Role.LIMIT)
+                for size, name in loops.items()
+            ),
+        ],
+        targets=dict.fromkeys(loops.values(), 0.9),
+    )
+
+
+def photo(side: int, seed: int = 0) -> bytes:
+    """A picture with detail at every scale and grain in places: 0.25 bytes a pixel as JPEG."""
+    rng = np.random.default_rng(seed)
+    levels = np.zeros((side, side, 3))
+    for power in range(1, 9):
+        rough = rng.integers(0, 256, (1 << power, 1 << power, 3), dtype=np.uint8)
+        levels += np.asarray(Image.fromarray(rough).resize((side, side))) / 1.5**power
+    levels *= 255 / levels.max()
+    where = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).resize((side, side))
+    grain = rng.normal(size=(side, side, 1))
+    grain = (grain + np.roll(grain, 1, 0) + np.roll(grain, 1, 1)) / 2
+    levels += 10 * grain * (np.asarray(where)[..., None] / 255)
+    out = io.BytesIO()
+    Image.fromarray(levels.clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def make_images(home: Path, count: int) -> None:
+    """The photos as image shards, six of them, so that there is something to prefetch."""
+    pictures = [photo(512, seed) for seed in range(20)]
+    source = home / "downloads"
+    source.mkdir()
+    for number in range(count):
+        (source / f"{number:06d}.jpg").write_bytes(pictures[number % len(pictures)])
+        (source / f"{number:06d}.txt").write_text(f"picture number {number} of many")
+    size = str(max(1, count // 6))
+    words = ours("pack", source, home / "images", "--samples-per-shard", size)
+    subprocess.run(words, check=True, capture_output=True)
+    shutil.rmtree(source)
+
+
+# --- in processes of their own
+
+
+def pixels(kind: str, side: int, resolution: int, count: int) -> None:
+    import torch
+
+    from benches.encode_peers import guide_pixels
+    from wdsprep.pixels import crop
+
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    pictures = [photo(side, seed) for seed in range(4)]
+    work = {"crop": crop, "guide": guide_pixels}[kind]
+    work(pictures[0], resolution)
+    started = time.perf_counter()
+    for number in range(count):
+        work(pictures[number % len(pictures)], resolution)
+    took(time.perf_counter() - started)
+
+
+def _encode(home: str, count: int = 0, **options: object) -> float:
+    """Seconds of a whole run, or for `count` images from first batch to last."""
+    import wdsprep
+    from wdsprep import encoding
+    from wdsprep.latents import Speeds
+
+    speeds = Speeds()
+    started = time.perf_counter()
+    wdsprep.encode(
+        f"{home}/images",
+        f"{home}/latents",
+        resolution=256,
+        limit=count or None,
+        listener=encoding.Listener(heard=speeds.heard),
+        **options,
+    )
+    whole = time.perf_counter() - started
+    rate = sum(speeds.rates().values())
+    note(f"{rate:,.0f} images/s from first batch to last, device busy {speeds.busy:.1%}")
+    return count / rate if count else whole
+
+
+def free(home: str, runner: str) -> None:
+    from benches.encode_peers import make_free
+    from wdsprep import encoding
+
+    encoding.make_encoder = make_free
+    workers = 1 if runner == "ray" else 0
+    took(_encode(home, model="tiny", runner=runner, workers=workers, batch_size=64))
+
+
+def modelled(home: str, model: str, count: int) -> None:
+    took(_encode(home, count, model=model, runner="local"))
+
+
+def guide(home: str) -> None:
+    import ray
+
+    from benches.encode_peers import peer_ray, start_ray
+
+    start_ray()
+    try:
+        peer_ray(Path(home, "parquet"), Path(home, "theirs/first"))  # starts worker processes
+        started = time.perf_counter()
+        peer_ray(Path(home, "parquet"), Path(home, "theirs/second"))
+        took(time.perf_counter() - started)
+    finally:
+        ray.shutdown()
+
+
+def loop(model: str, count: int, size: int) -> None:
+    from benches.encode_peers import peer_loop
+
+    batches = max(1, count // size)
+    seconds = peer_loop(model, batches, resolution=256, batch_size=size)
+    took(seconds * count / (batches * size))
