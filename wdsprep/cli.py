@@ -168,7 +168,14 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 
 @cli.command()
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
-@click.option("-o", "output", metavar="FILE", default="report.html", show_default=True)
+@click.option(
+    "-o",
+    "output",
+    metavar="FILE",
+    default="report.html",
+    show_default=True,
+    help="Where to write the page.",
+)
 @click.option(
     "--samples",
     type=click.IntRange(0),
@@ -225,7 +232,8 @@ def rebuild(dataset: str) -> None:
 def demo(folder: str) -> int:
     """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
 
-    Draws, packs, encodes with a toy model, verifies and loads, each by the command it shows.
+    Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
+    shows.
     """
     from wdsprep.demo import demo as show_all
 

@@ -67,7 +67,7 @@ class Encoder(Protocol):
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
     """Load what a recipe needs of a model. fp32 means fp32, so TF32 is off in this process."""
-    _silence()
+    silence()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     return LatentEncoder(model, recipe, torch.device(device))
@@ -225,7 +225,7 @@ class _Clip:
 def _load_networks(model: Model, text: str, dtype: torch.dtype, device: torch.device) -> Networks:
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    moments = _Moments(_load_vae(model, dtype), layout).eval().requires_grad_(False)
+    moments = _Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
     moments = moments.to(memory_format=layout).to(device)
     if text != "emb":
         return Networks(moments, None)
@@ -235,12 +235,13 @@ def _load_networks(model: Model, text: str, dtype: torch.dtype, device: torch.de
     return Networks(moments, states.eval().requires_grad_(False).to(device))
 
 
-def _load_vae(model: Model, dtype: torch.dtype) -> Any:
+def load_vae(
+    model: Model, dtype: torch.dtype, needed: tuple[str, ...] = ("encoder.", "quant_conv.")
+) -> Any:
     from diffusers import AutoencoderKL
 
     # Without low_cpu_mem_usage, which needs accelerate, diffusers loads just as well.
     options = {"torch_dtype": dtype, "low_cpu_mem_usage": False}
-    needed = ("encoder.", "quant_conv.")
     return _load_weights(AutoencoderKL, model, model.vae, options, needed)
 
 
@@ -288,7 +289,7 @@ def _load_tokenizer(model: Model) -> Any:
         raise WorkError(f"{path} cannot be loaded as CLIPTokenizer: {line}") from error
 
 
-def _silence() -> None:
+def silence() -> None:
     """Workers' stderr is the user's: what these libraries say there is of no use to one."""
     import diffusers
     import transformers

@@ -194,14 +194,15 @@ def look(store: Store, manifest: Manifest, key: str, heard: Heard) -> Looked | R
     finder = _Finder(store, manifest, heard)
     if place := finder.find(key):
         data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
-        return Looked(key=key, place=place, members=tuple(_members(data)))
+        return Looked(key=key, place=place, members=tuple(members_of(data)))
     for reject in finder.rejects(key):
         if reject.key == key:
             return reject
     raise NotFoundError(f"{store.url} has no sample {key!r}, and none of its rejects is called so")
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The members of a sample, by its bytes."""
     whole = data + bytes(2 * BLOCK)
     for path, _start, start, nbytes in members(lambda offset, n: whole[offset : offset + n]):
         if split := split_member(path):

@@ -80,9 +80,14 @@ class Model:
 
 
 def find_model(
-    name: str, *, text: str, listener: Callable[[str], None] = lambda _line: None
+    name: str,
+    *,
+    text: str,
+    is_offline: bool = False,
+    listener: Callable[[str], None] = lambda _line: None,
 ) -> Model:
-    """The model that a user named, with all of its files on this machine."""
+    """The model that a user named, with all of its files on this machine. Where it is offline,
+    they have to be here already."""
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), text), note=TINY_NOTE)
     folder = Path(name).expanduser()
@@ -95,7 +100,16 @@ def find_model(
             f"{name} is no folder here: pass one, or sd2, sd1, tiny, or a repository of the hub "
             "as OWNER/NAME or OWNER/NAME@REVISION"
         )
+    if is_offline:
+        return _from_cache(name, repo, revision, text)
     return _from_hub(name, repo, revision, text, listener)
+
+
+def _from_cache(name: str, repo: str, revision: str, text: str) -> Model:
+    cached = find_cached(name, repo, revision)
+    if cached is None:
+        raise WorkError(f"{name} is not on this machine")
+    return _load(name, cached, text)
 
 
 def _from_hub(

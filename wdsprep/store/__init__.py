@@ -21,11 +21,13 @@ OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One file in a store. `stamp` changes when the file does: an mtime in ns, or an ETag."""
+    """One file in a store. `stamp` changes when the file does: an mtime in ns, or an ETag.
+    `written_s` is when it was written, since 1970; 0 where nobody knows."""
 
     name: str
     nbytes: int
     stamp: str
+    written_s: float = 0.0
 
 
 class Sink(Protocol):

@@ -165,7 +165,8 @@ def _entry(path: str, name: str) -> Entry | None:
         return Entry(name=name, nbytes=0, stamp="broken link") if Path(path).is_symlink() else None
     if not stat.S_ISREG(status.st_mode):
         return None
-    return Entry(name=name, nbytes=status.st_size, stamp=str(status.st_mtime_ns))
+    stamp, written_s = str(status.st_mtime_ns), status.st_mtime
+    return Entry(name=name, nbytes=status.st_size, stamp=stamp, written_s=written_s)
 
 
 def _regular_nbytes(fd: int) -> int:

@@ -1,0 +1,58 @@
+"""`report`: a dataset as one page that people can look at, and that needs nothing but a browser.
+
+1. `given` opens the datasets. Counts come from their receipts.
+2. `picking` chooses samples by chance and reads them where they lie; `joining` finds the latents
+   that were made of them. `survey`, `spectrum`, `refused` and `pace` tell what can be told of some
+   samples, some rejects and the times of the receipts. No shard is read whole.
+3. `pictures` and `decoding` make what is to be seen of the samples of the sheet.
+4. `page` writes it down; `markup` escapes everything that comes from data.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wdsprep.errors import UsageError
+from wdsprep.store import split_url, write_bytes
+
+SAMPLES = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """Where a report is, its size, and how many samples it shows."""
+
+    output: str
+    nbytes: int
+    samples: int
+
+
+def write_report(
+    datasets: Sequence[str],
+    output: str = "report.html",
+    *,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    model: str = "",
+    heard: Callable[[str], None] = lambda _line: None,
+) -> Written:
+    """Write the report on `datasets`, at most one of images and any latents made of them, as the
+    one HTML file `output`, a path or an `s3://` URL.
+
+    Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
+    default the one they were made with where it is on this machine; `none` decodes nothing, and
+    nothing is ever fetched. `heard` is told what is being done. The same datasets, seed and model
+    give the same bytes.
+    """
+    from wdsprep.report.gather import gather
+    from wdsprep.report.given import check_output, open_all
+    from wdsprep.report.page import page_of
+
+    if samples < 0:
+        raise UsageError(f"--samples {samples}: give 0 or more")
+    opened = open_all(datasets)
+    check_output(output, opened)
+    facts = gather(opened, samples=samples, seed=seed, model=model, heard=heard)
+    data = page_of(facts).encode()
+    store, name = split_url(output)
+    write_bytes(store, name, data)
+    return Written(output=output, nbytes=len(data), samples=len(facts.items))
