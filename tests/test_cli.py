@@ -74,7 +74,7 @@ def test_img2dataset_names_are_not_shown() -> None:
         (["pack", "nowhere"], 1, "nowhere is empty or not there"),
         (["pack", "urls.csv"], 1, "has no column of URLs: it has link_to, caption"),
         (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
-        (["pack", "https://a.b/c.tar"], 2, "of the web, pack reads tables"),
+        (["pack", "https://a.b/c.tar"], 2, "only tables are read from the web"),
         (["pack", "pipe:cat x.tar"], 2, "local paths, s3:// and tables by https://"),
         (["pack", "--retry-rejected"], 2, "is no table of URLs"),
         (["pack", "--retry-rejected", "--overwrite"], 2, "give one"),

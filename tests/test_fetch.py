@@ -2,13 +2,16 @@
 
 import gzip
 import os
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +318,21 @@ def test_a_private_host_is_not_asked_for_its_robots_txt_either() -> None:
         assert server.connections == 0
 
 
+def test_a_redirect_to_a_private_address_is_refused_where_the_connection_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By name too, which is what rebinding comes to: what counts is the address it has then."""
+    monkeypatch.setattr("wdsprep.fetch.transfer.is_public", lambda host: host == "127.0.0.2")
+    with WebServer({"/": ok(IMAGE)}) as private:
+        to = {"/a": redirect(private.url), "/b": redirect(f"http://localhost:{private.port}/")}
+        with WebServer({**to, "/c": ok(IMAGE)}, address="127.0.0.2") as server:
+            assert fetch(f"{server.url}/c", allow_private=False).data == IMAGE
+            for path in to:
+                fetched = fetch(server.url + path, allow_private=False)
+                assert (fetched.code, fetched.host) == (Code.PRIVATE_ADDRESS, "127.0.0.2")
+        assert private.connections == 0
+
+
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with WebServer(status(502)) as proxy, WebServer({"/": ok(IMAGE)}) as server:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -340,6 +358,23 @@ def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.Monk
             fetched = fetch(server.url)
             assert fetched.code is (Code.TLS if detail else None)
             assert detail in fetched.detail
+
+
+def test_a_new_connection_resumes_the_session_of_an_old_one(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    resumed: list[bool] = []
+
+    def once(connection: Connection, request: Request) -> bool:
+        assert isinstance(connection.socket, ssl.SSLSocket)
+        resumed.append(bool(connection.socket.session_reused))
+        return raw(response(200, IMAGE, Connection="close"))(connection, request)
+
+    with WebServer(once, tls=authority.context()) as server, fetcher() as one:
+        for _ in range(3):
+            assert one.submit(server.url).result(LONG_S).data == IMAGE
+    assert resumed == [False, True, True]
 
 
 def test_an_authority_that_nobody_knows_is_not_believed(authority: Authority) -> None:
@@ -543,6 +578,33 @@ def test_no_more_requests_are_in_flight_than_allowed() -> None:
         gate.opened.set()
         assert all(future.result(LONG_S).data == IMAGE for future in futures)
     assert gate.most == 5
+
+
+def test_bodies_that_are_too_much_together_come_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten begin, by the usual size; their first parts alone are more than there is room for."""
+    monkeypatch.setattr("wdsprep.fetch.room.ROOM_NBYTES", 2_000_000)
+    body, begun, number = bytes(500_000), threading.Barrier(10), count()
+
+    def half(connection: Connection, _: Request) -> bool:
+        whole = response(200, body)
+        is_early = next(number) < begun.parties
+        if is_early:
+            begun.wait(LONG_S)
+        with suppress(OSError):  # given up
+            connection.send(whole[:300_000])
+        if is_early:
+            begun.wait(LONG_S)
+        connection.send(whole[300_000:])
+        return True
+
+    with WebServer(half) as server, fetcher(per_host=24, max_nbytes=600_000) as one:
+        futures = [one.submit(f"{server.url}/{n}") for n in range(24)]
+        assert all(future.result(LONG_S).data == body for future in futures)
+        asked = Counter(server.paths())
+    assert len(asked) == 24
+    assert max(asked.values()) > 1
 
 
 def test_hosts_take_turns() -> None:

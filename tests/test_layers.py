@@ -25,7 +25,7 @@ LAYERS = [
     ("formats",),
     ("images",),
     ("dataset", "index", "sources", "runners"),
-    ("run", "shard_file", "outage", "hub", "weights", "noise", "pixels", "image_shards"),
+    ("run", "shard_file", "outage", "spool", "hub", "weights", "noise", "pixels", "image_shards"),
     ("models",),
     ("downloads", "resume", "encoder"),
     ("decoder",),

@@ -5,13 +5,9 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from packs import (
     BUCKETS,
@@ -36,8 +30,10 @@ from packs import (
     samples_of,
     source_of,
     temporaries,
+    upload,
     write_files,
 )
+from sites import FAST, KINDS, MENDED, Site, kill_when_asked, open_site, table_of, write_parquet
 from webserver import (
     Behaviour,
     Connection,
@@ -51,7 +47,7 @@ from webserver import (
 )
 
 from wdsprep.cli import cli
-from wdsprep.downloads import HELD_NBYTES, Downloads
+from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, Pace
 from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
 from wdsprep.fetch import Fetched
 from wdsprep.outage import Outage
@@ -59,14 +55,6 @@ from wdsprep.samples import Code, Sample
 from wdsprep.sources import Columns, Refusal
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
-
-FAST = ("--allow-private-hosts", "--retries", "0", "--check", "header")
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path, **options)
-    return path
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> Path:
@@ -82,6 +70,12 @@ def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> P
 
 CAPTIONS = ['one, "two"', "three\nfour", "", "fünf", "six\tseven", 'eight " nine', "ten"]
 ROWS = [{"url": f"http://x/{n}.jpg", "caption": text} for n, text in enumerate(CAPTIONS)]
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -243,8 +237,15 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
             rows_of(f"{server.url}/nothing.parquet")
         with pytest.raises(UsageError, match="cannot be written to a web server"):
             open_store(f"{server.url}/t.parquet").delete("t.parquet")
-    with pytest.raises(UsageError, match="of the web, pack reads tables"):
+    with pytest.raises(UsageError, match="only tables are read from the web"):
         rows_of("https://example.org/a.tar")
+
+
+def test_tables_on_s3_are_read_as_those_here(tables: Path, bucket: str) -> None:
+    upload(tables, f"s3://{bucket}/in")
+    for name in ("t.parquet", "t.csv.gz", "t.jsonl"):
+        assert rows_of(f"s3://{bucket}/in/{name}") == rows_of(tables / name)
+    assert rows_of(f"s3://{bucket}/in/*.tsv") == rows_of(tables / "t.tsv")
 
 
 def raw_once(data: bytes) -> Behaviour:
@@ -282,12 +283,19 @@ def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Refusal]]:
     return enumerate(Sample(source=f"t#{n}", image=b"", url=url) for n, url in enumerate(urls))
 
 
+def idle_until(
+    found: Iterator[tuple[int, Sample | Refusal] | None], claim: Callable[[], bool]
+) -> None:
+    """Nothing has come yet, and the caller can do something else."""
+    while not claim():
+        assert next(found) is None
+
+
 def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> None:
     client, urls = Answers(), [str(n) for n in range(500)]
-    with Downloads(client, Counter, turn=threading.Lock(), minds_outage=True) as downloads:
+    with Downloads(client, Counter, pace=Pace(heard=ASKED_AHEAD), minds_outage=True) as downloads:
         found = downloads.take(numbered(urls))
-        assert next(found) is None  # nothing has come yet, and the caller can do something else
-        assert len(client.asked) == 500
+        idle_until(found, lambda: len(client.asked) == 500)
         for url in urls[:0:-1]:
             client.answer(url, url.encode() * 100_000)  # far more than may stay in memory
         assert next(found) is None
@@ -299,16 +307,74 @@ def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> No
     ]
 
 
+def test_a_few_are_asked_for_first_and_more_as_answers_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.downloads.MORE_A_SECOND", 0)
+    client, urls = Answers(), [str(n) for n in range(500)]
+    with Downloads(client, Counter, pace=Pace(), minds_outage=True) as downloads:
+        found = downloads.take(numbered(urls))
+        idle_until(found, lambda: len(client.asked) == FIRST_ASKED)
+        for url in urls[1:FIRST_ASKED]:
+            client.answer(url)
+        idle_until(found, lambda: len(client.asked) == 4 * FIRST_ASKED - 3)
+
+
+def test_fewer_are_asked_for_where_images_are_large() -> None:
+    client, urls = Answers(), [str(n) for n in range(2_000)]
+    with Downloads(client, Counter, pace=Pace(heard=ASKED_AHEAD), minds_outage=True) as downloads:
+        found = downloads.take(numbered(urls))
+        idle_until(found, lambda: len(client.asked) == ASKED_AHEAD)
+        asked = list(client.asked)
+        for url in asked[1:25]:
+            client.answer(url, bytes(400_000))
+        assert next(found) is None
+        assert list(client.asked) == asked  # so many of that size are enough
+        for url in asked[25:700]:
+            client.answer(url)
+        assert next(found) is None
+        assert len(client.asked) > len(asked)
+
+
+def test_what_takes_long_before_the_first_row_is_done_before_the_turn_and_not_in_silence() -> None:
+    """A large table is read through to a slice while the one before is still asking."""
+    client, pace, going, read = Answers(), Pace(), threading.Event(), threading.Event()
+
+    def rows() -> Iterator[tuple[int, Sample | Refusal]]:
+        read.set()
+        yield from numbered(["a", "b"])
+
+    def repeated() -> Counter[str]:
+        going.wait()
+        return Counter()
+
+    with pace.turn, Downloads(client, repeated, pace=pace, minds_outage=True) as downloads:
+        found = downloads.take(rows())
+        assert next(found) is None
+        going.set()
+        idle_until(found, read.is_set)
+        assert not client.asked
+
+
+def test_what_fails_before_the_first_row_is_raised() -> None:
+    def repeated() -> Counter[str]:
+        raise SourceError("gone")
+
+    downloads = Downloads(Answers(), repeated, pace=Pace(heard=ASKED_AHEAD), minds_outage=True)
+    with downloads, pytest.raises(SourceError, match="gone"):
+        list(downloads.take(numbered(["a"])))
+
+
 def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
     client = Answers()
     urls = ["a", *(str(n) for n in range(50)), "a", "a"]
     answered = threading.Event()
     with Downloads(
-        client, partial(Counter, {"a": 3}), turn=threading.Lock(), minds_outage=True
+        client, partial(Counter, {"a": 3}), pace=Pace(heard=ASKED_AHEAD), minds_outage=True
     ) as downloads:
         rows = []
         for found in downloads.take(numbered(urls)):
-            if found is None and not answered.is_set():
+            if found is None and len(client.asked) == 51 and not answered.is_set():
                 answered.set()
                 for url in client.asked:
                     client.answer(url, url.encode())
@@ -344,40 +410,6 @@ def test_an_outage_is_many_sites_without_any_answer() -> None:
 
 
 # --- packing
-
-
-class Site:
-    """Paths say what comes: /ok/3.jpg, /html/3, /busy/3 until it is mended; all else is 404."""
-
-    def __init__(self) -> None:
-        self.is_mended = False
-
-    def __call__(self, connection: Connection, request: Request) -> bool:
-        _, kind, *rest = request.path.split("/")
-        behave: Callable[[Connection, Request], bool] = status(404)
-        if kind == "ok" or (kind == "busy" and self.is_mended):
-            behave = ok(jpeg(int(rest[0])))
-        elif kind == "busy":
-            behave = status(503)
-        elif kind == "html":
-            behave = ok(b"<!doctype html><html></html>", Content_Type="text/html")
-        return behave(connection, request)
-
-
-@pytest.fixture
-def site() -> Iterator[tuple[Site, WebServer]]:
-    behaviour = Site()
-    with WebServer(behaviour) as server:
-        yield behaviour, server
-
-
-def table_of(root: Path, server: WebServer, kinds: list[str], **extra: list[Any]) -> Path:
-    rows = [
-        {"url": f"{server.url}/{kind}/{n}", "caption": f"c {n}", "n": n}
-        | {name: values[n] for name, values in extra.items()}
-        for n, kind in enumerate(kinds)
-    ]
-    return write_parquet(root / "urls.parquet", rows)
 
 
 def test_each_row_is_packed_or_rejected_with_its_code_and_its_url(
@@ -437,11 +469,19 @@ def test_what_decides_only_how_to_fetch_may_differ_on_resume_and_nothing_is_fetc
         pack(out / "32", tmp_path / "more", "--retry-rejected")
 
 
+def test_a_network_that_is_down_stops_the_run_and_writes_nothing(tmp_path: Path) -> None:
+    """Names that nobody has, as all names are then."""
+    table = tmp_path / "urls.txt"
+    table.write_text("".join(f"http://a.site{n}.invalid/{n}.jpg\n" for n in range(30)))
+    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(dns 30\): the network"):
+        pack(table, tmp_path / "out", *FAST)
+    assert not list((tmp_path / "out").glob("*/*"))
+    assert manifest_of(tmp_path / "out").receipts == ()
+
+
 # --- trying again
 
 RETRY = (*FAST, "--samples-per-shard", "4")
-KINDS = ["ok", "busy", "gone", "ok", "busy", "busy", "ok", "html", "busy", "ok"]
-MENDED = {"ok": "packed", "busy": "packed", "gone": "http_4xx", "html": "not_an_image"}
 
 
 def wanted() -> dict[str, str]:
@@ -543,12 +583,7 @@ def test_killed_at_random_points_no_row_is_lost_or_doubled(
     for retry, kills in {(): 2, ("--retry-rejected",): 1}.items():
         words = command(table, out, *FAST, "--samples-per-shard", "15", *retry)
         for _ in range(kills):
-            run = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
-            asked = len(server.paths()) + chance.randrange(60)
-            while run.poll() is None and len(server.paths()) < asked:
-                time.sleep(0.002)
-            os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
+            kill_when_asked(words, server, chance.randrange(60))
         done = run_pack(table, out, *words[4 + len(BUCKETS) :])
         assert done.returncode == 0, done.stderr
         codes = MENDED if behaviour.is_mended else MENDED | {"busy": "http_5xx"}

@@ -8,41 +8,74 @@
 3. A URL that several rows of the slice have is asked for once.
 4. The slices of one worker take turns: while one has rows to ask for, the others only take what
    they have asked for before. So slices are finished one after the other, each one's last answers
-   are waited for beside the next one's first, and memory is that of one.
+   are waited for beside the next one's first, and memory is that of one. What may take long before
+   the first row, as reading through a large table does, is done before the turn.
 5. Where no answer at all comes from many sites in a row, the network itself is down, which is no
    fault of the rows: the run ends in an error, and nothing of the slice has happened.
 """
 
-import errno
-import tempfile
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from queue import Empty, SimpleQueue
-from typing import IO, Protocol
+from typing import Protocol, TypeVar
 
-from wdsprep.errors import FullError
 from wdsprep.fetch import Fetched
 from wdsprep.outage import Outage
 from wdsprep.samples import Sample
 from wdsprep.sources import Refusal
+from wdsprep.spool import Spool
 
 WAIT_S = 0.25
 ROWS_AHEAD = 4_096
 ASKED_AHEAD = 1_024
+FIRST_ASKED, MORE_A_SECOND = 16, 64
 HELD_NBYTES = 16 << 20
+COMING_NBYTES = 128 << 20  # of what is asked for, by the mean of what came
 SPOOLED_NBYTES = 1 << 30
 USUAL_NBYTES = 100_000  # of an image, until some have come
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 class Asks(Protocol):
     """What of a Fetcher is needed here."""
 
     def submit(self, url: str, /) -> "Future[Fetched]": ...
+
+
+@dataclass(slots=True)
+class Pace:
+    """What the slices of a worker share: whose turn it is to ask, and what is known of answers. A
+    few are asked for first: whether images have kilobytes or megabytes decides how many may come at
+    a time. Where answers take long, more are asked for all the same."""
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    heard: int = 0
+    started: float = 0.0
+    mean_nbytes: float = float(USUAL_NBYTES)
+    _images: int = 0
+
+    def most_asked(self) -> int:
+        now = time.monotonic()
+        self.started = self.started or now
+        ramp = FIRST_ASKED + 2 * self.heard + MORE_A_SECOND * (now - self.started)
+        return min(ASKED_AHEAD, int(ramp))
+
+    def learn(self, nbytes: int) -> None:
+        """An answer, with an image or without."""
+        self.heard += 1
+        if nbytes:
+            self._images += 1
+            self.mean_nbytes += (nbytes - self.mean_nbytes) / min(16, self._images)
 
 
 @dataclass(slots=True)
@@ -65,17 +98,16 @@ class Downloads:
         fetcher: Asks,
         repeated: Callable[[], Counter[str]],
         *,
-        turn: threading.Lock,
+        pace: Pace,
         minds_outage: bool,
     ) -> None:
-        self._fetcher, self._count_repeated, self._turn = fetcher, repeated, turn
+        self._fetcher, self._count_repeated, self._pace = fetcher, repeated, pace
         self._repeated: Counter[str] = Counter()
         self._has_turn = False
         self._ahead: deque[tuple[int, Sample | Refusal, _Download | None]] = deque()
         self._arrived: SimpleQueue[_Download] = SimpleQueue()
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
-        self._mean_nbytes = float(USUAL_NBYTES)
         self._spool = Spool()
         self._outage = Outage() if minds_outage else None
         self.failed_hosts: Counter[str] = Counter()
@@ -96,10 +128,12 @@ class Downloads:
     ) -> Iterator[tuple[int, Sample | Refusal] | None]:
         """The rows in their order, with their images or with why there are none. None comes where
         nothing has happened for a while."""
+        begun = _aside(lambda: (self._count_repeated(), _begun(rows)))
+        while wait([begun], WAIT_S).not_done:
+            yield None
+        self._repeated, coming = begun.result()
         while not self._begin_turn():
             yield None
-        self._repeated = self._count_repeated()
-        coming = iter(rows)
         while True:
             self._hear()
             self._ask(coming)
@@ -127,25 +161,26 @@ class Downloads:
             self._ahead.append((number, row, self._download(row)))
 
     def _begin_turn(self) -> bool:
-        self._has_turn = self._turn.acquire(timeout=WAIT_S)
+        self._has_turn = self._pace.turn.acquire(timeout=WAIT_S)
         return self._has_turn
 
     def _end_turn(self) -> None:
         if self._has_turn:
             self._has_turn = False
-            self._turn.release()
+            self._pace.turn.release()
 
     def _wants_more(self) -> bool:
         if not self._has_turn:
             return False
-        if len(self._ahead) >= ROWS_AHEAD or self._asked >= ASKED_AHEAD:
+        if len(self._ahead) >= ROWS_AHEAD or self._asked >= self._pace.most_asked():
             return False
         if not self._ahead:
             return True
+        coming = self._asked * self._pace.mean_nbytes
         due = self._ahead[0][2]
         if due is not None and due.fetched is None:
-            return self._spool.nbytes < SPOOLED_NBYTES
-        return self._held + self._spool.nbytes + self._asked * self._mean_nbytes < HELD_NBYTES
+            return coming < COMING_NBYTES and self._spool.nbytes + coming < SPOOLED_NBYTES
+        return self._held + self._spool.nbytes + coming < HELD_NBYTES
 
     def _download(self, row: Sample | Refusal) -> _Download | None:
         if isinstance(row, Refusal):
@@ -181,8 +216,7 @@ class Downloads:
         fetched = download.future.result()
         download.future = None  # it holds the data too
         nbytes = len(fetched.data)
-        if fetched.code is None:
-            self._mean_nbytes += (nbytes - self._mean_nbytes) / 64
+        self._pace.learn(nbytes)
         if nbytes and self._held + nbytes > HELD_NBYTES and self._ahead[0][2] is not download:
             download.place = self._spool.put(fetched.data)
             fetched = replace(fetched, data=b"")
@@ -216,43 +250,21 @@ class Downloads:
         self._held -= nbytes
 
 
-class Spool:
-    """Bytes that wait on disk. The file shrinks when it is empty, and has no name."""
+def _aside(act: Callable[[], Out]) -> "Future[Out]":
+    """The result of what takes long, from a thread: meanwhile its caller is not silent."""
+    future: Future[Out] = Future()
 
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-        self._waiting = 0
-        self.nbytes = 0
-
-    def put(self, data: bytes) -> tuple[int, int]:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="wdsprep-", buffering=0)  # noqa: SIM115
-        place = (self.nbytes, len(data))
+    def work() -> None:
         try:
-            self._file.seek(self.nbytes)
-            self._file.write(data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise FullError(
-                f"{tempfile.gettempdir()} is full: downloads that arrive early wait there: make "
-                "room, or set TMPDIR to another folder"
-            ) from error
-        self.nbytes += len(data)
-        self._waiting += 1
-        return place
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(error)
 
-    def get(self, place: tuple[int, int]) -> bytes:
-        assert self._file is not None  # noqa: S101  for mypy: who has a place has put
-        self._file.seek(place[0])
-        return self._file.read(place[1])
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
-    def drop(self) -> None:
-        self._waiting -= 1
-        if not self._waiting and self._file is not None:
-            self._file.truncate(0)
-            self.nbytes = 0
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+def _begun(rows: Iterable[In]) -> Iterator[In]:
+    """The same rows, the first of them read."""
+    coming = iter(rows)
+    return chain(list(islice(coming, 1)), coming)

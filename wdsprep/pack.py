@@ -13,6 +13,7 @@ from wdsprep.errors import UsageError
 from wdsprep.fetch import FetchRules
 from wdsprep.judging import Rules
 from wdsprep.manifest import FORMAT, MANIFEST
+from wdsprep.pack_crew import Crew, Hands, staff
 from wdsprep.packer import Packer
 from wdsprep.resume import Survey, make_plan, survey
 from wdsprep.retries import Retries, read_retries
@@ -21,8 +22,6 @@ from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import absolute, check_apart, write_bytes
-
-SLICES_OF_URLS = 3  # that a worker has under way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +39,17 @@ def pack(
     *,
     rules: Rules,
     columns: Columns,
-    make_runner: Callable[[int, int], Runner],
-    fetch: Callable[[int], FetchRules],
-    workers: int = 1,
+    find_hands: Callable[[], Hands],
+    make_runner: Callable[[Crew], Runner],
+    fetch: FetchRules,
     limit: int = 0,
     append: bool = False,
     overwrite: bool = False,
     retry_rejected: bool = False,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Pack `source` into the dataset `images` on the workers of `make_runner(workers, slices)`,
-    each with so many slices at a time; the URLs of a table are fetched by the rules of
-    `fetch(workers)`. Where there are fewer slices than workers, each of fewer workers decodes in
-    several threads."""
+    """Pack `source` into the dataset `images` on the runner that is made for the crew; the URLs of
+    a table are fetched by the rules of `fetch`, which hold for a machine."""
     listener = listener or Listener()
     source, images = absolute(source), absolute(images)  # workers may run in other folders
     found = recognise(source, columns=columns, rows_per_item=rules.samples_per_shard)
@@ -64,7 +61,7 @@ def pack(
     check_apart(found.url if set(source) & set("*?[") else source, images)
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
-    settings = settings_of(found, rules, columns, fetch(1))
+    settings = settings_of(found, rules, columns, fetch)
     store, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(store) if has_urls else Retries(store=store)
     manifest = retries.settle(manifest)
@@ -77,17 +74,17 @@ def pack(
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
-    workers, threads, held = _crew(workers, count, has_urls=has_urls)
+    crew = staff(find_hands(), slices=count, fetch=fetch if has_urls else None)
     packer = Packer(
         source=seen.source,
         images=images,
         rules=rules,
         settings=settings,
         generations=plan.generations,
-        threads=threads,
-        fetch_rules=fetch(workers) if has_urls else None,
+        threads=crew.threads,
+        fetch_rules=crew.fetch,
     )
-    runner = make_runner(workers, held) if count else None
+    runner = make_runner(crew) if count else None
     run = Run(
         store,
         manifest,
@@ -98,15 +95,6 @@ def pack(
         status=listener.status,
     )
     return run.carry_out(runner, packer, retries.apart_from(chain(plan.pending(), again)))
-
-
-def _crew(workers: int, slices: int, *, has_urls: bool) -> tuple[int, int, int]:
-    """How many workers (0: as a cluster has room), the threads of each, and the slices that each
-    has at a time: several of URLs, so that the last rows of one hold up nobody."""
-    threads = max(1, workers // max(1, slices))
-    workers = min(workers, slices)
-    held = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
-    return workers, threads, held if has_urls else 1
 
 
 def settings_of(

@@ -1,6 +1,6 @@
 """How the options of `wdsprep pack` become a library call."""
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from wdsprep.buckets import parse_buckets
@@ -10,37 +10,37 @@ from wdsprep.filters import Filter
 from wdsprep.images import Recode
 from wdsprep.judging import Digest, Rules
 from wdsprep.pack import Listener, pack
+from wdsprep.pack_crew import Crew, find_hands
 from wdsprep.run import Outcome
 from wdsprep.runners import Runner, make_runner
-from wdsprep.runners.local import usable_cpus
 from wdsprep.sources import Columns
 
 
 def pack_request(source: str, images: str, listener: Listener, **options: Any) -> Outcome:
     """Call `pack` as the command line asks."""
     _check(options)
-    is_local = options["runner"] == "local"
+    kind, address = options["runner"], options["ray_address"]
 
-    def runner(count: int, slices: int) -> Runner:
+    def runner(crew: Crew) -> Runner:
         return make_runner(
-            options["runner"],
-            workers=count,
-            units_per_worker=slices,
+            kind,
+            workers=crew.workers,
+            units_per_worker=crew.slices,
             max_attempts=options["max_attempts"],
-            address=options["ray_address"],
+            address=address,
+            cpus_per_worker=crew.cpus,
             name="pack",
         )
 
     condition = Filter(options["condition"]) if options["condition"] else None
-    fetch = _fetch_rules(options)
     return pack(
         source,
         images,
         rules=_rules(options, condition),
         columns=_columns(options, condition),
+        find_hands=partial(find_hands, kind, workers=options["workers"] or 0, address=address),
         make_runner=runner,
-        fetch=lambda workers: _share(fetch, workers) if is_local else fetch,
-        workers=options["workers"] or (usable_cpus() if is_local else 0),
+        fetch=_fetch_rules(options),
         limit=options["limit"] or 0,
         append=options["append"],
         overwrite=options["overwrite"],
@@ -104,13 +104,4 @@ def _fetch_rules(options: dict[str, Any]) -> FetchRules:
         robots=not options["ignore_robots"],
         opt_outs=not options["ignore_opt_outs"],
         allow_private=options["allow_private_hosts"],
-    )
-
-
-def _share(rules: FetchRules, workers: int) -> FetchRules:
-    """One worker's part of what the machine may ask for at a time."""
-    return replace(
-        rules,
-        in_flight=max(1, rules.in_flight // max(1, workers)),
-        per_host=max(1, rules.per_host // max(1, workers)),
     )

@@ -1,7 +1,6 @@
 """The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt."""
 
 import hashlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 from wdsprep import fetch
 from wdsprep.buckets import bucket_of
 from wdsprep.dataset import find_receipt, write_receipt
-from wdsprep.downloads import Downloads
+from wdsprep.downloads import Downloads, Pace
 from wdsprep.images import Picture
 from wdsprep.judging import Judged, Rules, judged, repeated_urls
 from wdsprep.manifest import Receipt, Settings, Shard
@@ -55,7 +54,7 @@ class PackWorker:
     def __init__(self, packer: Packer) -> None:
         self._packer, self._store = packer, open_store(packer.images)
         self._fetcher = fetch.Fetcher(packer.fetch_rules) if packer.fetch_rules else None
-        self._turn = threading.Lock()
+        self._pace = Pace()
 
     def __call__(self, part: Slice) -> Generator[Progress, None, Receipt]:
         return pack_slice(self._packer, self._store, part, self._downloads)
@@ -65,7 +64,7 @@ class PackWorker:
             return None
         repeated = partial(repeated_urls, self._packer.source, part)
         minds_outage = not part.is_retry
-        return Downloads(self._fetcher, repeated, turn=self._turn, minds_outage=minds_outage)
+        return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
     def close(self) -> None:
         if self._fetcher is not None:

@@ -78,9 +78,13 @@ def describe(survey: Survey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
-    image, caption = cast("TableSource | UrlSource", survey.source).chosen()
+    source = cast("TableSource | UrlSource", survey.source)
+    image, caption = source.chosen()
     if kind == "urls":
-        columns = f"{plural(survey.samples, 'URL')} to download, in column {image!r}"
+        columns = f"{plural(survey.samples, 'URL')} to download"
+        if cast("UrlSource", source).is_list:
+            return f"{columns}, without captions"
+        columns += f", in column {image!r}"
     else:
         rows = plural(survey.samples, "row")
         columns = f"{rows} of image bytes in Parquet, images in {image!r}"

@@ -14,6 +14,7 @@ from wdsprep.fetch.objects import Objects
 from wdsprep.fetch.outcomes import rejection_of_status
 from wdsprep.fetch.robots import MAX_NBYTES, Robots, read_robots
 from wdsprep.fetch.robots_cache import RobotsCache
+from wdsprep.fetch.room import CrowdedError
 from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
 from wdsprep.fetch.transfer import Answer, Head, Lines, Want, too_many_bytes
 from wdsprep.fetch.turns import Turns
@@ -21,7 +22,6 @@ from wdsprep.fetch.urls import Target, follow, parse, scheme_of
 from wdsprep.samples import Code, RejectedError
 
 MOVED = frozenset({301, 302, 303, 307, 308})
-HELD_NBYTES = 64 << 20  # of bodies that are coming; with more, no new request is begun
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
 PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
@@ -45,7 +45,7 @@ class Client:
         self._turns = Turns(
             in_flight=rules.in_flight,
             per_host=rules.per_host,
-            may_start=lambda: self._lines.held.nbytes < HELD_NBYTES,
+            may_start=lambda: self._lines.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
         self._objects = Objects(max_nbytes=rules.max_nbytes)
@@ -137,21 +137,27 @@ class Client:
             seen.add(target.url)
 
     async def _ask(self, target: Target, want: Want, left_s: float) -> tuple[Answer, float]:
-        await self._turns.take(target.host)
-        failure: RejectedError | None = None
-        try:
-            return await self._lines.get(target.url, want, timeout_s=left_s)
-        except RejectedError as error:
-            failure = error
-            raise
-        finally:
-            after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
-            self._turns.give_back(
-                target.host,
-                failure,
-                pause_s=min(after_s, manners.LONGEST_WAIT_S),
-                for_all=after_s > manners.LONGEST_WAIT_S,
-            )
+        while True:
+            await self._turns.take(target.host)
+            failure: RejectedError | None = None
+            try:
+                return await self._lines.get(target.url, want, timeout_s=left_s)
+            except CrowdedError:
+                continue
+            except RejectedError as error:
+                failure = error
+                raise
+            finally:
+                self._give_back(target.host, failure)
+
+    def _give_back(self, host: str, failure: RejectedError | None) -> None:
+        after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
+        self._turns.give_back(
+            host,
+            failure,
+            pause_s=min(after_s, manners.LONGEST_WAIT_S),
+            for_all=after_s > manners.LONGEST_WAIT_S,
+        )
 
 
 def _judge_robots(head: Head) -> bool:

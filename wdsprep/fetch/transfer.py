@@ -33,6 +33,7 @@ from wdsprep.fetch.manners import Headers
 from wdsprep.fetch.multi import Multi
 from wdsprep.fetch.outcomes import rejection_of
 from wdsprep.fetch.robots import TOKEN
+from wdsprep.fetch.room import CrowdedError, Room, room_for
 from wdsprep.fetch.rules import FetchRules
 from wdsprep.fetch.trust import bundle
 from wdsprep.samples import Code, RejectedError
@@ -76,18 +77,11 @@ class Want:
     """Take the first `max_nbytes` of a longer body, instead of refusing it."""
 
 
-@dataclass(slots=True)
-class Held:
-    """The bytes of all the bodies that are coming."""
-
-    nbytes: int = 0
-
-
 class Line:
     """A libcurl handle, used for one GET after another, and what the current one has brought."""
 
-    def __init__(self, rules: FetchRules, held: Held) -> None:
-        self._allow_private, self._held = rules.allow_private, held
+    def __init__(self, rules: FetchRules, room: Room) -> None:
+        self._allow_private, self._room = rules.allow_private, room
         self._handle = _handle(rules)
         self._handle.setopt(pycurl.HEADERFUNCTION, self._on_header)
         self._handle.setopt(pycurl.WRITEFUNCTION, self._on_body)
@@ -105,14 +99,16 @@ class Line:
         self._barred: Exception | None = None
         self._handle.setopt(pycurl.URL, url)
         self._handle.setopt(pycurl.TIMEOUT_MS, max(1, round(timeout_s * 1000)))
+        self._room.bodies += 1
         try:
             error, message = await multi.perform(self._handle)
         finally:
+            self._room.bodies -= 1
             for opened in self._sockets:  # libcurl has a duplicate
                 opened.close()
             self._sockets.clear()
             chunks, self._chunks = self._chunks, []
-            self._held.nbytes -= sum(map(len, chunks))
+            self._room.nbytes -= sum(map(len, chunks))
         return self._answer(error, message, chunks)
 
     def close(self) -> None:
@@ -130,6 +126,8 @@ class Line:
         if self._head is None or (error and self._wanted and not self._is_full):
             system = self._handle.getinfo(pycurl.OS_ERRNO)
             raise rejection_of(error, message, system=system)
+        if self._wanted and not self._want.cut:
+            self._room.learn(self._nbytes)
         return Answer(head=self._head, body=b"".join(chunks)[: self._want.max_nbytes])
 
     @property
@@ -180,7 +178,9 @@ class Line:
         if not self._wanted:
             return None if self._nbytes <= DRAIN_NBYTES else 0
         self._chunks.append(chunk)
-        self._held.nbytes += len(chunk)
+        self._room.nbytes += len(chunk)
+        if self._room.is_crowded():
+            return self._stop(CrowdedError())
         if self._nbytes <= self._want.max_nbytes:
             return None
         if self._want.cut:
@@ -197,13 +197,13 @@ class Lines:
     """The handles that are free, as many as were ever busy at a time."""
 
     def __init__(self, rules: FetchRules) -> None:
-        self._rules, self.held = rules, Held()
-        self._free = [Line(rules, self.held)]  # so that wrong settings are told at once
+        self._rules, self.room = rules, room_for(rules.max_nbytes)
+        self._free = [Line(rules, self.room)]  # so that wrong settings are told at once
         self._multi = Multi(connections=rules.in_flight)
 
     async def get(self, url: str, want: Want, *, timeout_s: float) -> tuple[Answer, float]:
-        """The answer, and how long it took."""
-        line = self._free.pop() if self._free else Line(self._rules, self.held)
+        """The answer, and how long it took. CrowdedError where others need the room."""
+        line = self._free.pop() if self._free else Line(self._rules, self.room)
         try:
             answer = await line.get(self._multi, url, want, timeout_s=timeout_s)
             return answer, line.took_s

@@ -43,8 +43,8 @@ def _of_the_web(url: str, columns: Columns, rows_per_item: int) -> Source:
     name = url.partition("?")[0].rpartition("/")[2]
     if not table_kind(name):
         raise UsageError(
-            f"{url}: of the web, pack reads tables (.parquet, .csv, .tsv, .jsonl, .txt); all else "
-            "it reads from local paths and s3://"
+            f"{url}: only tables are read from the web, and by pack (.parquet, .csv, .tsv, .jsonl, "
+            ".txt): download it, and give a local path or s3://"
         )
     kinds = frozenset({table_kind(name)})
     return _tables(url, "", kinds, columns, rows_per_item)

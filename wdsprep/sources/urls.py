@@ -53,6 +53,11 @@ class UrlSource:
     kinds: frozenset[str] = TEXT_TABLES
     kind: str = "urls"
 
+    @property
+    def is_list(self) -> bool:
+        """Plain lists of URLs, whose one column has no name."""
+        return self.kinds == {"txt"}
+
     def files(self) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, self.kinds)
 

@@ -1,0 +1,94 @@
+"""A list of URLs becomes the same dataset wherever it is packed: here, on Ray, and onto S3."""
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packs import command, pack, tree
+from sites import FAST, KINDS, Site, kill_when_asked, open_site
+from webserver import WebServer
+
+OPTIONS = (*FAST, "--samples-per-shard", "15")
+ON_RAY = ("--runner", "ray")
+ROWS = KINDS * 9
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def table(site: tuple[Site, WebServer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "urls.txt"
+    lines = (f"{site[1].url}/{kind}/{n}\n" for n, kind in enumerate(ROWS))
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(
+    site: tuple[Site, WebServer], table: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Packed by one local process while the site is half broken, and then tried again."""
+    out = pack(table, tmp_path_factory.mktemp("here") / "out", *OPTIONS)
+    before = tree(out)
+    site[0].is_mended = True
+    after = tree(pack(table, out, *OPTIONS, "--retry-rejected"))
+    site[0].is_mended = False
+    assert before.keys() < after.keys()
+    return before, after
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    import ray
+
+    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield context.address_info["address"]
+    ray.shutdown()
+
+
+def pack_in_two_attempts(table: Path, out: Path | str, server: WebServer, *options: str) -> None:
+    """The first is killed, with all that it has started, when it has asked for some of the rows."""
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    asked = random.Random(seed).randrange(1, len(ROWS))
+    kill_when_asked(command(table, out, *OPTIONS, *options), server, asked)
+    pack(table, out, *OPTIONS, *options, workers=2)
+
+
+def test_on_ray_it_is_the_same_after_a_kill_and_after_a_retry(
+    table: Path,
+    site: tuple[Site, WebServer],
+    wanted: tuple[dict[str, bytes], dict[str, bytes]],
+    ray_address: str,
+    tmp_path: Path,
+) -> None:
+    behaviour, server = site
+    out = tmp_path / "out"
+    pack_in_two_attempts(table, out, server, *ON_RAY, "--ray-address", ray_address)
+    assert tree(out) == wanted[0]
+    behaviour.is_mended = True
+    pack(table, out, *OPTIONS, *ON_RAY, "--retry-rejected", workers=2)
+    behaviour.is_mended = False
+    assert tree(out) == wanted[1]
+
+
+def test_onto_s3_it_is_the_same_after_a_kill_and_after_a_retry(
+    table: Path,
+    site: tuple[Site, WebServer],
+    wanted: tuple[dict[str, bytes], dict[str, bytes]],
+    bucket: str,
+) -> None:
+    behaviour, server = site
+    out = f"s3://{bucket}/out"
+    pack_in_two_attempts(table, out, server)
+    assert tree(out) == wanted[0]
+    behaviour.is_mended = True
+    pack(table, out, *OPTIONS, "--retry-rejected", workers=2)
+    behaviour.is_mended = False
+    assert tree(out) == wanted[1]
