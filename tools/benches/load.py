@@ -1,0 +1,257 @@
+"""`wdsprep.load` beside webdataset, MosaicML streaming and litdata, warm cache, batches of 64.
+
+20 shards of 500 samples, each a latent (4, 32, 32) and an embedding (77, 1024) in fp16, 166 KB
+together. wdsprep reads in its global order; the others in order, which is their fastest, and
+webdataset once with shuffle(1000). MosaicML streaming and litdata read copies in their own formats.
+A resume is the time from opening the dataset to the first batch; webdataset has none but reading
+everything before. Imports and making the data are left out. The limit is one thread that copies the
+same bytes out of the page cache into one buffer.
+
+From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
+full one; the limit is 16 threads that fetch the tars whole and throw them away.
+"""
+
+import io
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benches import TOOLS, Group, Rival, Role, call, note, peers, took
+
+SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 10
+PEERS = ("litdata", "streaming")
+
+
+def groups(home: Path, scale: float) -> Iterator[Group]:
+    import subprocess
+
+    shards = max(1, round(SHARDS * scale))
+    data, steps = home / "wdsprep", shards * SAMPLES // BATCH
+    make(str(data), shards)
+    for name in PEERS:
+        subprocess.run(_peer("make", name, data, home / name), check=True, capture_output=True)
+    yield _reading(home, data, shards, workers=0)
+    yield _reading(home, data, shards, workers=2)
+    yield _resuming(home, data, steps)
+    yield from _from_s3(home / "s3", max(1, round(S3_SHARDS * scale)))
+
+
+def _peer(*words: object) -> list[str]:
+    python = peers.program("load", "python")
+    return [str(python), str(TOOLS / "benches/load_peers.py"), *map(str, words)]
+
+
+def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
+    def rival(name: str, kind: str, *more: object, role: Role = Role.RIVAL) -> Rival:
+        return Rival(name=name, command=call(read, kind, data, workers, *more), role=role)
+
+    theirs = [
+        Rival(name=f"{name}, in order", command=_peer("rate", name, home / name, workers))
+        for name in PEERS
+    ]
+    return Group(
+        name=f"load-{workers}",
+        title=f"an epoch, {workers} worker processes" if workers else "an epoch, threads or none",
+        count=shards * SAMPLES,
+        rivals=[
+            rival("wdsprep.load, global order", "wdsprep", role=Role.OURS),
+            *theirs,
+            rival("webdataset, in order", "webdataset"),
+            rival("webdataset, shuffle(1000)", "webdataset", 1000),
+            Rival(name="copying out of the page cache", command=call(copy, data), role=Role.LIMIT),
+        ],
+        targets={theirs[0].name: 1.2 if workers else 3.0},
+    )
+
+
+def _resuming(home: Path, data: Path, steps: int) -> Group:
+    import subprocess
+
+    at = steps * 90 // 100
+    for name in PEERS:
+        subprocess.run(_peer("save", name, home / name, at), check=True, capture_output=True)
+    theirs = [
+        Rival(name=f"{name} at 90 %", command=_peer("resume", name, home / name, at))
+        for name in PEERS
+    ]
+    return Group(
+        name="load-resume",
+        title="from opening to the first batch",
+        rivals=[
+            *(
+                Rival(
+                    name=f"wdsprep at {percent} %",
+                    command=call(first, "wdsprep", data, steps * percent // 100, BATCH),
+                    role=Role.OURS,
+                )
+                for percent in (90, 0, 50, 99)
+            ),
+            *theirs,
+            Rival(name="webdataset at 90 %", command=call(first, "webdataset", data, at, BATCH)),
+        ],
+        targets={rival.name: 3.0 for rival in theirs},
+    )
+
+
+def _from_s3(home: Path, shards: int) -> Iterator[Group]:
+    from s3 import OTHER_SETTINGS, run_tool, s3_client, start_server
+
+    for name in OTHER_SETTINGS:
+        os.environ.pop(name, None)
+    try:
+        os.environ.update(start_server(home / "server").env)
+        with s3_client() as client:
+            client.create_bucket(Bucket="bench")
+        url = make("s3://bench/latents", shards)
+        cache = home / "cache"
+        read_s3(url, str(cache))
+        steps = shards * SAMPLES // S3_BATCH
+        yield Group(
+            name="load-s3",
+            title="an epoch from S3",
+            unit="MB",
+            count=shards * SAMPLES * 0.1664,
+            rivals=[
+                Rival(name="wdsprep.load", command=call(read_s3, url, ""), role=Role.OURS),
+                Rival(
+                    name="wdsprep.load, full cache",
+                    command=call(read_s3, url, cache),
+                    role=Role.OURS,
+                ),
+                Rival(
+                    name="whole tars, 16 threads", command=call(whole_tars, url), role=Role.LIMIT
+                ),
+            ],
+            targets={"whole tars, 16 threads": 0.8},
+        )
+        yield Group(
+            name="load-s3-first",
+            title="from opening to the first batch at 90 %, from S3",
+            rivals=[
+                Rival(
+                    name=f"wdsprep, batch of {batch}",
+                    command=call(first, "wdsprep", url, steps * 9 // 10 * S3_BATCH // batch, batch),
+                    role=Role.OURS,
+                )
+                for batch in (BATCH, S3_BATCH)
+            ],
+        )
+    finally:
+        run_tool("stop", "--dir", home / "server")
+
+
+def make(url: str, shards: int) -> str:
+    """Every array has bytes of its own, so that no cache serves it."""
+    import latent_sets
+    import numpy as np
+
+    def random_array(_key: str, item: Any) -> Any:
+        return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
+
+    latent_sets.array_of = random_array
+    fields = (latent_sets.field("latent", (4, 32, 32)), latent_sets.field("emb", (77, 1024)))
+    return latent_sets.write_latents(url, [SAMPLES] * shards, fields=fields)
+
+
+# --- in processes of their own
+
+
+def _ours(url: str, batch: int, **options: Any) -> Iterable[Any]:
+    import wdsprep
+
+    return wdsprep.load(url, global_batch=batch, rank=0, world_size=1, **options)
+
+
+def _webdataset(folder: str, shuffle: int = 0) -> Any:
+    import numpy as np
+    import torch
+    import webdataset
+
+    def array(data: bytes) -> torch.Tensor:
+        return torch.from_numpy(np.load(io.BytesIO(data)))
+
+    def stacked(samples: list[Any]) -> dict[str, Any]:
+        keys, latents, embs = zip(*samples, strict=True)
+        return {"latent": torch.stack(latents), "emb": torch.stack(embs), "key": list(keys)}
+
+    urls = sorted(map(str, Path(folder).glob("*/*.tar")))
+    data = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+    data = data.shuffle(shuffle) if shuffle else data
+    data = data.to_tuple("__key__", "latent.npy", "emb.npy")
+    return data.map_tuple(str, array, array).batched(BATCH, collation_fn=stacked)
+
+
+def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
+    from torch.utils.data import DataLoader
+
+    batches = (
+        _webdataset(folder, shuffle)
+        if kind == "webdataset"
+        else _ours(folder, BATCH, **({"threads": 1} if workers else {}))
+    )
+    if workers:
+        batches = DataLoader(batches, batch_size=None, num_workers=workers)
+    started = time.perf_counter()
+    for _ in batches:
+        pass
+    took(time.perf_counter() - started)
+
+
+def copy(folder: str) -> None:
+    """What one core copies out of the page cache, into memory that stays in its own."""
+    block = bytearray(1 << 20)
+    started = time.perf_counter()
+    for path in sorted(Path(folder).glob("*/*.tar")):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+    took(time.perf_counter() - started)
+
+
+def first(kind: str, url: str, step: int, batch: int) -> None:
+    import boto3  # noqa: F401
+    import torch  # noqa: F401
+    import webdataset  # noqa: F401
+
+    import wdsprep.loader  # noqa: F401
+
+    started = time.perf_counter()
+    if kind == "webdataset":
+        next(itertools.islice(_webdataset(url), step, None))
+    else:
+        next(iter(_ours(url, batch, step=step)))
+    took(time.perf_counter() - started)
+
+
+def read_s3(url: str, cache: str) -> None:
+    from wdsprep.store.s3 import S3Store
+
+    asked, plain = [0], S3Store.read_into
+
+    def counted(self: S3Store, name: str, buffer: memoryview, /, *, start: int) -> int:
+        asked[0] += len(buffer)
+        return plain(self, name, buffer, start=start)
+
+    S3Store.read_into = counted  # type: ignore[method-assign]
+    options = {"cache": cache, "cache_nbytes": 8 << 30} if cache else {}
+    started = time.perf_counter()
+    samples = sum(len(batch["key"]) for batch in _ours(url, S3_BATCH, **options))
+    took(time.perf_counter() - started)
+    note(f"{asked[0] / samples / 1e3:.0f} KB were asked of S3 for each sample of 166 KB")
+
+
+def whole_tars(url: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from wdsprep.store import open_store
+
+    store = open_store(url)
+    names = [entry.name for entry in store.list() if entry.name.endswith(".tar")]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        for data in pool.map(store.read, names):
+            del data
+    took(time.perf_counter() - started)
