@@ -89,6 +89,24 @@ def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
     assert len(list(load(url, skip_missing=True))) == 9
 
 
+@pytest.mark.parametrize("value", [0, 1536, 1 << 62, (1 << 64) - 512])
+def test_a_damaged_index_costs_its_own_samples_alone(
+    data: str, bucket: str, tmp_path: Path, value: int
+) -> None:
+    """Though a range of several samples begins or ends with it."""
+    url, local = f"s3://{bucket}/latents", shutil.copytree(data, tmp_path / "data")
+    with (local / "256/000003.tar.idx").open("r+b") as file:
+        file.seek(8 * 20)
+        file.write(value.to_bytes(8, "little"))
+    upload(local, url)
+    lost = {f"{number:012d}" for number in (199, 200)}
+    for options in ({}, {"cache": tmp_path / "cache", "cache_nbytes": ROOM}):
+        for found, wanted in zip(load(url, **options), load(data), strict=True):
+            kept = [n for n, key in enumerate(wanted["key"]) if key not in lost]
+            assert [found["key"][n] for n in kept] == [wanted["key"][n] for n in kept]
+            assert torch.equal(found["emb"][kept], wanted["emb"][kept])
+
+
 def test_the_second_time_is_read_from_the_cache(
     data: str, bucket: str, counted: Counted, tmp_path: Path
 ) -> None:
@@ -214,8 +232,15 @@ def test_a_cut_tar_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     cache = Cache(CacheDir(folder=tmp_path, nbytes=ROOM), data.contents)
     offsets = data.offsets[0]
     data.read(cache, 0, 9, 10)
-    found = cache.read(0, offsets, 0, 20, lambda first, stop: data.part(0, first, stop)[:-700])
-    assert found == data.part(0, 0, 20)[:-700]
+
+    def cut(first: int, stop: int, buffer: memoryview) -> int:
+        there = data.part(0, first, stop)[:-700]
+        buffer[: len(there)] = there
+        return len(there)
+
+    found = bytearray(offsets[20])
+    count = cache.read(0, offsets, 0, 20, memoryview(found), cut)
+    assert found[:count] == data.part(0, 0, 20)[:-700]
     assert data.read(cache, 0, 0, 20) == offsets[20] - offsets[19]
 
 

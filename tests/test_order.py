@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.mixing import Want, shares_of, split, tree_of
-from wdsprep.order import Order, Samples, Stream
+from wdsprep.order import VERSION, Order, Samples, Stream
 from wdsprep.passes import Passes
 from wdsprep.permute import draw, key_of, permuted, shuffled
+from wdsprep.shelf import pieces_of
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
@@ -36,7 +37,8 @@ def orders(draw: st.DrawFn) -> Order:
         streams=tuple(stream(f"s{b}", *some, **wants[b]) for b, some in enumerate(sizes)),
         seed=draw(SEEDS),
         global_batch=draw(st.integers(1, 200)),
-        window=draw(st.integers(1, 60)),
+        window=draw(st.integers(1, 200)),
+        run=draw(st.integers(1, 12)),
         homogeneous=draw(st.booleans()),
     )
 
@@ -54,12 +56,19 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 @PROPERTY
-@given(SIZES, st.integers(1, 70), st.integers(1, 9), st.integers(1, 50), SEEDS)
+@given(
+    SIZES,
+    st.integers(1, 70),
+    st.integers(1, 9),
+    st.integers(1, 400),
+    st.integers(1, 30),
+    SEEDS,
+)
 def test_every_pass_serves_every_sample_once(
-    sizes: list[int], slots: int, block: int, window: int, seed: int
+    sizes: list[int], slots: int, block: int, window: int, run: int, seed: int
 ) -> None:
     passes = Passes(
-        sizes=np.array(sizes), slots=slots, block=block, window=window, name=(seed, "s")
+        sizes=np.array(sizes), slots=slots, block=block, window=window, run=run, name=(seed, "s")
     )
     everything = [(shard, i) for shard, size in enumerate(sizes) for i in range(size)]
     for number in (0, 1, 2, 12_345_678):
@@ -272,6 +281,7 @@ def test_a_state_of_another_order_is_refused_with_what_differs() -> None:
     for line, changes in {
         "seed: 1 -> 2": {"seed": 2},
         "window: 256 -> 9": {"window": 9},
+        "run: 16 -> 1": {"run": 1},
         "homogeneous: false -> true": {"homogeneous": True},
         "global-batch: 8 -> 16": {"global_batch": 16},
         "steps-per-epoch: 13 -> 7": {"epoch_steps": 7},
@@ -294,7 +304,7 @@ def test_what_is_no_state_is_refused() -> None:
         with pytest.raises(FormatError):
             order.resume(broken)
     with pytest.raises(NewerFormatError):
-        order.resume(order.state(3) | {"version": 2})
+        order.resume(order.state(3) | {"version": VERSION + 1})
 
 
 @pytest.mark.parametrize(
@@ -309,32 +319,57 @@ def test_a_share_that_does_not_exist_is_refused(rank: int, world: int) -> None:
 # Reading
 
 
+Places = list[tuple[int, int]]
+PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=80)
+
+
 @PROPERTY
-@given(orders(), st.integers(0, 1000), st.integers(1, 6), st.integers(0, 5))
-def test_ranges_ahead_cover_what_the_steps_need_and_little_more(
-    order: Order, first: int, count: int, gap: int
+@given(PLACES, PLACES, st.integers(0, 4), st.integers(1, 20))
+def test_pieces_cover_what_is_wanted_and_reach_over_what_comes_soon(
+    wanted: Places, soon: Places, gap: int, most: int
 ) -> None:
-    needed = {tuple(row) for row in table(order.steps(first, count)).reshape(-1, 3).tolist()}
-    runs = order.ahead(first, count, gap=gap)
-    covered = [(r.stream, r.shard, i) for r in runs for i in range(r.start, r.stop)]
-    assert len(covered) == len(set(covered))
-    assert needed <= set(covered)
-    if not gap:
-        assert needed == set(covered)
-    assert [run.step for run in runs] == sorted(run.step for run in runs)
-    for run in runs[:5]:
-        rows = table(order.step(run.step)).tolist()
-        assert any(
-            s == run.stream and k == run.shard and run.start <= i < run.stop for s, k, i in rows
-        )
+    arrays = [np.array(some, np.int64).reshape(-1, 2).T for some in (wanted, soon)]
+    pieces = list(pieces_of(tuple(arrays[0]), tuple(arrays[1]), gap=gap, most=most))
+    found = [(shard, index) for shard, indices in pieces for index in indices]
+    assert set(wanted) <= set(found) <= {*wanted, *soon}
+    assert len({(shard, indices[0]) for shard, indices in pieces}) == len(pieces)
+    urgencies = []
+    for shard, indices in pieces:
+        assert indices[-1] - indices[0] < most
+        assert max(np.diff(indices), default=0) <= gap + 1
+        urgencies.append(min(wanted.index(p) for i in indices if (p := (shard, i)) in wanted))
+    assert urgencies == sorted(urgencies)
+
+
+def requests(order: Order, steps: int, *, rank: int = 0, world: int = 1) -> list[list[int]]:
+    """The indices of each request that reading so many steps at once makes."""
+    found = order.steps(0, steps, rank=rank, world=world)
+    wanted = found.shard.ravel(), found.index.ravel()
+    nothing = np.empty(0, np.int64), np.empty(0, np.int64)
+    return [indices for _, indices in pieces_of(wanted, nothing, gap=0, most=1000)]
+
+
+def test_a_slot_serves_runs_of_neighbours() -> None:
+    """2 steps of 16 samples a slot: 2 runs of 16, which now and then are neighbours."""
+    order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024)
+    assert 64 * 2 * 0.8 < len(requests(order, 2)) < 64 * 2 * 1.05
+    alone = Order(streams=order.streams, global_batch=1024, run=1)
+    assert len(requests(alone, 2)) > 64 * 32 * 0.7
+
+
+def test_a_small_window_is_permuted_sample_by_sample() -> None:
+    """Runs leave 16 of them in a window, and 31 samples are too few for that."""
+    for sizes, run in (([31] * 64, 30), ([500] * 64, 8)):
+        kinds = [Order(streams=(stream("a", *sizes),), global_batch=64, run=r) for r in (1, run)]
+        one, other = (table(order.steps(0, 31)) for order in kinds)
+        assert (one == other).all() == (run == 30)
 
 
 def test_a_rank_stays_with_few_windows() -> None:
     """16 steps of a rank that holds 8 of the 64 slots: 8 windows, each a range or two."""
-    order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024, window=256)
-    runs = order.ahead(0, 16, rank=3, world=8, gap=1000)
-    assert len(runs) <= 8 * 2 + 1
-    assert sum(run.stop - run.start for run in runs) <= 8 * 256
+    order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024)
+    assert len(requests(order, 16, rank=3, world=8)) <= 8 * 2 + 1
+    assert sum(map(len, requests(order, 16, rank=3, world=8))) == 8 * 256
 
 
 def test_blocks_and_slots_come_from_the_batch_alone() -> None:
@@ -357,12 +392,15 @@ def test_blocks_and_slots_come_from_the_batch_alone() -> None:
 
 
 def test_neighbours_are_seldom_of_one_shard_and_serial_correlation_is_low() -> None:
-    order = Order(streams=(stream("a", *[500] * 200),), global_batch=1024)
-    numbers = order.steps(0, order.steps_per_epoch)
-    shards = numbers.shard.ravel()
-    order_of_samples = shards * 500 + numbers.index.ravel()
-    assert abs(np.corrcoef(order_of_samples[:-1], order_of_samples[1:])[0, 1]) < 0.05
-    assert (shards[1:] == shards[:-1]).mean() < 0.02
+    correlations = []
+    for seed in range(8):
+        order = Order(streams=(stream("a", *[500] * 200),), global_batch=1024, seed=seed)
+        numbers = order.steps(0, order.steps_per_epoch)
+        shards = numbers.shard.ravel()
+        served = shards * 500 + numbers.index.ravel()
+        correlations.append(np.corrcoef(served[:-1], served[1:])[0, 1])
+        assert (shards[1:] == shards[:-1]).mean() < 0.02
+    assert abs(np.mean(correlations)) < 0.05
 
 
 def test_passes_and_seeds_are_shuffled_anew() -> None:
@@ -405,6 +443,7 @@ def golden_orders() -> dict[str, Order]:
         "one": Order(streams=one, global_batch=1024),
         "seed": Order(streams=one, global_batch=1024, seed=1),
         "window": Order(streams=one, global_batch=1024, window=33),
+        "run": Order(streams=one, global_batch=1024, run=1),
         "odd": Order(streams=one, global_batch=129),
         "tiny": Order(streams=(stream("t", 2, 1),), global_batch=70),
         "two": Order(streams=two, global_batch=96),
@@ -414,14 +453,15 @@ def golden_orders() -> dict[str, Order]:
 
 
 GOLDEN = {
-    "one": "b759532d2788a21e",
-    "seed": "7ccee16b5151283d",
-    "window": "24d03a20a36a597f",
-    "odd": "3b2d9fb94d5947b5",
-    "tiny": "60734148bfb81ea1",
-    "two": "595b50bb234a343f",
-    "homogeneous": "2e81cf9e62e92131",
-    "huge": "416636db8eaef0e0",
+    "one": "6a7212dd587a61b8",
+    "seed": "916c043073c193a1",
+    "window": "aa5c690ca6ebcd9c",
+    "run": "ccf0fa213512e986",
+    "odd": "d6e17bfb0333fc40",
+    "tiny": "b8d287d6f1316599",
+    "two": "46f00303c990cd07",
+    "homogeneous": "6b965c5e8749437d",
+    "huge": "4ed56a9b599ddac0",
 }
 
 

@@ -37,6 +37,7 @@ from wdsprep.errors import (
 from wdsprep.store import open_store, stream, write_bytes
 from wdsprep.store.s3 import WRITER, S3Store
 from wdsprep.store.s3_errors import ATTEMPTS
+from wdsprep.store.s3_reads import MOST_REFUSALS
 
 MIB = 1 << 20
 BIG = random.Random(0).randbytes(11 * MIB)  # three parts
@@ -312,6 +313,82 @@ def test_gateway_restart_is_outlived(
         store.close()
         write_bytes(store, "f", b"x")
         assert store.read("f") == b"x"
+
+
+# Reads by signed URLs
+
+
+def signed(proxy: FaultProxy) -> list[str]:
+    return [path for _, path in proxy.requests if "X-Amz-Signature" in path]
+
+
+def test_one_signature_serves_all_ranges_of_an_object(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with through(s3_server, bucket, lambda *_: None, monkeypatch) as (proxy, store):
+        write_bytes(store, "a b+c%20/ü?&=.tar", b"0123456789")
+        for start in range(10):
+            data = store.read("a b+c%20/ü?&=.tar", start=start, nbytes=3)
+            assert data == b"0123456789"[start : start + 3]
+        assert len(signed(proxy)) == 10
+        assert len(set(signed(proxy))) == 1
+
+
+def test_memory_is_filled_as_far_as_the_file_goes(parted: S3Store) -> None:
+    write_bytes(parted, "f", b"0123456789")
+    for start in (0, 3, 9, 10, 99):
+        buffer = bytearray(b"....")
+        wanted = b"0123456789"[start : start + 4]
+        assert parted.read_into("f", memoryview(buffer), start=start) == len(wanted)
+        assert buffer == wanted + b"...."[len(wanted) :]
+    with pytest.raises(NotFoundError, match="no such object"):
+        parted.read_into("g", memoryview(buffer), start=0)
+
+
+@pytest.mark.parametrize("fault", [Drop(), Status(503), Truncate(70_000)], ids=repr)
+def test_memory_is_filled_again_where_the_network_failed(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    write_bytes(s3_store, "big", BIG)
+    buffer = bytearray(MIB)
+    with through(s3_server, bucket, first(2, fault), monkeypatch) as (proxy, store):
+        assert store.read_into("big", memoryview(buffer), start=5) == MIB
+        assert buffer == BIG[5 : MIB + 5]
+        assert len(signed(proxy)) == len(proxy.requests) == 3
+
+
+@pytest.mark.parametrize("status", [200, 301, 307, 400, 403])
+def test_what_refuses_a_url_is_asked_as_boto3_asks(
+    s3_server: S3Server,
+    bucket: str,
+    s3_store: S3Store,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    """And the next read signs anew."""
+    write_bytes(s3_store, "f", b"0123456789")
+    rule, buffer = first(1, Status(status), part="X-Amz-Signature"), bytearray(4)
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        assert store.read_into("f", memoryview(buffer), start=2) == 4
+        assert buffer == b"2345"
+        assert store.read("f", start=1, nbytes=2) == b"12"
+        assert [("X-Amz-Signature" in path) for _, path in proxy.requests] == [True, False, True]
+
+
+def test_urls_are_given_up_with_a_warning_where_all_are_refused(
+    s3_server: S3Server,
+    bucket: str,
+    s3_store: S3Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_bytes(s3_store, "f", b"x")
+    rule = first(9999, Status(403), part="X-Amz-Signature")
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        for _ in range(MOST_REFUSALS + 5):
+            assert store.read("f") == b"x"
+        assert len(signed(proxy)) == MOST_REFUSALS
+    assert caplog.text.count(f"s3://{bucket} refuses signed URLs (403") == 1
 
 
 # Settings and refusals

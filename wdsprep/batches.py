@@ -1,13 +1,12 @@
 """A batch in the making, and the memory it is made in."""
 
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
+
+from wdsprep.blocks import Blocks
 
 
 @dataclass(slots=True)
@@ -31,13 +30,11 @@ class Batch:
 
 
 class Memory:
-    """Buffers for tensors, taken up again once no tensor uses them: fresh memory costs the kernel
-    more time than reading from the page cache does. In a DataLoader's worker they are memory that
-    the trainer's process can see, so that nothing is copied on the way there."""
+    """Blocks for tensors. In a DataLoader's worker they are memory that the trainer's process can
+    see, so that nothing is copied on the way there."""
 
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
-        self._pin, self._keep = pin, keep
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._pin, self._blocks = pin, Blocks(keep=keep)
 
     def take(self, nbytes: int) -> torch.Tensor:
         if get_worker_info() is not None:  # as torch's own collate function does it
@@ -45,13 +42,4 @@ class Memory:
             return torch.empty(0, dtype=torch.uint8).set_(shared)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        free = self._free.setdefault(nbytes, [])
-        base = free.pop() if free else np.empty(nbytes, np.uint8)
-        used = base[:]  # lives as long as the tensor's storage does
-        weakref.finalize(used, self._give_back, base).atexit = False
-        return torch.from_numpy(used)
-
-    def _give_back(self, base: NDArray[np.uint8]) -> None:
-        free = self._free[base.nbytes]
-        if len(free) < self._keep:
-            free.append(base)
+        return torch.from_numpy(self._blocks.take(nbytes))

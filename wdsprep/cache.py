@@ -41,10 +41,10 @@ STALE_S = 900  # without a claim: then a file gives way to others
 CLAIM_S = STALE_S // 4
 FULL_S = 10  # a full cache is looked at again after so long
 SHARERS = 64  # processes that may fill one cache at a time without going over its limit
-MOST_NBYTES = 1 << 30  # of samples asked for at once: a damaged index asks for more
 PAGE, WORD = 4096, 8
 NAME = re.compile(r"[0-9a-f]{32}\.samples")
-Fetch = Callable[[int, int], bytes]
+Fetch = Callable[[int, int, memoryview], int]
+"""Puts the samples [first, stop) into memory; how many bytes came."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -82,29 +82,29 @@ class Cache:
         self._complained = False
 
     def read(
-        self, shard: int, offsets: Sequence[int], first: int, stop: int, fetch: Fetch
-    ) -> "bytes | bytearray":
-        """The samples [first, stop) of a shard. `fetch` brings those from the first to the last one
-        that is not here."""
-        nbytes = offsets[stop] - offsets[first]
-        if not 0 < nbytes <= MOST_NBYTES:
-            return fetch(first, stop)
+        self,
+        shard: int,
+        offsets: Sequence[int],
+        first: int,
+        stop: int,
+        data: memoryview,
+        fetch: Fetch,
+    ) -> int:
+        """Fill `data` with the samples [first, stop) of a shard; how many bytes came. `fetch`
+        brings those from the first to the last one that is not here."""
         file = _File(self._paths[shard], offsets)
-        data, missing = bytearray(nbytes), [first, stop - 1]
+        missing = [first, stop - 1]
         with self._complaining():
             self._room.claim()
             missing = file.read(first, stop, data)
         if not missing:
-            return data
+            return len(data)
         low, high = missing[0], missing[-1] + 1
-        fresh = fetch(low, high)
+        start, end = (offsets[number] - offsets[first] for number in (low, high))
+        count = fetch(low, high, data[start:end])
         with self._complaining():
-            file.write(low, high, fresh, self._room.grant)
-        start, nbytes = offsets[low] - offsets[first], offsets[high] - offsets[low]
-        if len(fresh) < nbytes:  # the tar was cut
-            return data[:start] + fresh
-        data[start : start + nbytes] = fresh
-        return data
+            file.write(low, high, data[start : start + count], self._room.grant)
+        return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
     def _complaining(self) -> Iterator[None]:
@@ -124,7 +124,7 @@ class _File:
         self._path, self._offsets = path, offsets
         self._start = -(-len(offsets) * WORD // PAGE) * PAGE
 
-    def read(self, first: int, stop: int, data: bytearray) -> list[int]:
+    def read(self, first: int, stop: int, data: memoryview) -> list[int]:
         """Fill `data` as far as may be; the numbers of the samples that are missing."""
         count = stop - first
         try:
@@ -144,12 +144,12 @@ class _File:
             if not word or word != self._word(number, data, first)
         ]
 
-    def _word(self, number: int, data: "bytes | bytearray", first: int) -> int:
+    def _word(self, number: int, data: memoryview, first: int) -> int:
         """What tells that a sample is whole, if `data` begins with the first."""
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
-        return (end - start) % (1 << 32) << 32 | zlib.crc32(memoryview(data)[start:end])
+        return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end])
 
-    def write(self, first: int, stop: int, data: bytes, grant: "Callable[[int], int]") -> None:
+    def write(self, first: int, stop: int, data: memoryview, grant: Callable[[int], int]) -> None:
         """Keep as many of these samples as are whole and granted."""
         begin = self._offsets[first]
         whole = min(len(data), self._offsets[stop] - begin)
@@ -160,7 +160,7 @@ class _File:
         words = [self._word(number, data, first) for number in range(first, stop)]
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _write(fd, memoryview(data)[: self._offsets[stop] - begin], self._start + begin)
+            _write(fd, data[: self._offsets[stop] - begin], self._start + begin)
             _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
         finally:
             os.close(fd)

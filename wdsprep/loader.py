@@ -35,7 +35,7 @@ from wdsprep.catalog import Stream, open_all
 from wdsprep.effects import effects_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.load_plan import Plan, names_of, placed
-from wdsprep.order import Order
+from wdsprep.order import RUN, Order
 from wdsprep.serving import serve
 from wdsprep.transfer import transferred
 
@@ -58,6 +58,7 @@ def load(
     drop_text: float = 0.0,
     homogeneous: bool = False,
     window: int = 256,
+    run: int = RUN,
     epoch_steps: int | None = None,
     threads: int = THREADS,
     ahead: int | None = None,
@@ -74,10 +75,11 @@ def load(
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
     with `pixels=256`, `pixels`. `raw` gives samples one by one, as webdataset has them.
     `drop_text` is the rate at which captions become the empty one; `homogeneous` keeps a step to
-    one stream; `window` is how far the order shuffles inside a shard. `skip_missing` serves other
-    samples in place of a missing shard's. `cache` is a local folder for at most `cache_nbytes` of
-    what comes from S3, which all processes of a machine may share. `device` copies batches there
-    one step ahead, `pin` leaves that to the trainer.
+    one stream; `window` is how far the order shuffles inside a shard, and `run` how many neighbours
+    stay together there, as one request to S3. `skip_missing` serves other samples in place of a
+    missing shard's. `cache` is a local folder for at most `cache_nbytes` of what comes from S3,
+    which all processes of a machine may share. `device` copies batches there one step ahead, `pin`
+    leaves that to the trainer.
     """
     datasets = open_all(streams)
     effects = effects_of(
@@ -88,6 +90,7 @@ def load(
         global_batch=global_batch,
         seed=seed,
         window=window,
+        run=run,
         homogeneous=homogeneous,
         epoch_steps=epoch_steps,
         also=effects.parameters,

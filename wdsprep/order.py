@@ -21,13 +21,18 @@ begins with it. The sequence itself has no seam: it is the same whether it is re
 or without end, and resuming takes the number of the step alone. A step in which a pass over a
 stream ends holds the last samples of that pass and the first of the next.
 
-How well it shuffles (tools/bench-order: 200 shards of 500, batches of 1,024, means of 5 seeds):
+How well it shuffles (tools/bench-order: 200 shards of 500, batches of 1,024, means of 20 seeds),
+where near means less than 16 places apart in a shard:
 
-                              serial         neighbours        pairs in a batch
-                              correlation    from one shard    from one shard
-    wdsprep, window 256        0.002          0.0 %             1.2 %
-    webdataset, shuffle(1000)  0.211         21.7 %            17.9 %
-    a full permutation        -0.002          0.5 %             0.5 %
+                              serial         neighbours        pairs in a batch  near pairs
+                              correlation    from one shard    from one shard    in a batch
+    wdsprep, runs of 16       -0.031          0.0 %             1.4 %             1.45 %
+    wdsprep, run=1            -0.031          0.0 %             1.2 %             0.18 %
+    webdataset, shuffle(1000)  0.215         21.7 %            17.9 %             1.09 %
+    a full permutation        -0.001          0.5 %             0.5 %             0.03 %
+
+Runs of neighbours are the price of reading from S3 fast. Where neighbours in a shard are alike (the
+frames of a video), `run=1` takes them apart.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,8 +48,9 @@ from wdsprep.mixing import Node, Shares, Want, shares_of, split, tree_of
 from wdsprep.passes import Passes
 from wdsprep.permute import GOLDEN, Ints, key_of
 
-VERSION = 1
+VERSION = 2
 SLOTS = 64  # at least, where the batch has as many samples
+RUN = 16  # neighbours in a shard that come one after another from a slot, and are read at once
 INTERLEAVED = 8  # blocks whose samples alternate within a step
 MAX_STEP = 1 << 40
 NAMED = 8  # streams a state lists one by one
@@ -77,17 +83,6 @@ class Samples:
     index: Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """The samples [start, stop) of a shard, and the first step that needs one of them."""
-
-    stream: int
-    shard: int
-    start: int
-    stop: int
-    step: int
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
     """Which samples each step has. All it keeps between calls is a cache."""
@@ -96,6 +91,7 @@ class Order:
     global_batch: int
     seed: int = 0
     window: int = 256
+    run: int = RUN
     homogeneous: bool = False
     epoch_steps: int | None = None
     also: Mapping[str, Any] = field(default_factory=dict)  # settings that a state must agree with
@@ -107,6 +103,7 @@ class Order:
             ("global_batch", 1, 1 << 20),
             ("seed", 0, 1 << 63),
             ("window", 1, 1 << 31),
+            ("run", 1, 1 << 31),
             ("epoch_steps", 1, 1 << 40),
         ):
             value = getattr(self, name)
@@ -148,26 +145,6 @@ class Order:
                 shard[here], index[here] = passes.find(places[here])
         return Samples(stream=stream, shard=shard, index=index)
 
-    def ahead(
-        self, first: int, count: int, *, rank: int = 0, world: int = 1, gap: int = 0
-    ) -> tuple[Run, ...]:
-        """The ranges to read for those steps, the most urgent first. Samples of a shard with at
-        most `gap` unneeded ones between them share a range."""
-        found = self.steps(first, count, rank=rank, world=world)
-        steps = np.repeat(np.arange(first, first + count), self.global_batch // world)
-        stream, shard, index = found.stream.ravel(), found.shard.ravel(), found.index.ravel()
-        by = np.lexsort((index, shard, stream))
-        stream, shard, index, steps = stream[by], shard[by], index[by], steps[by]
-        new = (np.diff(stream) != 0) | (np.diff(shard) != 0) | (np.diff(index) > gap + 1)
-        starts = np.concatenate(([0], np.flatnonzero(new) + 1))
-        stops = index[np.concatenate((starts[1:], [len(index)])) - 1] + 1
-        needed = np.minimum.reduceat(steps, starts)
-        columns = (stream[starts], shard[starts], index[starts], stops, needed)
-        rows = zip(
-            *(column[np.argsort(needed, kind="stable")].tolist() for column in columns), strict=True
-        )
-        return tuple(Run(stream=a, shard=b, start=c, stop=d, step=e) for a, b, c, d, e in rows)
-
     def state(self, step: int) -> dict[str, Any]:
         """All that resuming before `step` needs: under 1 KB of JSON, the same on every rank."""
         return {"version": VERSION, "step": step} | self._parameters
@@ -203,6 +180,7 @@ class Order:
             "seed": self.seed,
             "global_batch": self.global_batch,
             "window": self.window,
+            "run": self.run,
             "homogeneous": self.homogeneous,
             "steps_per_epoch": self.steps_per_epoch,
             **self.also,
@@ -235,6 +213,7 @@ class Order:
                 slots=self.slots,
                 block=self.block,
                 window=self.window,
+                run=self.run,
                 name=(VERSION, self.seed, number, stream.digest),
             )
             for number, stream in enumerate(self.streams)

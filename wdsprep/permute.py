@@ -41,7 +41,7 @@ def draw(key: int | Words, numbers: Ints) -> Words:
     return words
 
 
-def shuffled(count: int, key: int) -> NDArray[np.int32]:
+def shuffled(count: int, key: int) -> Ints:
     """A permutation of range(count): its numbers sorted by their hashes.
 
     A number stands in the lower bits of its own hash, so no two are equal and the result is the
@@ -53,7 +53,7 @@ def shuffled(count: int, key: int) -> NDArray[np.int32]:
         words[start : start + _CHUNK] = _tagged(draw(key, numbers), numbers, count)
     words.sort()
     words &= np.uint64(_mask(count))
-    return words.astype(np.int32)
+    return words.view(np.int64)
 
 
 def permuted(places: Ints, rows: Ints, sizes: Ints, keys: Words) -> Ints:

@@ -9,25 +9,34 @@ together, and `fill` copies from what has come.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from wdsprep.blocks import Blocks
 from wdsprep.cache import Cache, CacheDir
 from wdsprep.catalog import Dataset
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.permute import Ints
 from wdsprep.store.local import LocalStore
+from wdsprep.store.s3 import S3Store
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError
 
 OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
+STEP_NBYTES = 256 << 10  # by which the memory for requests grows
+MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
+LARGE_NBYTES = 1 << 20
+LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
+
+NONE = memoryview(b"")
 
 Buffers = Sequence[Any]
 Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
@@ -40,8 +49,9 @@ class Shelf(Protocol):
         """Put the first bytes of a sample into the buffers, one after another; the rest of it, if
         that is wanted. With no buffers, the rest is the whole sample."""
 
-    def expect(self, wanted: Wanted) -> None:
-        """Say what will be asked for, each sample once; it may be fetched from now on."""
+    def expect(self, wanted: Wanted, soon: Wanted) -> None:
+        """Say what will be asked for, each sample once, and what will be said next; it may be
+        fetched from now on."""
 
     def close(self) -> None: ...
 
@@ -49,7 +59,9 @@ class Shelf(Protocol):
 def open_shelf(dataset: Dataset, fetchers: int, cache: CacheDir | None = None) -> Shelf:
     if isinstance(dataset.store, LocalStore):
         return LocalShelf(dataset, dataset.store.root)
-    return RemoteShelf(dataset, fetchers, cache)
+    if isinstance(dataset.store, S3Store):
+        return RemoteShelf(dataset, dataset.store, fetchers, cache)
+    raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")
 
 
 class _OpenShard:
@@ -73,6 +85,7 @@ class _Shards:
         self._dataset, self._open_tar = dataset, open_tar
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
 
     def get(self, shard: int) -> _OpenShard:
         with self._lock:
@@ -80,11 +93,12 @@ class _Shards:
             if found is not None:
                 self._open.move_to_end(shard)
                 return found
-        found = self._opened(shard)  # two threads at once do no harm
-        with self._lock:
-            found = self._open.setdefault(shard, found)
-            while len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
+        with self._opening[shard % len(self._opening)]:  # many want the same at the start
+            found = self._open.get(shard) or self._opened(shard)
+            with self._lock:
+                self._open[shard] = found
+                while len(self._open) > OPEN_SHARDS:
+                    self._open.popitem(last=False)
         return found
 
     def _opened(self, shard: int) -> _OpenShard:
@@ -139,7 +153,7 @@ class LocalShelf:
             _fill_slowly(opened.fd, buffers, start)
         return more
 
-    def expect(self, wanted: Wanted) -> None:
+    def expect(self, wanted: Wanted, soon: Wanted) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
@@ -167,19 +181,28 @@ class _Piece:
     """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
 
     start: int
-    data: bytes | bytearray
+    data: memoryview
+
+    def part(self, start: int, end: int) -> memoryview:
+        """What it has of the bytes from start to end."""
+        return self.data[start - self.start : end - self.start] if start >= self.start else NONE
 
 
 class RemoteShelf:
     """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
-    been asked for; what nobody announced is a request of its own."""
+    been asked for; what nobody announced is a request of its own, as is what its range, by a
+    damaged index, does not hold."""
 
-    def __init__(self, dataset: Dataset, fetchers: int, cache: CacheDir | None = None) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: Dataset, store: S3Store, fetchers: int, cache: CacheDir | None = None
+    ) -> None:
+        self._dataset, self._store = dataset, store
         self._cache = Cache(cache, dataset.contents) if cache else None
         self._shards = _Shards(dataset, lambda _name: -1)
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[_Piece]] = {}
+        self._large = threading.Semaphore(LARGE_AT_ONCE)
+        self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
         data = self._bytes(shard, index)
@@ -194,32 +217,46 @@ class RemoteShelf:
 
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)
-        piece = coming.result() if coming else self._fetch(shard, index, index + 1)
+        piece = coming.result() if coming else None
         _, start, end = self._shards.place(shard, index)
-        data = memoryview(piece.data)[start - piece.start : end - piece.start]
+        data = piece.part(start, end) if piece else NONE
+        if len(data) < end - start:
+            data = self._fetch(shard, index, index + 1).part(start, end)
         if len(data) < end - start:
             raise too_short()
         return data
 
     def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
-        offsets = self._shards.get(shard).offsets
+        offsets, name = self._shards.get(shard).offsets, self._dataset.names[shard]
 
-        def fetch(first: int, stop: int) -> bytes:
-            start, nbytes = offsets[first], offsets[stop] - offsets[first]
-            return self._dataset.store.read(self._dataset.names[shard], start=start, nbytes=nbytes)
+        def fetch(first: int, _stop: int, buffer: memoryview) -> int:
+            with self._large if len(buffer) > LARGE_NBYTES else nullcontext():
+                return self._store.read_into(name, buffer, start=offsets[first])
 
+        nbytes = offsets[stop] - offsets[first]
+        if not 0 < nbytes <= MOST_NBYTES:
+            return _Piece(offsets[first], NONE)
+        data = self._blocks.take(nbytes).data
         try:
             if self._cache is None:
-                return _Piece(offsets[first], fetch(first, stop))
-            return _Piece(offsets[first], self._cache.read(shard, offsets, first, stop, fetch))
+                count = fetch(first, stop, data)
+            else:
+                count = self._cache.read(shard, offsets, first, stop, data, fetch)
         except NotFoundError as error:
             raise NotFoundError(f"{error}: bring it back, or load with skip_missing=True") from None
+        return _Piece(offsets[first], data[:count])
 
-    def expect(self, wanted: Wanted) -> None:
+    def expect(self, wanted: Wanted, soon: Wanted) -> None:
         most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
-        for shard, indices in pieces_of(*wanted, gap=GAP, most=most):
+        left = self._not_coming(wanted), self._not_coming(soon)
+        for shard, indices in pieces_of(*left, gap=GAP, most=most):
             coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
             self._coming.update(((shard, index), coming) for index in indices)
+
+    def _not_coming(self, wanted: Wanted) -> Wanted:
+        places = zip(*(numbers.tolist() for numbers in wanted), strict=True)
+        left = np.fromiter((place not in self._coming for place in places), np.bool_)
+        return wanted[0][left], wanted[1][left]
 
     def close(self) -> None:
         self._coming.clear()
@@ -227,18 +264,24 @@ class RemoteShelf:
 
 
 def pieces_of(
-    shards: Ints, indices: Ints, *, gap: int, most: int
-) -> Iterable[tuple[int, list[int]]]:
-    """The wanted samples in groups to fetch together, those first that hold the most urgent one."""
+    wanted: Wanted, soon: Wanted, *, gap: int, most: int
+) -> Iterator[tuple[int, list[int]]]:
+    """The wanted samples in groups to fetch together, those first that hold the most urgent one;
+    with each, those wanted soon that are its neighbours. A group reaches over `most` samples."""
+    shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
+    if not len(wanted[0]):
+        return
     by = np.lexsort((indices, shards))
-    groups: list[tuple[int, int, list[int]]] = []
-    for urgency, shard, index in zip(
-        by.tolist(), shards[by].tolist(), indices[by].tolist(), strict=True
-    ):
-        last = groups[-1] if groups else (0, -1, [0])
-        if shard == last[1] and index <= last[2][-1] + gap + 1 and index < last[2][0] + most:
-            last[2].append(index)
-            groups[-1] = (min(last[0], urgency), shard, last[2])
-        else:
-            groups.append((urgency, shard, [index]))
-    return [(shard, found) for _, shard, found in sorted(groups, key=lambda g: g[0])]
+    shards, indices = shards[by], indices[by]
+    new = np.diff(shards, prepend=-1) != 0
+    new[1:] |= np.diff(indices) > gap + 1
+    heads = np.flatnonzero(new)
+    reach = indices - np.repeat(indices[heads], np.diff(heads, append=len(by)))
+    new[1:] |= np.diff(reach // most) != 0
+    starts = np.flatnonzero(new)
+    urgency = np.minimum.reduceat(by, starts)
+    stops = np.append(starts[1:], len(by))
+    for group in np.argsort(urgency):
+        if urgency[group] < len(wanted[0]):
+            some = slice(starts[group], stops[group])
+            yield int(shards[starts[group]]), indices[some].tolist()

@@ -22,6 +22,7 @@ from typing import Any
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store import Entry, check_name, check_prefix
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
+from wdsprep.store.s3_reads import BROKE_OFF, Reads
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -34,7 +35,6 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
     "create_multipart_upload": "UploadId",
     "complete_multipart_upload": "ETag",
 }
-BROKE_OFF = "the server's answer broke off again and again: check the network"
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 _CLIENT_LOCK = threading.Lock()
 
@@ -50,7 +50,7 @@ class S3Store:
             raise UsageError(f"{url}: names no bucket: give s3://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._clients: dict[int, Any] = {}
+        self._clients: dict[int, tuple[Any, Reads]] = {}
 
     @property
     def url(self) -> str:
@@ -62,11 +62,16 @@ class S3Store:
 
     @property
     def client(self) -> Any:
+        return self._own[0]
+
+    @property
+    def _own(self) -> tuple[Any, Reads]:
         """A client belongs to the process that made it: a fork must not share its connections."""
         process = os.getpid()
         with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
             if process not in self._clients:
-                self._clients[process] = self._new_client()
+                client = self._new_client()
+                self._clients[process] = client, Reads(client)
             return self._clients[process]
 
     def _new_client(self) -> Any:
@@ -89,8 +94,8 @@ class S3Store:
 
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
-        if client := self._clients.pop(os.getpid(), None):
-            client.close()
+        if own := self._clients.pop(os.getpid(), None):
+            own[0].close()
 
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)
@@ -111,7 +116,8 @@ class S3Store:
             for found in page.get("Contents", ()):
                 name = found["Key"][len(self._prefix) :]
                 if name and not name.endswith("/"):  # a console's idea of a folder
-                    yield Entry(name=name, nbytes=found["Size"], stamp=found["ETag"].strip('"'))
+                    stamp, at = found["ETag"].strip('"'), found["LastModified"].timestamp()
+                    yield Entry(name=name, nbytes=found["Size"], stamp=stamp, written_s=at)
             if not page["IsTruncated"]:
                 return
             ask["ContinuationToken"] = page["NextContinuationToken"]
@@ -123,24 +129,15 @@ class S3Store:
         elif start:
             ask["Range"] = f"bytes={start}-"
         with self._translated(name):
-            return retrying(lambda: self._get(ask, name), pause_s=self._first_pause_s)[:nbytes]
+            return retrying(lambda: self._own[1].get(ask), pause_s=self._first_pause_s)[:nbytes]
 
-    def _get(self, ask: dict[str, str], name: str) -> bytes:
-        from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
-
-        try:
-            answer = self.client.get_object(**ask)
-        except ClientError as error:
-            if code_of(error) == "InvalidRange":  # starts at the end or after
-                return b""
-            raise
-        data = b""
-        broken_off = contextlib.suppress(HTTPClientError, IncompleteReadError)
-        with contextlib.closing(answer["Body"]) as body, broken_off:
-            data = body.read()
-        if len(data) != answer["ContentLength"]:
-            raise ShortReadError(f"{self.url}/{name}: {BROKE_OFF}")
-        return data
+    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
+        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+        ask = {"Bucket": self._bucket, "Key": self._key(name)}
+        ask["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
+        with self._translated(name):
+            reads = self._own[1]
+            return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_S3Sink"]:

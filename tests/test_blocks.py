@@ -1,0 +1,36 @@
+"""Blocks of memory: used again when nothing refers to them, and never before."""
+
+from wdsprep.blocks import Blocks
+
+
+def address(blocks: Blocks, nbytes: int) -> tuple[memoryview, int]:
+    block = blocks.take(nbytes)
+    return block.data, block.ctypes.data
+
+
+def test_a_block_is_used_again_once_no_view_of_it_is_left() -> None:
+    blocks = Blocks(keep=4)
+    view, first = address(blocks, 100)
+    part = view[10:20]
+    del view
+    other, second = address(blocks, 100)
+    assert second != first
+    del part
+    assert address(blocks, 100)[1] == first
+    assert other.nbytes == 100
+
+
+def test_blocks_of_similar_sizes_take_each_others_place() -> None:
+    blocks = Blocks(keep=4, step=1024)
+    first = address(blocks, 1000)[1]
+    view, second = address(blocks, 513)
+    assert second == first
+    assert view.nbytes == 513
+    assert address(blocks, 1025)[1] != first
+
+
+def test_no_more_are_kept_than_wanted() -> None:
+    blocks = Blocks(keep=2)
+    held = [blocks.take(64) for _ in range(9)]
+    held.clear()
+    assert sum(map(len, blocks._free.values())) == 2
