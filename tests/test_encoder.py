@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import packs
 import pytest
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, interpolate
 
 import wdsprep
+from wdsprep.decoder import Decoder
+from wdsprep.drawings import draw
 from wdsprep.encoder import Encoded, LatentEncoder, load_encoder
 from wdsprep.errors import WorkError
 from wdsprep.models import TINY, Recipe, find_model
@@ -194,6 +197,17 @@ def test_latents_of_tiny_are_spread_like_those_of_a_real_model() -> None:
     assert 0.3 < values.std() < 3
     assert values.std(dim=(2, 3)).min() > 0.05  # none is constant
     assert values.mean((2, 3)).std(0).min() > 0.01  # and each picture has its own
+
+
+def test_tiny_makes_drawings_again_that_it_was_not_trained_on() -> None:
+    images = [draw(f"for this test {n}", (256, 256)).image for n in range(8)]
+    drawn = torch.stack([torch.from_numpy(np.array(image)) for image in images])
+    ours = tiny(latents="mean", text="none", resolution=256)
+    latents = run(ours, drawn.permute(0, 3, 1, 2).contiguous()).arrays["latent.npy"]
+    decoder = Decoder(find_model("tiny", text="none"))
+    made = torch.stack([torch.from_numpy(decoder.decode(latent)) for latent in latents])
+    errors = (made.float() - drawn.float()).square().flatten(1).mean(1)
+    assert (10 * torch.log10(255**2 / errors)).mean() > 22
 
 
 # What does not fit

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Train a small diffusion model on latent shards: an example to read, and to begin one's own from.
+
+    wdsprep demo                                # makes demo/latents-256 and demo/latents-512
+    tools/train_example.py demo/latents-256 demo/latents-512 --out demo/training
+    torchrun --nproc-per-node 2 tools/train_example.py ...      # the same on two processes
+
+It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
+the weights of the one before; the DDPM loss; a moving average of the weights; captions dropped at
+times, for classifier-free guidance. Killed at any moment it goes on from its last checkpoint, in
+mid-epoch, and its losses are those of a run that was never killed: the loader's state is a few
+numbers, and all chance is a function of the seed and the step. On several ranks, each takes its
+part of the same global batch and of the same noise, so the losses agree but for rounding.
+
+In OUT: checkpoint.pt, losses.csv, losses.png, and for each phase samples-N.png, where the upper row
+is decoded from stored latents and the lower one is sampled for the same captions.
+"""
+
+import argparse
+import copy
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from train_pictures import decode, grid, plot
+
+import wdsprep
+from wdsprep.models import TINY
+from wdsprep.store import open_store
+
+SEED = 0
+DROP_TEXT = 0.1
+GUIDANCE = 2.0
+SAMPLING_STEPS = 25
+BETAS = {"beta_start": 0.00085, "beta_end": 0.012}  # as Stable Diffusion has them
+SHOWN = 5  # samples in a grid
+
+
+def main() -> None:
+    options = parse()
+    if "WORLD_SIZE" in os.environ:  # set by torchrun
+        dist.init_process_group("gloo")
+    Trainer(options).run()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("latents", nargs="+", help="a dataset for each phase, in their order")
+    parser.add_argument("--steps", default="300,40", help="of each phase")
+    parser.add_argument("--batch", type=int, default=8, help="samples of a step, over all ranks")
+    parser.add_argument("--width", type=int, default=32, help="channels of the first level")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--vae", default=str(TINY / "vae"), help="what the latents were made by")
+    parser.add_argument("--out", type=Path, default=Path("training"))
+    options = parser.parse_args()
+    options.steps = [int(count) for count in options.steps.split(",")]
+    if len(options.steps) != len(options.latents):
+        parser.error(f"--steps names {len(options.steps)} phases of {len(options.latents)}")
+    return options
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        torch.manual_seed(SEED)
+        self.unet = new_unet(options.width, emb_width(options.latents[0]))
+        self.average = copy.deepcopy(self.unet).requires_grad_(False)
+        self.model = DistributedDataParallel(self.unet) if self.world > 1 else self.unet
+        self.optimiser = torch.optim.AdamW(self.unet.parameters(), lr=options.rate)
+        self.schedule = DDPMScheduler(beta_schedule="scaled_linear", **BETAS)
+        self.losses: list[tuple[int, int, float]] = []
+        self.phase = 0
+        options.out.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        state = self.resume()
+        for phase in range(self.phase, len(self.options.steps)):
+            self.phase = phase
+            self.train_phase(state)
+            state = None  # the next phase begins at its start
+            if self.rank == 0:
+                self.draw_samples()
+                plot([loss for _, _, loss in self.losses], self.options.out / "losses.png")
+
+    def train_phase(self, state: dict[str, Any] | None) -> None:
+        loader = wdsprep.load(
+            self.options.latents[self.phase],
+            global_batch=self.options.batch,
+            seed=SEED,
+            epochs=None,
+            drop_text=DROP_TEXT,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        batches, last = iter(loader), self.options.steps[self.phase]
+        while loader.step < last:
+            batch = next(batches)
+            loss = self.train_step(loader.step, batch)
+            self.losses.append((self.phase, loader.step, loss))
+            if self.rank == 0:
+                print(f"phase {self.phase} step {loader.step} loss {loss:.4f}", flush=True)
+            if loader.step % self.options.save_every == 0 or loader.step == last:
+                self.save(loader.state_dict())
+
+    def train_step(self, step: int, batch: dict[str, Any]) -> float:
+        latents, emb = batch["latent"].float(), batch["emb"].float()
+        noise, times = self.chance(step, latents)
+        noisy = self.schedule.add_noise(latents, noise, times)
+        loss = mse_loss(self.model(noisy, times, emb).sample, noise)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
+        self.optimiser.step()
+        self.follow(min(0.995, (step + 1) / (step + 10)))
+        return self.mean_of(loss.detach())
+
+    def chance(self, step: int, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise and times of this rank's rows, cut from those of the whole global batch."""
+        size = self.options.batch
+        random = torch.Generator().manual_seed(SEED + 1_000_003 * self.phase + step)
+        noise = torch.randn((size, *latents.shape[1:]), generator=random)
+        times = torch.randint(len(self.schedule.timesteps), (size,), generator=random)
+        mine = slice(self.rank * len(latents), (self.rank + 1) * len(latents))
+        return noise[mine], times[mine]
+
+    @torch.no_grad()
+    def follow(self, kept: float) -> None:
+        for slow, fast in zip(self.average.parameters(), self.unet.parameters(), strict=True):
+            slow.lerp_(fast, 1 - kept)
+
+    def mean_of(self, loss: Tensor) -> float:
+        if self.world > 1:
+            dist.all_reduce(loss)
+            loss /= self.world
+        return float(loss)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Under another name first: a checkpoint that is there is a whole one."""
+        if self.rank != 0:
+            return
+        out = self.options.out
+        checkpoint = {
+            "unet": self.unet.state_dict(),
+            "average": self.average.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "phase": self.phase,
+            "loader": state,
+            "losses": self.losses,
+        }
+        begun = out / "checkpoint.part"
+        with begun.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        begun.replace(out / "checkpoint.pt")
+        with (out / "losses.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("phase", "step", "loss"), *self.losses])
+
+    def resume(self) -> dict[str, Any] | None:
+        """Take up the last checkpoint, if there is one; the state of its phase's loader."""
+        path = self.options.out / "checkpoint.pt"
+        if not path.exists():
+            return None
+        checkpoint = torch.load(path, weights_only=True)
+        self.unet.load_state_dict(checkpoint["unet"])
+        self.average.load_state_dict(checkpoint["average"])
+        self.optimiser.load_state_dict(checkpoint["optimiser"])
+        self.losses = [tuple(row) for row in checkpoint["losses"]]
+        self.phase = checkpoint["phase"]
+        state: dict[str, Any] = checkpoint["loader"]
+        return state
+
+    @torch.no_grad()
+    def draw_samples(self) -> None:
+        """Stored latents above, samples for their captions below."""
+        url = self.options.latents[self.phase]
+        vae = AutoencoderKL.from_pretrained(self.options.vae, low_cpu_mem_usage=False).float()
+        fields = ("latent", "emb", "txt")
+        loader = wdsprep.load(url, global_batch=SHOWN, rank=0, world_size=1, fields=fields)
+        batch = next(iter(loader))
+        empty = torch.from_numpy(np.load(io.BytesIO(open_store(url).read("empty.emb.npy"))))
+        stored = batch["latent"].float()
+        made = sample(self.average, self.schedule, stored.shape, batch["emb"], empty)
+        rows = [decode(vae, latents) for latents in (stored, made)]
+        name = f"samples-{8 * stored.shape[-1]}.png"
+        grid(rows, batch["txt"]).save(self.options.out / name)
+
+
+def new_unet(width: int, text_width: int) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(width, 2 * width),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        cross_attention_dim=text_width,
+        attention_head_dim=4,
+        norm_num_groups=8,
+    )
+
+
+def emb_width(url: str) -> int:
+    first = next(iter(wdsprep.load(url, global_batch=1, rank=0, world_size=1)))
+    return int(first["emb"].shape[-1])
+
+
+def sample(
+    unet: UNet2DConditionModel,
+    trained: DDPMScheduler,
+    shape: torch.Size,
+    emb: Tensor,
+    empty: Tensor,
+) -> Tensor:
+    """DDIM, guided away from what the empty caption would give."""
+    options = {"clip_sample": False, "timestep_spacing": "trailing"}
+    schedule = DDIMScheduler.from_config(trained.config, **options)
+    schedule.set_timesteps(SAMPLING_STEPS)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+    both = torch.cat([empty.expand_as(emb), emb]).float()
+    for time in schedule.timesteps:
+        without, having = unet(torch.cat([latents, latents]), time, both).sample.chunk(2)
+        guided = without + GUIDANCE * (having - without)
+        latents = schedule.step(guided, time, latents).prev_sample
+    return latents
+
+
+if __name__ == "__main__":
+    main()
