@@ -1,9 +1,14 @@
 """The command line as people meet it: one line for each failure, and the right exit code."""
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -201,3 +206,45 @@ def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) ->
     read_sample = python_blocks("shards/README.md")[0]
     print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
     assert output(print_one) == "000000000000.jpg 000000000000.json 000000000000.txt\n"
+
+
+# Commands of the README that need what a test does not have: other data, real weights, a cluster.
+NEEDS = ("s3://", "laion", "photos/", "parquet", "part-{", "--trial", "--limit")
+NEEDS += ("tools/", "torchrun", "energon", "git clone", "http.server", "kill %1")
+
+
+def commands_of_the_readme() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition(" #")[0].strip().replace(".venv/bin/", "") for line in lines]
+
+
+def test_every_wdsprep_command_of_the_readme_can_be_parsed() -> None:
+    found = [shlex.split(line) for line in commands_of_the_readme() if line.startswith("wdsprep")]
+    assert len(found) > 25
+    for _program, name, *options in found:
+        cli.commands[name].make_context(name, options)
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other(downloads: Path) -> None:
+    serve = partial(SimpleHTTPRequestHandler, directory=str(downloads))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), serve)
+    threading.Thread(target=server.serve_forever).start()
+    ran = []
+    try:
+        for line in commands_of_the_readme():
+            if any(need in line for need in NEEDS) or ("encode" in line and "tiny" not in line):
+                continue
+            line = line.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
+            line = line.replace("000001000003", "000000000001")  # there is one slice
+            env = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
+            done = subprocess.run(
+                ["bash", "-c", line], env=env, capture_output=True, text=True, timeout=300
+            )
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            ran.append(line)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert len(ran) >= 12, ran
+    assert "wdsprep report" in "".join(ran)

@@ -13,7 +13,7 @@ from wdsprep.paints import Size
 
 PICTURES = 240
 FOLDERS = ("holiday", "scans", "web")
-SIDES = (260, 300, 340, 384, 440, 480, 520, 560, 640)
+SIDES = (260, 280, 300, 340, 384, 440, 480, 520, 640)
 SHAPES = (1.0, 1.0, 1.33, 1.5, 0.75, 0.67, 1.78)
 SMALL: Size = (160, 120)
 LONG: Size = (1600, 90)

@@ -92,7 +92,8 @@ def _shapes(random: Random, size: Size) -> tuple[Image.Image, str]:
         for _ in range(count):
             _place(random, image, OUTLINES[name], how, colour, places.pop(), reach)
         what = "" if how == "plain" else f"{how} "
-        said.append(f"{NUMBERS[count]} {large}{colour} {what}{name}{'s' * (count > 1)}")
+        words = f"{large}{colour} {what}{name}"
+        said.append(_article(words) if count == 1 else f"{NUMBERS[count]} {words}s")
     behind = "" if texture == "plain" else f"{texture} "
     return image, f"{_listed(said)} on {_article(behind + ground)} background"
 

@@ -2,7 +2,7 @@
 
 libcurl, because it is the cheapest by far. 3,000 JPEGs of 100 KB from a loopback server on the
 same two cores, 64 at a time, images a second and CPU milliseconds an image of the client alone
-(`tools/bench-fetch clients` repeats it):
+(`tools/bench fetch --only clients` repeats it):
 
                             HTTP             HTTPS
     libcurl, bare           5,800   0.13     2,350   0.26
