@@ -7,12 +7,13 @@ import pytest
 from packs import outcome
 from PIL import Image
 
-from wdsprep import demo, demo_pictures
+from wdsprep import demo
 from wdsprep.cli import cli, main
-from wdsprep.drawings import OUTLINES, draw
-from wdsprep.paints import TEXTURES
+from wdsprep.demo import pictures
+from wdsprep.demo.drawings import OUTLINES, draw
+from wdsprep.demo.paints import TEXTURES
 
-KINDS = demo_pictures.KINDS
+KINDS = pictures.KINDS
 LOCAL = ["--runner", "local", "--device", "cpu"]
 
 
@@ -20,8 +21,8 @@ LOCAL = ["--runner", "local", "--device", "cpu"]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a demo of few pictures runs: two of each kind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo_pictures, "PICTURES", 2 * len(KINDS))
-    monkeypatch.setattr(demo_pictures, "SIDES", (256, 300, 520))
+    monkeypatch.setattr(pictures, "PICTURES", 2 * len(KINDS))
+    monkeypatch.setattr(pictures, "SIDES", (256, 300, 520))
     return tmp_path / "demo"
 
 
@@ -41,7 +42,7 @@ def test_captions_name_what_was_drawn_and_are_many() -> None:
 
 def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: Path) -> None:
     home.mkdir()
-    good, broken = demo_pictures.write_pictures(home)
+    good, broken = pictures.write_pictures(home)
     assert main(["pack", "demo", "images", "--workers", "1"]) == 0
     found = outcome(Path("images"))
     packed = [source for source, code in found.items() if code == "packed"]
@@ -69,8 +70,8 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few pictures, and plain processes in Ray's place: Ray has tests of its own."""
-    monkeypatch.setattr(demo_pictures, "PICTURES", 12)
-    monkeypatch.setattr(demo_pictures, "SIDES", (256, 256, 256, 512))
+    monkeypatch.setattr(pictures, "PICTURES", 12)
+    monkeypatch.setattr(pictures, "SIDES", (256, 256, 256, 512))
     ran: list[list[str]] = []
 
     def run(arguments: list[str]) -> int:

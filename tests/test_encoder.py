@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity, interpolate
 
 import wdsprep
 from wdsprep.decoder import Decoder
-from wdsprep.drawings import draw
+from wdsprep.demo.drawings import draw
 from wdsprep.encoder import Encoded, LatentEncoder, load_encoder
 from wdsprep.errors import WorkError
 from wdsprep.models import TINY, Recipe, find_model

@@ -11,9 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "wdsprep"
 LAYERS = [
-    ("errors", "paints"),
-    ("drawings",),
-    ("demo_pictures",),
+    ("errors",),
     ("demo",),
     ("samples", "buckets", "filters", "manifest", "progress", "permute", "quantiles"),
     ("mixing", "passes", "blocks"),
@@ -59,7 +57,7 @@ PLACES = {
     "pycurl": {"fetch.multi", "fetch.outcomes", "fetch.transfer"},
     "PIL": {
         *("images", "colour", "formats", "pixels", "report.pictures"),
-        *("paints", "drawings", "demo_pictures"),
+        *("demo.paints", "demo.drawings", "demo.pictures"),
     },
     "pyarrow": {"sources.parquet", "sources.table", "pixels"},
     "ray": {"runners.ray", "runners.cluster"},

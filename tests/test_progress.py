@@ -82,6 +82,7 @@ COMMANDS = {
     "encode": (["encode", "{}", "{}/../latents", *TINY, "--runner", "local"], "images/s"),
     "verify": (["verify", "{}"], "findings"),
     "repair": (["repair", "{}"], "findings"),
+    "report": (["report", "{}", "-o", "{}/../page.html"], "samples read"),
     "index": (["index", "{}"], "0 of 4 tars done"),
     "rebuild": (["rebuild", "{}"], "receipts done"),
 }

@@ -11,7 +11,7 @@ from random import Random
 
 from PIL import Image, ImageDraw
 
-from wdsprep.paints import (
+from wdsprep.demo.paints import (
     COLOURS,
     TEXTURES,
     Colour,

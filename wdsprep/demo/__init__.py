@@ -1,7 +1,7 @@
 """`wdsprep demo`: everything at work on drawn pictures, with no download and no GPU.
 
 Each step is a command as a user would type it, shown and then run; the pictures are those of
-`wdsprep.demo_pictures`. A second run goes on where the first one stopped, as the commands
+`wdsprep.demo.pictures`. A second run goes on where the first one stopped, as the commands
 themselves do, and takes the downloads as they are.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsprep.demo_pictures import write_pictures
+from wdsprep.demo.pictures import write_pictures
 from wdsprep.errors import WorkError
 
 LOAD = '''\

@@ -8,8 +8,8 @@ from random import Random
 
 from PIL import Image
 
-from wdsprep.drawings import draw
-from wdsprep.paints import Size
+from wdsprep.demo.drawings import draw
+from wdsprep.demo.paints import Size
 
 PICTURES = 240
 FOLDERS = ("holiday", "scans", "web")
