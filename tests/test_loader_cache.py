@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from work_for_cache import Data
 
 import wdsprep
-from wdsprep.cache import CLAIM_S, STALE_S, Cache, CacheDir
 from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.index import index
+from wdsprep.loader.cache import CLAIM_S, STALE_S, Cache, CacheDir
 from wdsprep.store import open_store
 
 WORK = Path(__file__).with_name("work_for_cache.py")
@@ -179,8 +179,8 @@ def age(folder: Path, seconds: float) -> None:
 def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.cache.FULL_S", 0)
-    monkeypatch.setattr("wdsprep.cache.SHARERS", 4)
+    monkeypatch.setattr("wdsprep.loader.cache.FULL_S", 0)
+    monkeypatch.setattr("wdsprep.loader.cache.SHARERS", 4)
     old, new = Data("old"), Data("new")
     where = CacheDir(folder=tmp_path, nbytes=old.nbytes)
     (tmp_path / "of the user").write_bytes(b"0" * 100_000)

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.mixing import Want, shares_of, split, tree_of
+from wdsprep.loader.shelf import pieces_of
 from wdsprep.order import VERSION, Order, Samples, Stream
-from wdsprep.passes import Passes
-from wdsprep.permute import draw, key_of, permuted, shuffled
-from wdsprep.shelf import pieces_of
+from wdsprep.order.mixing import Want, shares_of, split, tree_of
+from wdsprep.order.passes import Passes
+from wdsprep.order.permute import draw, key_of, permuted, shuffled
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)

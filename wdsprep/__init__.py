@@ -6,15 +6,15 @@ The public names are loaded when they are first used: `import wdsprep` costs not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsprep.catalog import Stream
     from wdsprep.encoding import encode
     from wdsprep.loader import load
+    from wdsprep.loader.catalog import Stream
 
 __all__ = ["Stream", "encode", "load"]
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Stream": "wdsprep.catalog",
+    "Stream": "wdsprep.loader.catalog",
     "encode": "wdsprep.encoding",
     "load": "wdsprep.loader",
 }

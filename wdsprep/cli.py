@@ -65,7 +65,7 @@ def pack(source: str, images: str, **options: Any) -> int:
     Killed or interrupted, the same command goes on where it was.
     """
     from wdsprep.pack_request import pack_request
-    from wdsprep.show import PackShow
+    from wdsprep.show.pack import PackShow
 
     show = PackShow(source, as_json=options.pop("as_json"))
     packed = pack_request(source, images, show.listener, **options)
@@ -87,8 +87,8 @@ def encode(images: str, out: str, **options: Any) -> int:
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
     given. Both may be s3:// URLs. Killed or interrupted, the same command goes on where it was.
     """
-    from wdsprep.encode_show import EncodeShow
     from wdsprep.encoding import encode as encode_shards
+    from wdsprep.show.encode import EncodeShow
 
     out = out or f"shards/latents-{options['resolution']}"
     show = EncodeShow(images, out, as_json=options.pop("as_json"))
@@ -105,7 +105,7 @@ def encode(images: str, out: str, **options: Any) -> int:
 @JSON
 def inspect(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
-    from wdsprep.inspect_show import inspect as inspect_dataset
+    from wdsprep.show.inspect import inspect as inspect_dataset
 
     click.echo(inspect_dataset(dataset, key, **options))
 
@@ -119,7 +119,7 @@ def plan(images: str, **options: Any) -> None:
     For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
     a --trial, or comes from the table of --gpu.
     """
-    from wdsprep.plan_show import plan_lines
+    from wdsprep.show.plan import plan_lines
 
     click.echo(plan_lines(images, **options))
 
@@ -135,7 +135,7 @@ def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
     any.
     """
-    from wdsprep.check_show import VerifyShow, request
+    from wdsprep.show.checks import VerifyShow, request
 
     show = VerifyShow(as_json=as_json)
     verified = request(datasets, show, **options)
@@ -154,7 +154,7 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 
     Verifies first, shows what it will do, and asks.
     """
-    from wdsprep.check_show import RepairShow
+    from wdsprep.show.checks import RepairShow
 
     show = RepairShow(dataset, as_json=as_json)
     found = show.plan(**options)
@@ -193,7 +193,7 @@ def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
-    from wdsprep.report_show import report as write_report
+    from wdsprep.show.report import report as write_report
 
     click.echo(write_report(datasets, output, **options))
 

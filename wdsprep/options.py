@@ -220,9 +220,7 @@ RECIPE = options(
 PLAN = options(
     click.option("--counts", type=Sizes(), help="Images by bucket, such as 256=490M,512=300M."),
     click.option("--gpu", help="A10G, A100, H100 or H200: speeds of a table, not measured."),
-    click.option(
-        "--rate", "rates", type=Sizes(), help="Images/s of a GPU: 256=111,512=30."
-    ),
+    click.option("--rate", "rates", type=Sizes(), help="Images/s of a GPU: 256=111,512=30."),
     click.option("--trial", "trials", multiple=True, help='What an "encode --limit" made.'),
     click.option("--gpus", type=click.IntRange(1), default=1, show_default=True),
     click.option("--price", type=float, default=0.0, help="Dollars for an hour of a GPU."),

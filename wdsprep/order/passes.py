@@ -39,7 +39,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.permute import Ints, Words, draw, key_of, permuted, shuffled
+from wdsprep.order.permute import Ints, Words, draw, key_of, permuted, shuffled
 
 RUNS = 16  # at least, in a window that has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from wdsprep.cache import CacheDir
-from wdsprep.catalog import Dataset
-from wdsprep.effects import Effects
 from wdsprep.errors import UsageError
-from wdsprep.grid import short
+from wdsprep.loader.cache import CacheDir
+from wdsprep.loader.catalog import Dataset
+from wdsprep.loader.effects import Effects
+from wdsprep.loader.grid import short
 from wdsprep.order import Order
 
 OF_IMAGES = ("image", "txt", "key")

@@ -7,10 +7,10 @@
             state = loader.state_dict()          # the same on every rank
 
 The order is `wdsprep.order`'s, a function of seed and step in which each sample comes exactly once
-a pass (the proof is in `wdsprep.passes`). So the whole state is the number of steps served. A state
-may be resumed on any number of ranks, threads and workers, with nothing lost or repeated; one that
-belongs to other data, another seed or batch is refused. It counts what was *yielded*, never what
-was read ahead.
+a pass (the proof is in `wdsprep.order.passes`). So the whole state is the number of steps served. A
+state may be resumed on any number of ranks, threads and workers, with nothing lost or repeated; one
+that belongs to other data, another seed or batch is refused. It counts what was *yielded*, never
+what was read ahead.
 
 Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
 num_workers=V)` each of the V workers takes every V-th step, and the DataLoader's taking turns gives
@@ -30,14 +30,14 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsprep.cache import cache_dir
-from wdsprep.catalog import Stream, open_all
-from wdsprep.effects import effects_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.load_plan import Plan, names_of, placed
+from wdsprep.loader.cache import cache_dir
+from wdsprep.loader.catalog import Stream, open_all
+from wdsprep.loader.effects import effects_of
+from wdsprep.loader.plan import Plan, names_of, placed
+from wdsprep.loader.serving import serve
+from wdsprep.loader.transfer import transferred
 from wdsprep.order import RUN, Order
-from wdsprep.serving import serve
-from wdsprep.transfer import transferred
 
 Numbered = Iterator[tuple[int, dict[str, Any]]]
 THREADS = 3

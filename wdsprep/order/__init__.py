@@ -44,9 +44,9 @@ import numpy as np
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.manifest import differences
-from wdsprep.mixing import Node, Shares, Want, shares_of, split, tree_of
-from wdsprep.passes import Passes
-from wdsprep.permute import GOLDEN, Ints, key_of
+from wdsprep.order.mixing import Node, Shares, Want, shares_of, split, tree_of
+from wdsprep.order.passes import Passes
+from wdsprep.order.permute import GOLDEN, Ints, key_of
 
 VERSION = 2
 SLOTS = 64  # at least, where the batch has as many samples

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from wdsprep.blocks import Blocks
+from wdsprep.loader.blocks import Blocks
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from wdsprep.arrays import Field, fields_of
 from wdsprep.dataset import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.manifest import Manifest, Shard
-from wdsprep.mixing import Want
-from wdsprep.permute import Ints
+from wdsprep.order.mixing import Want
+from wdsprep.order.permute import Ints
 from wdsprep.store import Store, open_store
 
 

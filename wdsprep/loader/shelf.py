@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdsprep.blocks import Blocks
-from wdsprep.cache import Cache, CacheDir
-from wdsprep.catalog import Dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.permute import Ints
+from wdsprep.loader.blocks import Blocks
+from wdsprep.loader.cache import Cache, CacheDir
+from wdsprep.loader.catalog import Dataset
+from wdsprep.order.permute import Ints
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 from wdsprep.tar import BLOCK

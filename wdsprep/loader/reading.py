@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsprep.batches import Batch, Memory
-from wdsprep.catalog import Dataset
-from wdsprep.effects import Effects
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.grid import grid_of, short
-from wdsprep.permute import key_of
+from wdsprep.loader.batches import Batch, Memory
+from wdsprep.loader.catalog import Dataset
+from wdsprep.loader.effects import Effects
+from wdsprep.loader.grid import grid_of, short
+from wdsprep.loader.shelf import Shelf
+from wdsprep.order.permute import key_of
 from wdsprep.samples import RejectedError
-from wdsprep.shelf import Shelf
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError, TarSample, scan
 

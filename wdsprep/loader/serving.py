@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.batches import Batch, Memory
-from wdsprep.load_plan import Plan
+from wdsprep.loader.batches import Batch, Memory
+from wdsprep.loader.plan import Plan
+from wdsprep.loader.reading import Reader
+from wdsprep.loader.shelf import Shelf, open_shelf
 from wdsprep.order import Samples
-from wdsprep.permute import Ints
-from wdsprep.reading import Reader
-from wdsprep.shelf import Shelf, open_shelf
+from wdsprep.order.permute import Ints
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
 STEPS_AT_ONCE = 32  # that are ordered at a time

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from wdsprep.errors import UsageError
-from wdsprep.permute import Ints
+from wdsprep.order.permute import Ints
 
 MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**63
 

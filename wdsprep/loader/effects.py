@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from wdsprep.arrays import field_of
-from wdsprep.batches import Batch
-from wdsprep.catalog import Dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.loader.batches import Batch
+from wdsprep.loader.catalog import Dataset
 from wdsprep.noise import noise_keys, normal
-from wdsprep.permute import draw, key_of
+from wdsprep.order.permute import draw, key_of
 
 TEXT_ARRAYS = ("emb", "tokens")
 TEXTS = ("txt", "caption")
