@@ -80,10 +80,12 @@ def test_energon_trains_with_our_indexes_as_they_are(latents: Path) -> None:
     from megatron.energon.cli.main import main
 
     indexes = {path: path.read_bytes() for path in latents.rglob("*.idx")}
-    latents.rename("latents")
-    words = "latents --non-interactive --split-parts train:256/.*\\.tar --sample-type"
+    latents.rename("energon-latents")
+    words = "energon-latents --non-interactive --split-parts train:256/.*\\.tar --sample-type"
     done = CliRunner().invoke(main, ["prepare", *words.split(), "CrudeWebdataset"])
     assert done.exit_code == 0, done.output
     fed, _losses = train(ENERGON)
-    assert all(Path("latents", *path.parts[-2:]).read_bytes() == indexes[path] for path in indexes)
+    assert all(
+        Path("energon-latents", *path.parts[-2:]).read_bytes() == indexes[path] for path in indexes
+    )
     assert [latent.shape for latent, _emb in fed] == [(8, 4, 8, 8)] * 4

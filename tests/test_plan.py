@@ -10,8 +10,8 @@ from packs import manifest_of
 
 from wdsprep.arrays import Field
 from wdsprep.cli import main
-from wdsprep.plan import PART_NBYTES, Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
-from wdsprep.store import s3
+from wdsprep.plan import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
+from wdsprep.store.s3 import PART_NBYTES
 from wdsprep.tar.write import TarWriter
 
 COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
@@ -46,7 +46,6 @@ def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str) -> None:
 
 
 def test_an_object_goes_up_in_the_parts_of_the_store() -> None:
-    assert PART_NBYTES == s3.PART_NBYTES
     assert parts(PART_NBYTES) == 1
     assert parts(PART_NBYTES + 1) == 2 + 2
     assert parts(10 * PART_NBYTES) == 2 + 10
@@ -61,6 +60,8 @@ def test_a_trial_leaves_its_speed_and_the_whole_run_takes_it_away(
     trial = manifest_of(latents).extra["trial"]
     assert trial["device"] == "cpu"
     assert 0 < trial["busy"] <= 1
+    encode_here(images, latents, limit=4)
+    assert manifest_of(latents).extra["trial"] == trial
     capfd.readouterr()
     assert main(["plan", str(images), "--trial", str(latents), "--json"]) == 0
     phase, larger = json.loads(capfd.readouterr().out)["phases"]
@@ -68,7 +69,7 @@ def test_a_trial_leaves_its_speed_and_the_whole_run_takes_it_away(
     assert phase["samples"] == 6
     assert phase["speed"] == {
         "each": trial["each"],
-        "source": f"measured on cpu at 64, busy {trial['busy']:.0%}",
+        "source": f"measured with tiny on cpu at 64, busy {trial['busy']:.0%}",
     }
     encode_here(images, latents)
     assert manifest_of(latents).extra == {"model": "tiny"}
@@ -87,6 +88,8 @@ def test_the_table_knows_four_gpus_and_scales_by_operations(
     assert "1,977.0 GPU hours, $1,989; 41.2 h on 48" in said
     assert main([*words, "--gpu", "a10g", "--text", "none"]) == 0
     assert "129 images/s" in capfd.readouterr().out  # 45.1 of 317.8 GFLOPs are the text's
+    assert main(["plan", "--counts", "256=1M,512=0", "--gpu", "a10g"]) == 0
+    assert "phase 512" not in capfd.readouterr().out
     assert main([*words, "--rate", "512=30.5"]) == 0
     said = capfd.readouterr().out
     assert "phase 256" not in said.splitlines()[0]

@@ -27,6 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from wdsprep.fetch import Fetched
+from wdsprep.fetch.room import USUAL_NBYTES
 from wdsprep.outage import Outage
 from wdsprep.samples import Sample
 from wdsprep.sources import Refusal
@@ -39,7 +40,6 @@ FIRST_ASKED, MORE_A_SECOND = 16, 64
 HELD_NBYTES = 16 << 20
 COMING_NBYTES = 128 << 20  # of what is asked for, by the mean of what came
 SPOOLED_NBYTES = 1 << 30
-USUAL_NBYTES = 100_000  # of an image, until some have come
 
 
 In = TypeVar("In")
@@ -80,11 +80,10 @@ class Pace:
 
 @dataclass(slots=True)
 class _Download:
-    """One URL; `rows` is how many of the rows ahead wait for it."""
+    """One URL, for which one or more of the rows ahead wait."""
 
     url: str
     future: "Future[Fetched] | None"
-    rows: int = 0
     fetched: Fetched | None = None  # once it was heard of; without its data where that is spooled
     place: tuple[int, int] | None = None
 
@@ -193,7 +192,6 @@ class Downloads:
             if row.url in self._repeated:
                 self._by_url[row.url] = download
             future.add_done_callback(partial(self._note_arrival, download))
-        download.rows += 1
         return download
 
     def _note_arrival(self, download: _Download, _: "Future[Fetched]") -> None:
@@ -239,7 +237,6 @@ class Downloads:
 
     def _release(self, download: _Download, nbytes: int) -> None:
         """Let go of the data where no row is left that wants it."""
-        download.rows -= 1
         if download.url in self._by_url:
             self._repeated[download.url] -= 1
             if self._repeated[download.url] > 0:

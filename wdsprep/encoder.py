@@ -2,8 +2,9 @@
 
 What is stored of an image is what a diffusers pipeline would have computed from it. The VAE's
 moments leave the working precision before anything is done with them, and the noise of a sample is
-that of its key, so neither the batch nor the worker shows in the result. A row that does not fit
-into the storage dtype is named in `ok`, and `exact` computes it again in fp32.
+that of its key, so no worker shows in the result, and a batch of another size in the last bits
+alone. A row that does not fit into the storage dtype is named in `ok`, and `exact` computes it
+again in fp32.
 
 torch is imported with this module, diffusers and transformers when models are loaded.
 """

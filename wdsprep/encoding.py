@@ -133,7 +133,7 @@ def encode_as(
     wanted = source.first(limit)
     manifest, pending = plan(store, manifest, source.shards, wanted)
     listener.begun(_begun(found, recipe, crew, source, wanted))
-    speeds, cut = Speeds(), limit if wanted != source.shards else 0
+    speeds, known = Speeds(), manifest.extra.get("trial")
 
     def heard(progress: Progress) -> None:
         speeds.heard(progress)
@@ -143,9 +143,9 @@ def encode_as(
         store,
         manifest,
         count=len(pending),
-        limit=cut,
+        limit=limit if wanted != source.shards else 0,
         whole=source.is_whole,
-        extra=lambda: {"model": found.name, **(speeds.trial() if cut else {})},
+        extra=lambda: {"model": found.name} | (speeds.trial(known) if limit else {}),
         status=listener.status,
         heard=heard,
     )

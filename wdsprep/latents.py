@@ -46,11 +46,12 @@ class Speeds:
         wall = sum(w.wall_s for w in self.workers.values())
         return sum(w.busy_s for w in self.workers.values()) / wall if wall else 0.0
 
-    def trial(self) -> dict[str, Any]:
-        """For the manifest of a trial, from which `plan` reckons."""
+    def trial(self, before: Any) -> dict[str, Any]:
+        """For the manifest of a trial, from which `plan` reckons: what was said before, where this
+        run had nothing to do."""
         rates = self.rates()
         if not rates:
-            return {}
+            return {"trial": before} if before else {}
         device = next(iter(self.workers.values())).device
         each = sum(rates.values()) / len(rates)
         return {"trial": {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}}

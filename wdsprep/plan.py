@@ -13,9 +13,9 @@ from wdsprep.arrays import Field
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.errors import UsageError
 from wdsprep.gpus import GB_MONTH_DOLLARS, GET_DOLLARS, PUT_DOLLARS
+from wdsprep.store.s3 import PART_NBYTES
 from wdsprep.tar import BLOCK, padded
 
-PART_NBYTES = 8 << 20  # as the S3 store has it
 BESIDE = 3  # a shard's index, rejects and receipt
 WIDTHS = {"sd1": 768, "sd2": 1024}
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
@@ -104,7 +104,7 @@ def plan(
             fleet,
         )
         for resolution in sorted(buckets)
-        if resolution in speeds
+        if resolution in speeds and any(buckets[n].samples for n in buckets if n >= resolution)
     ]
 
 
@@ -124,7 +124,7 @@ def _phase(
         device_hours=hours,
         wall_hours=hours / fleet.devices,
         dollars=hours * fleet.price if fleet.price else None,
-        cores_each=decoding_s * DECODE_S_PER_PIXEL / max(1, samples) * speed.each,
+        cores_each=decoding_s * DECODE_S_PER_PIXEL / samples * speed.each,
         nbytes_read=sum(b.nbytes or b.samples * name**2 for name, b in buckets.items()),
         nbytes_written=nbytes,
         shards=shards,

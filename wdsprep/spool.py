@@ -21,7 +21,9 @@ class Spool:
         place = (self.nbytes, len(data))
         try:
             self._file.seek(self.nbytes)
-            self._file.write(data)
+            left = memoryview(data)
+            while left:  # a file without a buffer may take less than all
+                left = left[self._file.write(left) :]
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -70,7 +70,12 @@ def run(rival: Rival) -> Taken:
         peak: list[float] = [0.0]
         watcher = threading.Thread(target=_watch, args=(process.pid, peak), daemon=True)
         watcher.start()
-        _, status, used = os.wait4(process.pid, 0)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:  # so that nothing goes on in a folder that is removed
+            process.terminate()
+            process.wait()
+            raise
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
         watcher.join()

@@ -61,8 +61,10 @@ class Step:
 def demo(folder: str, *, run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
     """Do it all in `folder`; `run` carries out a command of wdsprep and returns its exit code."""
     home = Path(folder)
-    _draw(home, say)
-    (home / "load.py").write_text(LOAD)
+    try:
+        _draw(home, say)
+    except OSError as error:
+        raise WorkError(f"{home}: nothing can be drawn there ({error})") from error
     for step in steps(folder):
         say(f"\n# {step.title}\n$ {shlex.join(step.words)}")
         program, *arguments = step.words
@@ -102,13 +104,15 @@ def steps(folder: str) -> Iterator[Step]:
 def _draw(home: Path, say: Callable[[str], None]) -> None:
     """Under another name first, so that a folder called `downloads` is a whole one."""
     downloads, begun = home / "downloads", home / "downloads.part"
-    if downloads.is_dir():
+    script = home / "load.py"
+    if downloads.is_dir() and script.is_file():
         say(f"{downloads}: drawn before")
         return
-    if home.is_dir() and any(path != begun for path in home.iterdir()):
+    if home.is_dir() and set(home.iterdir()) - {begun, script}:
         raise WorkError(f"{home} holds other things: name a folder for the demo to make")
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
+    script.write_text(LOAD)
     good, broken = write_pictures(begun)
     begun.rename(downloads)
     say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")

@@ -28,7 +28,6 @@ from wdsprep.report.pictures import (
 from wdsprep.report.spectrum import latent_of
 from wdsprep.samples import RejectedError
 
-MAX_AREA = 100_000_000
 META_LENGTH = 400
 Facts = tuple[tuple[str, str], ...]
 

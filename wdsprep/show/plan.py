@@ -122,7 +122,8 @@ def _trial(url: str) -> tuple[int, tuple[Speed, str]]:
     if manifest.dataset != "latents" or trial is None:
         raise UsageError(f'{url} is no trial: "wdsprep encode --limit N" makes one')
     resolution = manifest.settings["resolution"]
-    source = f"measured on {trial['device']} at {resolution}, busy {trial['busy']:.0%}"
+    what = f"{manifest.extra['model']} on {trial['device']} at {resolution}"
+    source = f"measured with {what}, busy {trial['busy']:.0%}"
     return resolution, (Speed(each=trial["each"], source=source), manifest.settings["text"])
 
 

@@ -25,6 +25,7 @@ from wdsprep.store.s3_errors import code_of
 VALID_S = 900
 KEPT_S = 300  # then it is signed anew: boto3 renews credentials 600 s before they end
 KEPT = 4096  # URLs
+MOST_SAID = 1 << 16  # bytes of an error; a server that ignores ranges sends a whole tar
 MOST_REFUSALS = 32  # in a row, where boto3 was let in: then the server takes no URLs
 BROKE_OFF = "the server's answer broke off again and again: check the network"
 Ask = Mapping[str, str]
@@ -88,8 +89,9 @@ class Reads:
                 raw.release_conn()
                 self._refusals = 0
                 return taken
-            said = raw._fp.read()
-            raw.release_conn()
+            said = raw._fp.read(MOST_SAID)
+            if len(said) < MOST_SAID:
+                raw.release_conn()
         raise _error(answer.status_code, said)
 
     def _take_with_boto3(self, ask: Ask, take: Take[T]) -> T:
