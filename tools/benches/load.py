@@ -14,6 +14,7 @@ full one; the limit is 16 threads that fetch the tars whole and throw them away.
 import io
 import itertools
 import os
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,8 +27,6 @@ PEERS = ("litdata", "streaming")
 
 
 def groups(home: Path, scale: float) -> Iterator[Group]:
-    import subprocess
-
     shards = max(1, round(SHARDS * scale))
     data, steps = home / "wdsprep", shards * SAMPLES // BATCH
     make(str(data), shards)
@@ -68,8 +67,6 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
 
 
 def _resuming(home: Path, data: Path, steps: int) -> Group:
-    import subprocess
-
     at = steps * 90 // 100
     for name in PEERS:
         subprocess.run(_peer("save", name, home / name, at), check=True, capture_output=True)
@@ -107,7 +104,7 @@ def _from_s3(home: Path, shards: int) -> Iterator[Group]:
             client.create_bucket(Bucket="bench")
         url = make("s3://bench/latents", shards)
         cache = home / "cache"
-        read_s3(url, str(cache))
+        subprocess.run(call(read_s3, url, cache), check=True, capture_output=True)
         steps = shards * SAMPLES // S3_BATCH
         yield Group(
             name="load-s3",
@@ -239,6 +236,7 @@ def first(kind: str, url: str, step: int, batch: int) -> None:
 
 
 def read_s3(url: str, cache: str) -> None:
+    import wdsprep.loader  # noqa: F401  torch, which says nothing of reading
     from wdsprep.store.s3 import S3Store
 
     asked, plain = [0], S3Store.read_into
