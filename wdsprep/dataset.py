@@ -6,9 +6,10 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
@@ -17,6 +18,8 @@ from wdsprep.progress import Counting, unheard
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
+Found = TypeVar("Found")
+Spot = TypeVar("Spot")
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
@@ -31,6 +34,18 @@ OURS = {
         re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
     ),
 }
+
+
+def read_each(
+    read: Callable[[Spot], Found], spots: Iterable[Spot], heard: Callable[[int], None]
+) -> list[Found]:
+    """Read many at a time, in their order; `heard` is told how many are there."""
+    found: list[Found] = []
+    with ThreadPoolExecutor(READERS) as readers:
+        for one in readers.map(read, spots):
+            found.append(one)
+            heard(len(found))
+    return found
 
 
 def receipt_name(unit: str) -> str:
@@ -95,14 +110,13 @@ def refreshed(
     done = done_units(store)
     have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
     missing = sorted(done - have.keys())
-    with ThreadPoolExecutor(READERS) as readers:
-        for receipt in readers.map(
-            lambda unit: read_receipt(store, unit, manifest.settings), missing
-        ):
-            have[receipt.unit] = receipt
-            heard(len(have), len(done))
+    read = read_each(
+        lambda unit: read_receipt(store, unit, manifest.settings),
+        missing,
+        lambda count: heard(len(have) + count, len(done)),
+    )
     whole = manifest.complete and all(r.unit in done for r in manifest.receipts)
-    return replace(manifest, receipts=sorted_receipts(have.values()), complete=whole)
+    return replace(manifest, receipts=sorted_receipts([*have.values(), *read]), complete=whole)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:

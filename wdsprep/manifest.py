@@ -83,6 +83,18 @@ class Manifest:
         return tuple(sorted(found, key=lambda shard: (shard.bucket, shard.name)))
 
     @cached_property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards)
+
+    @cached_property
+    def inputs(self) -> int:
+        return sum(receipt.inputs for receipt in self.receipts)
+
+    @cached_property
     def rejects(self) -> dict[str, int]:
         return count_up(receipt.rejects for receipt in self.receipts)
 

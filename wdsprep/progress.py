@@ -41,6 +41,11 @@ class ProgressLine:
         self._out.flush()
         self._drawn = self._terminal
 
+    def offer(self, text: Callable[[], str]) -> None:
+        """Draw what takes a while to tell, if it is time to."""
+        if self.due:
+            self.show(text())
+
     def counting(self, noun: str) -> Counting:
         """Shows how many of these are done."""
         return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")

@@ -5,6 +5,7 @@ years of runs, and each belongs to one stage of the way.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,6 +76,14 @@ _FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", "
 def facts_bytes(facts: Mapping[str, Any]) -> bytes:
     """The json member of a sample."""
     return _FACTS.encode(facts).encode("utf-8", "replace")
+
+
+def by_stage(counts: Mapping[str, int]) -> Counter[str]:
+    """Counts by code, as receipts have them, summed up by stage."""
+    found: Counter[str] = Counter()
+    for code, count in counts.items():
+        found[Code.named(code).stage] += count
+    return found
 
 
 class RejectedError(Exception):

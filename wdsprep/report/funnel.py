@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from wdsprep.report.given import Datasets, Given
-from wdsprep.samples import Code
+from wdsprep.samples import by_stage
 
 LOST_BY_STAGE = {
     "read": "could not be read",
@@ -27,10 +27,8 @@ class Row:
 
 def stages(rejects: Mapping[str, int]) -> dict[str, int]:
     """The rejects by stage, in the order of the stages."""
-    found = dict.fromkeys(LOST_BY_STAGE, 0)
-    for code, count in rejects.items():
-        found[Code.named(code).stage] += count
-    return {stage: count for stage, count in found.items() if count}
+    found = by_stage(rejects)
+    return {stage: found[stage] for stage in LOST_BY_STAGE if found[stage]}
 
 
 def funnel(datasets: Datasets) -> list[Row]:

@@ -25,15 +25,15 @@ class Given:
 
     @property
     def samples(self) -> int:
-        return sum(shard.samples for shard in self.manifest.shards)
+        return self.manifest.samples
 
     @property
     def nbytes(self) -> int:
-        return sum(shard.nbytes for shard in self.manifest.shards)
+        return self.manifest.nbytes
 
     @property
     def inputs(self) -> int:
-        return sum(receipt.inputs for receipt in self.manifest.receipts)
+        return self.manifest.inputs
 
     @property
     def rejected(self) -> int:

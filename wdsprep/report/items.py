@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wdsprep.dataset import read_each
 from wdsprep.errors import FormatError, WdsprepError
 from wdsprep.models import Model
 from wdsprep.report.decoding import Decoders, Decoding
 from wdsprep.report.given import Datasets, Given
 from wdsprep.report.joining import Joined, Joiner
 from wdsprep.report.markup import by
-from wdsprep.report.picking import Sample, pick, read_each, read_sample
+from wdsprep.report.picking import Sample, pick, read_sample
 from wdsprep.report.pictures import (
     Picture,
     coloured,

@@ -8,13 +8,11 @@ import json
 import random
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
-from wdsprep.dataset import READERS
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError
 from wdsprep.inspecting import members_of
 from wdsprep.manifest import Shard
@@ -25,8 +23,6 @@ from wdsprep.tar.read import split_member
 
 AHEAD_NBYTES = 4096
 DAMAGE = (FormatError, NotFoundError, ShortReadError, TarError)
-Found = TypeVar("Found")
-Spot = TypeVar("Spot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,18 +58,6 @@ def pick(shards: Sequence[Shard], count: int, seed: str) -> list[Place]:
 def _place(shards: Sequence[Shard], ends: Sequence[int], number: int) -> Place:
     at = bisect_right(ends, number)
     return Place(shard=shards[at], number=number - (ends[at - 1] if at else 0))
-
-
-def read_each(
-    read: Callable[[Spot], Found], spots: Iterable[Spot], heard: Callable[[int], None]
-) -> list[Found]:
-    """Read many at a time, in their order; `heard` is told how many are there."""
-    found: list[Found] = []
-    with ThreadPoolExecutor(READERS) as readers:
-        for one in readers.map(read, spots):
-            found.append(one)
-            heard(len(found))
-    return found
 
 
 def read_sample(store: Store, place: Place) -> Sample:

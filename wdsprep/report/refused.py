@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from wdsprep.dataset import read_each
 from wdsprep.manifest import Receipt
 from wdsprep.rejects import read_rejects, rejects_name
 from wdsprep.report.given import Given
-from wdsprep.report.picking import DAMAGE, read_each
+from wdsprep.report.picking import DAMAGE
 from wdsprep.samples import Reject
 
 UNITS = 24

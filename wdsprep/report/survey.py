@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from wdsprep.dataset import read_each
 from wdsprep.quantiles import bin_name, histogram
 from wdsprep.report.given import Given
-from wdsprep.report.picking import Sample, pick, read_each, read_facts
+from wdsprep.report.picking import Sample, pick, read_facts
 from wdsprep.report.spectrum import LATENT
 
 SAMPLES = 256

@@ -27,8 +27,7 @@ class VerifyShow:
         self._line.show(f"{url}: {plural(receipts, 'receipt')} read")
 
     def _status(self, status: Callable[[], Status]) -> None:
-        if self._line.due:
-            self._line.show(_progress(status(), self._line.elapsed_s))
+        self._line.offer(lambda: _progress(status(), self._line.elapsed_s))
 
     def removed(self, count: int) -> None:
         self._line.show(f"{plural(count, 'file')} done")

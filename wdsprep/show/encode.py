@@ -27,8 +27,7 @@ class EncodeShow:
         self._line = ProgressLine()
 
     def _status(self, status: Callable[[], Status]) -> None:
-        if self._line.due:
-            self._line.show(self._text(status()))
+        self._line.offer(lambda: self._text(status()))
 
     def _text(self, status: Status) -> str:
         elapsed = self._line.elapsed_s
@@ -60,12 +59,10 @@ class EncodeShow:
 
     def _summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest
-        samples = sum(shard.samples for shard in manifest.shards)
-        nbytes = sum(shard.nbytes for shard in manifest.shards)
         lines = [self._headline(outcome), *self._speed()]
         shards = plural(len(manifest.shards), "shard")
-        size = human_bytes(nbytes)
-        lines.append(f"{self._latents}: {plural(samples, 'sample')} in {shards}, {size}")
+        size = human_bytes(manifest.nbytes)
+        lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
         lines += rejects_lines(manifest.rejects, self._latents)
@@ -111,7 +108,7 @@ class EncodeShow:
             "latents": self._latents,
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,
-            "samples": sum(shard.samples for shard in manifest.shards),
+            "samples": manifest.samples,
             "shards": len(manifest.shards),
             "shards_before": outcome.units_before,
             "workers": {name: round(rate, 2) for name, rate in rates.items()},

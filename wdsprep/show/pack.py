@@ -19,7 +19,7 @@ from wdsprep.progress import (
 from wdsprep.resume import Survey
 from wdsprep.retries import retryable
 from wdsprep.run import Outcome, Status
-from wdsprep.samples import Code
+from wdsprep.samples import by_stage
 
 if TYPE_CHECKING:
     from wdsprep.sources.table import TableSource
@@ -46,8 +46,7 @@ class PackShow:
         self._line = ProgressLine()
 
     def _status(self, status: Callable[[], Status]) -> None:
-        if self._line.due:
-            self._line.show(self._text(status()))
+        self._line.offer(lambda: self._text(status()))
 
     def _text(self, status: Status) -> str:
         elapsed = self._line.elapsed_s
@@ -95,12 +94,8 @@ def describe(survey: Survey) -> str:
 
 def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
     """Of the images that were asked for."""
-    stages = {"fetch": 0, "check": 0}
-    for code, count in rejects.items():
-        stage = Code.named(code).stage
-        if stage in stages:
-            stages[stage] += count
-    asked = samples + sum(stages.values())
+    stages = by_stage(rejects)
+    asked = samples + stages["fetch"] + stages["check"]
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
@@ -109,8 +104,9 @@ def _fetch_report(packed: Outcome) -> list[str]:
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
-    samples = sum(shard.samples for shard in manifest.shards)
-    lines = [f"{_fetched_share(samples, manifest.rejects):.1%} of the images could be fetched"]
+    lines = [
+        f"{_fetched_share(manifest.samples, manifest.rejects):.1%} of the images could be fetched"
+    ]
     if packed.failed_hosts:
         lines.append(f"worst hosts: {human_counts(packed.failed_hosts, WORST_HOSTS)}")
     if count := retryable(manifest):
@@ -181,7 +177,7 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
         "quarantined": [failed.unit.name for failed in packed.quarantined],
         "rejects": manifest.rejects,
         "retryable": retryable(manifest),
-        "samples": sum(shard.samples for shard in manifest.shards),
+        "samples": manifest.samples,
         "shards": len(manifest.shards),
         "slices": len(manifest.receipts),
         "slices_before": packed.units_before,
