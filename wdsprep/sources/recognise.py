@@ -58,11 +58,12 @@ def _tables(
     url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
 ) -> Source:
     """Tables with images in a column, unless there is none but one of URLs."""
-    from wdsprep.sources.table import TableSource
+    if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
+        from wdsprep.sources.table import TableSource
+
+        return TableSource(url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item)
     from wdsprep.sources.urls import UrlSource
 
-    if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
-        return TableSource(url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item)
     return UrlSource(
         url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item, kinds=kinds
     )
