@@ -2,13 +2,14 @@
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packs import command, pack, tree
+from packs import command, jpeg, pack, tree
 from sites import FAST, KINDS, Site, kill_when_asked, open_site
-from webserver import WebServer
+from webserver import Connection, Request, WebServer, ok, status
 
 OPTIONS = (*FAST, "--samples-per-shard", "15")
 ON_RAY = ("--runner", "ray")
@@ -45,11 +46,14 @@ def wanted(
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    import ray
+    """A cluster of two machines, as Ray takes them for it."""
+    from ray.cluster_utils import Cluster
 
-    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield context.address_info["address"]
-    ray.shutdown()
+    machine = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=machine | {"include_dashboard": False})
+    cluster.add_node(**machine)
+    yield cluster.address
+    cluster.shutdown()
 
 
 def pack_in_two_attempts(table: Path, out: Path | str, server: WebServer, *options: str) -> None:
@@ -76,6 +80,42 @@ def test_on_ray_it_is_the_same_after_a_kill_and_after_a_retry(
     pack(table, out, *OPTIONS, *ON_RAY, "--retry-rejected", workers=2)
     behaviour.is_mended = False
     assert tree(out) == wanted[1]
+
+
+class Crowd:
+    """Answers once `wanted` requests wait at the same time, and then at once."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted, self._here, self._lock = wanted, 0, threading.Lock()
+        self._full = threading.Event()
+        self.most = 0
+
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        if request.path == "/robots.txt":
+            return status(404)(connection, request)
+        with self._lock:
+            self._here += 1
+            self.most = max(self.most, self._here)
+            if self._here == self._wanted:
+                self._full.set()
+        assert self._full.wait(60), f"{self.most} requests at a time, expected {self._wanted}"
+        with self._lock:
+            self._here -= 1
+        return ok(jpeg(0))(connection, request)
+
+
+def test_each_machine_of_a_cluster_has_its_own_bound_on_requests(
+    ray_address: str, tmp_path: Path
+) -> None:
+    a_machine = 3
+    crowd = Crowd(2 * a_machine)
+    with WebServer(crowd) as server:
+        table = tmp_path / "urls.txt"
+        table.write_text("".join(f"{server.url}/{n}.jpg\n" for n in range(60)))
+        on = (*ON_RAY, "--ray-address", ray_address, "--per-host", str(a_machine))
+        pack(table, tmp_path / "out", *OPTIONS, "--timeout", "60", *on)
+    assert crowd.most == 2 * a_machine
+    assert len(list((tmp_path / "out/receipts").iterdir())) == 4
 
 
 def test_onto_s3_it_is_the_same_after_a_kill_and_after_a_retry(

@@ -15,6 +15,7 @@ from benches import ROOT
 PACKAGES = {
     "fetch": ("img2dataset", "aiohttp", "urllib3", "pycurl", "certifi"),
     "load": ("mosaicml-streaming>=0.13", "litdata>=0.2.69"),
+    "profile": ("py-spy",),
 }
 SHARES_TORCH = ("load",)
 

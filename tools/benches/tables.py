@@ -1,12 +1,11 @@
-"""What was measured: as a table, as JSON, as a plot, and in the README."""
+"""What was measured: as a table, as JSON, and as a plot."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benches import ROOT, Role
-from benches.turns import Measured
+from benches import Group, Rival, Role
+from benches.turns import Measured, Taken
 
 BAR, ROW, LEFT, WIDTH = 360, 22, 330, 800
 COLOURS = {Role.OURS: "#2563a8", Role.RIVAL: "#8a8f98", Role.LIMIT: "#c9a227"}
@@ -17,8 +16,6 @@ def rows(measured: Measured) -> Iterator[tuple[str, ...]]:
     group = measured.group
     for rival in group.rivals:
         times = sorted(run.seconds for run in measured.runs[rival.name])
-        middle = measured.median(rival.name)
-        rate = f"{_number(group.count / middle)}/s" if group.count else _time(middle)
         spread = (
             f"{_number(group.count / times[-1])}..{_number(group.count / times[0])}"
             if group.count
@@ -26,7 +23,20 @@ def rows(measured: Measured) -> Iterator[tuple[str, ...]]:
         )
         name = f"{rival.name} (limit)" if rival.role is Role.LIMIT else rival.name
         cpu, peak = (measured.median(rival.name, what) for what in ("cpu_s", "peak_mb"))
-        yield name, rate, spread, f"{measured.ratio(rival.name):.2f}", f"{cpu:.1f}", f"{peak:,.0f}"
+        yield (
+            name,
+            speed(measured, rival.name),
+            spread,
+            f"{measured.ratio(rival.name):.2f}",
+            f"{cpu:.1f}",
+            f"{peak:,.0f}",
+        )
+
+
+def speed(measured: Measured, name: str) -> str:
+    """Its rate, or its time where a single thing is timed."""
+    count, middle = measured.group.count, measured.median(name)
+    return f"{_number(count / middle)}/s" if count else _time(middle)
 
 
 def table(measured: Measured) -> str:
@@ -53,6 +63,17 @@ def verdicts(measured: Measured) -> Iterator[str]:
         yield f"{measured.group.title}: {found:.2f} x {name}, target {wanted:g} x: {word}"
 
 
+def from_facts(facts: dict[str, Any]) -> Measured:
+    """What `facts` were made of, but for the commands."""
+    rivals = [
+        Rival(name=one["name"], command=(), role=Role(one["role"])) for one in facts["rivals"]
+    ]
+    names = ("name", "title", "unit", "count", "targets")
+    group = Group(**{name: facts[name] for name in names}, rivals=rivals)
+    runs = {one["name"]: [Taken(**run) for run in one["runs"]] for one in facts["rivals"]}
+    return Measured(group=group, runs=runs)
+
+
 def facts(measured: Measured) -> dict[str, Any]:
     """For a program."""
     group = measured.group
@@ -66,7 +87,6 @@ def facts(measured: Measured) -> dict[str, Any]:
             {
                 "name": rival.name,
                 "role": rival.role.value,
-                "command": [str(word) for word in rival.command],
                 "ratio": round(measured.ratio(rival.name), 3),
                 "runs": [asdict(run) for run in measured.runs[rival.name]],
             }
@@ -104,17 +124,6 @@ def plot(found: Sequence[Measured]) -> str:
         f'viewBox="0 0 {WIDTH} {y + 20}" font-family="sans-serif" font-size="13">'
     )
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>\n"])
-
-
-def into_readme(found: Sequence[Measured], path: Path = ROOT / "README.md") -> None:
-    """Put each table between its marks, where the README has them."""
-    text = path.read_text()
-    for measured in found:
-        begin, end = (f"<!-- {word} {measured.group.name} -->" for word in ("bench", "end"))
-        if begin in text and end in text:
-            before, rest = text.split(begin, 1)
-            text = f"{before}{begin}\n{table(measured)}\n{end}{rest.split(end, 1)[1]}"
-    path.write_text(text)
 
 
 def _number(value: float) -> str:

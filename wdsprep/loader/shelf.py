@@ -73,9 +73,9 @@ class _OpenShard:
     def __init__(self, fd: int, offsets: memoryview) -> None:
         self.fd, self.offsets = fd, offsets
 
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd >= 0:  # at the end of the program, when the module may be gone
+            close(self.fd)
 
 
 class _Shards:

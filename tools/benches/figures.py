@@ -1,0 +1,78 @@
+"""The figures that the project shows: the last ones measured of each group.
+
+`figures.json` holds them. From it are made `figures.md`, with every table, and in the README one
+table with a line for each group that has somebody to be compared with.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benches import ROOT, Role, tables
+from benches.turns import Measured
+
+HERE = Path(__file__).parent
+RECORD, PAGE, README = HERE / "figures.json", HERE / "figures.md", ROOT / "README.md"
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+TITLE = """# Figures
+
+Made by `tools/bench`, not by hand. Rivals take turns, each in a process of its own; *time* is how
+many times as long as wdsprep one takes, in the median of the rounds; CPU seconds and the peak of
+memory are those of all its processes. Lines with (limit) do a part of the work alone.
+"""
+HEAD = ("", "wdsprep", "fastest other", "", "times", "target")
+
+
+def record(found: Sequence[Measured], order: Sequence[str], machine: dict[str, Any]) -> None:
+    """Keep these, and show them with what is known of the other groups."""
+    kept = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    kept |= {one.group.name: tables.facts(one) | {"machine": machine} for one in found}
+    ranks = {name: rank for rank, name in enumerate(order)}
+    kept = dict(sorted(kept.items(), key=lambda item: ranks[item[0].partition("-")[0]]))
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+    show(kept)
+
+
+def show(kept: dict[str, dict[str, Any]]) -> None:
+    measured = [tables.from_facts(facts) for facts in kept.values()]
+    places = [_place(facts["machine"]) for facts in kept.values()]
+    PAGE.write_text("\n".join([TITLE, *_sections(measured, places)]))
+    before, rest = README.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    lines = [HEAD, ("---",) * len(HEAD), *(line for one in measured for line in _lines(one))]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    README.write_text(f"{before}{BEGIN}\n{rows}\n{END}{after}")
+
+
+def _place(machine: dict[str, Any]) -> str:
+    return f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}"
+
+
+def _sections(measured: Sequence[Measured], places: Sequence[str]) -> Iterator[str]:
+    before = ""
+    for one, place in zip(measured, places, strict=True):
+        if place != before:
+            yield f"Measured {place}.\n"
+            before = place
+        yield tables.table(one) + "\n"
+        yield from (f"- {note}" for note in tables.notes(one))
+        yield ""
+
+
+def _lines(measured: Measured) -> Iterator[tuple[str, ...]]:
+    """A line for the README, where anything is faster or slower than we are."""
+    others = [rival for rival in measured.group.rivals if rival.role is Role.RIVAL]
+    others = others or [rival for rival in measured.group.rivals if rival.role is Role.LIMIT]
+    if not others:
+        return
+    ours, best = measured.group.rivals[0], min(others, key=lambda one: measured.median(one.name))
+    limit = " (limit)" if best.role is Role.LIMIT else ""
+    yield (
+        measured.group.title,
+        tables.speed(measured, ours.name),
+        best.name + limit,
+        tables.speed(measured, best.name),
+        f"{measured.ratio(best.name):.2f}",
+        f"{wanted:g}" if (wanted := measured.group.targets.get(best.name)) else "",
+    )
