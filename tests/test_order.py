@@ -388,7 +388,7 @@ def test_blocks_and_slots_come_from_the_batch_alone() -> None:
     ]
 
 
-# Shuffling, measured by tools/bench-order
+# Shuffling, measured by `tools/bench order`
 
 
 def test_neighbours_are_seldom_of_one_shard_and_serial_correlation_is_low() -> None:

@@ -21,7 +21,7 @@ begins with it. The sequence itself has no seam: it is the same whether it is re
 or without end, and resuming takes the number of the step alone. A step in which a pass over a
 stream ends holds the last samples of that pass and the first of the next.
 
-How well it shuffles (tools/bench-order: 200 shards of 500, batches of 1,024, means of 20 seeds),
+How well it shuffles (tools/bench order: 200 shards of 500, batches of 1,024, means of 20 seeds),
 where near means less than 16 places apart in a shard:
 
                               serial         neighbours        pairs in a batch  near pairs
