@@ -197,7 +197,7 @@ def output(code: str) -> str:
 
 def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
     assert run("pack", str(downloads)).returncode == 0
-    encode, read_images, read_latents, load = python_blocks("README.md")
+    encode, read_images, read_latents, load, *_ = python_blocks("README.md")
     assert output(encode) == "True 2 ()\n"
     assert output(read_images) == "000000000000 (300, 400) a photo\n"
     assert output(read_latents) == "000000000000 (4, 32, 32) (77, 64) a photo\n"

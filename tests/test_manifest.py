@@ -70,7 +70,7 @@ def test_a_cut_file_is_damaged(cut: int) -> None:
 
 
 def test_a_newer_format_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.manifest.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("wdsprep.sealed.FORMAT", FORMAT + 1)
     newer = manifest().to_bytes()
     monkeypatch.undo()
     with pytest.raises(NewerFormatError, match="upgrade wdsprep"):

@@ -113,7 +113,7 @@ def test_each_machine_of_a_cluster_has_its_own_bound_on_requests(
         table = tmp_path / "urls.txt"
         table.write_text("".join(f"{server.url}/{n}.jpg\n" for n in range(60)))
         on = (*ON_RAY, "--ray-address", ray_address, "--per-host", str(a_machine))
-        pack(table, tmp_path / "out", *OPTIONS, "--timeout", "60", *on)
+        pack(table, tmp_path / "out", *OPTIONS, "--timeout", "60", *on, workers=2)
     assert crowd.most == 2 * a_machine
     assert len(list((tmp_path / "out/receipts").iterdir())) == 4
 

@@ -248,3 +248,18 @@ def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
                 Path(folder, f"running-{event.unit.name}").touch()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """Each unit takes its time, and no processor."""
+
+    unit_s: float
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[int, None, int]:
+        time.sleep(self.unit_s)
+        yield 1
+        return os.getpid()

@@ -5,6 +5,9 @@
     tools/train_example.py demo/latents-256 demo/latents-512 --out demo/training
     torchrun --nproc-per-node 2 tools/train_example.py ...      # the same on two processes
 
+    tools/train_example.py demo/images demo/images --online own --out demo/online
+                                                # the same losses, and no latents on disk
+
 It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
 the weights of the one before; the DDPM loss; a moving average of the weights; captions dropped at
 times, for classifier-free guidance. Killed at any moment it goes on from its last checkpoint, in
@@ -12,15 +15,20 @@ mid-epoch, and its losses are those of a run that was never killed: the loader's
 numbers, and all chance is a function of the seed and the step. On several ranks, each takes its
 part of the same global batch and of the same noise, so the losses agree but for rounding.
 
+With `--online own` each rank encodes images on its own device while it trains; with `--online ray`
+other processes do, on Ray. A checkpoint of one way goes on in any other.
+
 In OUT: checkpoint.pt, losses.csv, losses.png, and for each phase samples-N.png, where the upper row
 is decoded from stored latents and the lower one is sampled for the same captions.
 """
 
 import argparse
+import contextlib
 import copy
 import csv
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +42,8 @@ from torch.nn.parallel import DistributedDataParallel
 from train_pictures import decode, grid, plot
 
 import wdsprep
-from wdsprep.models import TINY
+from wdsprep.models import TINY, find_model
+from wdsprep.online import find_encoding
 from wdsprep.store import open_store
 
 SEED = 0
@@ -43,6 +52,7 @@ GUIDANCE = 2.0
 SAMPLING_STEPS = 25
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012}  # as Stable Diffusion has them
 SHOWN = 5  # samples in a grid
+ALONE = {"rank": 0, "world_size": 1}
 
 
 def main() -> None:
@@ -56,7 +66,10 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("latents", nargs="+", help="a dataset for each phase, in their order")
+    parser.add_argument("data", nargs="+", help="a dataset for each phase, in their order")
+    parser.add_argument("--online", choices=["own", "ray"], help="the datasets are of images")
+    parser.add_argument("--model", default="tiny", help="that encodes images, with --online")
+    parser.add_argument("--resolutions", default="256,512", help="of each phase, with --online")
     parser.add_argument("--steps", default="300,40", help="of each phase")
     parser.add_argument("--batch", type=int, default=8, help="samples of a step, over all ranks")
     parser.add_argument("--width", type=int, default=32, help="channels of the first level")
@@ -66,8 +79,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("training"))
     options = parser.parse_args()
     options.steps = [int(count) for count in options.steps.split(",")]
-    if len(options.steps) != len(options.latents):
-        parser.error(f"--steps names {len(options.steps)} phases of {len(options.latents)}")
+    options.resolutions = [int(side) for side in options.resolutions.split(",")]
+    if len(options.steps) != len(options.data):
+        parser.error(f"--steps names {len(options.steps)} phases of {len(options.data)}")
+    if options.online and len(options.resolutions) != len(options.data):
+        parser.error(f"--resolutions names {len(options.resolutions)} of {len(options.data)}")
+    if options.online == "ray" and "WORLD_SIZE" in os.environ:
+        parser.error("--online ray trains in one process: give each of several its feed.trainers")
     return options
 
 
@@ -76,14 +94,14 @@ class Trainer:
         self.options = options
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.phase = 0
         torch.manual_seed(SEED)
-        self.unet = new_unet(options.width, emb_width(options.latents[0]))
+        self.unet = new_unet(options.width, self.emb_width())
         self.average = copy.deepcopy(self.unet).requires_grad_(False)
         self.model = DistributedDataParallel(self.unet) if self.world > 1 else self.unet
         self.optimiser = torch.optim.AdamW(self.unet.parameters(), lr=options.rate)
         self.schedule = DDPMScheduler(beta_schedule="scaled_linear", **BETAS)
         self.losses: list[tuple[int, int, float]] = []
-        self.phase = 0
         options.out.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
@@ -97,24 +115,44 @@ class Trainer:
                 plot([loss for _, _, loss in self.losses], self.options.out / "losses.png")
 
     def train_phase(self, state: dict[str, Any] | None) -> None:
-        loader = wdsprep.load(
-            self.options.latents[self.phase],
-            global_batch=self.options.batch,
-            seed=SEED,
-            epochs=None,
-            drop_text=DROP_TEXT,
-        )
+        with self.opened(state) as loader:
+            batches, last = iter(loader), self.options.steps[self.phase]
+            while loader.step < last:
+                batch = next(batches)
+                loss = self.train_step(loader.step, batch)
+                self.losses.append((self.phase, loader.step, loss))
+                if self.rank == 0:
+                    print(f"phase {self.phase} step {loader.step} loss {loss:.4f}", flush=True)
+                if loader.step % self.options.save_every == 0 or loader.step == last:
+                    self.save(loader.state_dict())
+
+    def emb_width(self) -> int:
+        if self.options.online:
+            return find_model(self.options.model, text="emb").towers[0].width
+        url = self.options.data[self.phase]
+        return int(next(iter(wdsprep.load(url, global_batch=1, **ALONE)))["emb"].shape[-1])
+
+    @contextlib.contextmanager
+    def opened(self, state: dict[str, Any] | None) -> Iterator[Any]:
+        """The batches of a phase from a state on, from wherever they are to come."""
+        wanted = {"global_batch": self.options.batch, "seed": SEED, "epochs": None}
+        wanted |= {"drop_text": DROP_TEXT}
+        url = self.options.data[self.phase]
+        if self.options.online == "ray":
+            how = {"resolution": self.options.resolutions[self.phase], "model": self.options.model}
+            with wdsprep.stream(url, state=state, **how, **wanted) as feed:
+                yield feed.trainers[0]
+            return
+        loader = wdsprep.load(url, encode=self.how(), **wanted)
         if state is not None:
             loader.load_state_dict(state)
-        batches, last = iter(loader), self.options.steps[self.phase]
-        while loader.step < last:
-            batch = next(batches)
-            loss = self.train_step(loader.step, batch)
-            self.losses.append((self.phase, loader.step, loss))
-            if self.rank == 0:
-                print(f"phase {self.phase} step {loader.step} loss {loss:.4f}", flush=True)
-            if loader.step % self.options.save_every == 0 or loader.step == last:
-                self.save(loader.state_dict())
+        yield loader
+
+    def how(self) -> wdsprep.Encode | None:
+        if not self.options.online:
+            return None
+        resolution = self.options.resolutions[self.phase]
+        return wdsprep.Encode(resolution=resolution, model=self.options.model)
 
     def train_step(self, step: int, batch: dict[str, Any]) -> float:
         latents, emb = batch["latent"].float(), batch["emb"].float()
@@ -187,12 +225,12 @@ class Trainer:
     @torch.no_grad()
     def draw_samples(self) -> None:
         """Stored latents above, samples for their captions below."""
-        url = self.options.latents[self.phase]
+        url, how = self.options.data[self.phase], self.how()
         vae = AutoencoderKL.from_pretrained(self.options.vae, low_cpu_mem_usage=False).float()
         fields = ("latent", "emb", "txt")
-        loader = wdsprep.load(url, global_batch=SHOWN, rank=0, world_size=1, fields=fields)
+        loader = wdsprep.load(url, global_batch=SHOWN, encode=how, fields=fields, **ALONE)
         batch = next(iter(loader))
-        empty = torch.from_numpy(np.load(io.BytesIO(open_store(url).read("empty.emb.npy"))))
+        empty = empty_emb(url, how)
         stored = batch["latent"].float()
         made = sample(self.average, self.schedule, stored.shape, batch["emb"], empty)
         rows = [decode(vae, latents) for latents in (stored, made)]
@@ -214,9 +252,12 @@ def new_unet(width: int, text_width: int) -> UNet2DConditionModel:
     )
 
 
-def emb_width(url: str) -> int:
-    first = next(iter(wdsprep.load(url, global_batch=1, rank=0, world_size=1)))
-    return int(first["emb"].shape[-1])
+def empty_emb(url: str, how: wdsprep.Encode | None) -> Tensor:
+    """What the empty caption becomes."""
+    if how is None:
+        data = open_store(url).read("empty.emb.npy")
+        return torch.from_numpy(np.load(io.BytesIO(data)))
+    return find_encoding(how, "cpu").load().empty()["emb.npy"]
 
 
 def sample(

@@ -9,14 +9,18 @@ if TYPE_CHECKING:
     from wdsprep.encoding import encode
     from wdsprep.loader import load
     from wdsprep.loader.catalog import Stream
+    from wdsprep.online import Encode
+    from wdsprep.streaming import stream
 
-__all__ = ["Stream", "encode", "load"]
+__all__ = ["Encode", "Stream", "encode", "load", "stream"]
 __version__ = "0.1.0"
 
 _PLACES = {
+    "Encode": "wdsprep.online",
     "Stream": "wdsprep.loader.catalog",
     "encode": "wdsprep.encoding",
     "load": "wdsprep.loader",
+    "stream": "wdsprep.streaming",
 }
 
 

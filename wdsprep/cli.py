@@ -14,7 +14,7 @@ import click
 
 from wdsprep import __version__
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PLAN, RECIPE, RULES, WORKERS
+from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PACKERS, PLAN, RECIPE, RULES, WORKERS
 
 IMG2DATASET_NAMES = {
     "number-sample-per-shard": "samples-per-shard",
@@ -52,7 +52,7 @@ def cli(debug: bool) -> None:
 @COLUMNS
 @FETCHING
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples, for a trial.")
-@WORKERS
+@PACKERS
 @click.option("--append", is_flag=True, help="Pack what the source has gained since.")
 @click.option("--overwrite", is_flag=True, help="Start over: remove the dataset IMAGES first.")
 @JSON

@@ -20,6 +20,7 @@ class Wish:
     runner: str = "ray"
     device: str = "auto"
     workers: int = 0
+    max_workers: int = 0
     cpus_per_worker: float = 0.0
     gpus_per_worker: float = 0.0
     accelerator_type: str | None = None
@@ -113,14 +114,17 @@ def this_machine(device: str) -> Machine:
     return Machine(cpus=usable_cpus(), gpus=visible_gpus())
 
 
-def runner_of(wish: Wish, crew: Crew, *, units: int) -> Runner:
+def runner_of(wish: Wish, crew: Crew, *, units: int, phase: str = "") -> Runner:
     """A runner for this crew, with no more workers than there are units."""
     return make_runner(
         wish.runner,
         workers=min(crew.workers, units),
+        max_workers=min(wish.max_workers, units),
         units_per_worker=SHARDS_PER_WORKER,
         max_attempts=wish.max_attempts,
         name="encode",
+        phase=phase,
+        units=units,
         address=wish.ray_address,
         cpus_per_worker=crew.cpus_per_worker,
         gpus_per_worker=crew.gpus_per_worker,

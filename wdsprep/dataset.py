@@ -6,18 +6,21 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, differences, sorted_receipts
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Settings, differences
 from wdsprep.progress import Counting, unheard
+from wdsprep.receipts import by_unit, line_of
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
+NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
 Spot = TypeVar("Spot")
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
@@ -67,6 +70,13 @@ def read_manifest(store: Store) -> Manifest | None:
         ) from error
 
 
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Piece by piece: of a million units it is half a GB."""
+    with store.write(MANIFEST) as sink:
+        for piece in manifest.pieces():
+            sink.write(piece)
+
+
 def claim(store: Store, dataset: str, settings: Settings) -> Manifest:
     """Begin a dataset, or go on with it if it was made with the same settings."""
     fresh = Manifest(dataset=dataset, settings=settings)
@@ -91,32 +101,36 @@ def check_kind(store: Store, found: str, wanted: str) -> None:
         raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
 
 
-def done_units(store: Store) -> frozenset[str]:
+def done_units(store: Store) -> Iterator[str]:
     """The units that have a receipt."""
     start, end = len("receipts/"), -len(".json")
     names = (entry.name for entry in store.list("receipts/"))
-    return frozenset(name[start:end] for name in names if name.endswith(".json"))
+    return (name[start:end] for name in names if name.endswith(".json"))
 
 
 def refreshed(
     store: Store,
     manifest: Manifest,
-    known: Iterable[Receipt] = (),
+    known: Receipts = NONE_KNOWN,
     heard: Counting = unheard,
 ) -> Manifest:
     """The manifest with exactly the receipts that are there; `known` need not be read again. It is
     complete no more where one is gone, as when a user deletes it to have its unit done again.
     `heard` is told how many receipts have been read, of how many."""
-    done = done_units(store)
-    have = {r.unit: r for r in (*manifest.receipts, *known) if r.unit in done}
-    missing = sorted(done - have.keys())
+    stated = manifest.ledger
+    done: dict[str, bytes] = dict.fromkeys(done_units(store), b"")
+    for unit, line in chain(stated.named_lines(), known.named_lines()):
+        if unit in done:
+            done[unit] = line
+    missing = sorted(unit for unit, line in done.items() if not line)
     read = read_each(
-        lambda unit: read_receipt(store, unit, manifest.settings),
+        lambda unit: line_of(read_receipt(store, unit, manifest.settings)),
         missing,
-        lambda count: heard(len(have) + count, len(done)),
+        lambda count: heard(len(done) - len(missing) + count, len(done)),
     )
-    whole = manifest.complete and all(r.unit in done for r in manifest.receipts)
-    return replace(manifest, receipts=sorted_receipts([*have.values(), *read]), complete=whole)
+    done.update(zip(missing, read, strict=True))
+    whole = manifest.complete and all(unit in done for unit in stated.units())
+    return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
@@ -175,12 +189,12 @@ def _two_runs(store: Store, unit: str) -> FingerprintError:
 
 def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
     """The manifest as the receipts have it, or None without any."""
-    first = next(iter(sorted(done_units(store))), None)
+    first = min(done_units(store), default=None)
     if first is None:
         return None
     receipt = read_receipt(store, first)
-    bare = Manifest(dataset=receipt.dataset, settings=receipt.settings)
-    found = refreshed(store, bare, [receipt], heard)
+    bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
+    found = refreshed(store, bare, heard=heard)
     return replace(found, generations=tuple(sorted({0, *(r.generation for r in found.receipts)})))
 
 
@@ -192,7 +206,7 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
         raise NotFoundError(f"{url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):
         manifest = _with_what_receipts_lack(manifest, read_manifest(store))
-    write_bytes(store, MANIFEST, manifest.to_bytes())
+    write_manifest(store, manifest)
     return manifest
 
 
@@ -221,7 +235,7 @@ def tidy(store: Store, manifest: Manifest) -> None:
     shards = {shard.name for shard in manifest.shards}
     buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
     names = [entry.name for entry in store.list()]
-    theirs = done_units(store) - ours
+    theirs = {unit for unit in done_units(store) if unit not in ours}
     finished = ours | theirs
     for name in names:
         shard, beside = SHARD.fullmatch(name), BESIDE.fullmatch(name)

@@ -4,8 +4,9 @@ A shard is a unit of work; its output has its name, its keys and its order. (The
 called `encode`, because `wdsprep.encode` is the function.)
 """
 
+import gc
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ def encode(
     device: str = "auto",
     runner: str = "ray",
     workers: int = 0,
+    max_workers: int = 0,
     gpus_per_worker: float = 0.0,
     cpus_per_worker: float = 0.0,
     accelerator_type: str | None = None,
@@ -87,6 +89,7 @@ def encode(
         runner=runner,
         device=device,
         workers=workers,
+        max_workers=max_workers,
         cpus_per_worker=cpus_per_worker,
         gpus_per_worker=gpus_per_worker,
         accelerator_type=accelerator_type,
@@ -126,7 +129,7 @@ def encode_as(
     found = find_model(model, text=recipe.text, listener=listener.told)
     check_resolution(found, recipe.resolution)
     crew = find_crew(wish)
-    recipe = replace(recipe, dtype=_dtype(recipe.dtype, crew.device, found))
+    recipe = replace(recipe, dtype=dtype_of(recipe.dtype, crew.device, found))
     settings = settings_of(found, recipe)
     store, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(store, manifest)
@@ -159,8 +162,21 @@ def encode_as(
         decoders=crew.threads,
         threads=crew.threads,
     )
-    runner = runner_of(wish, crew, units=len(pending)) if pending else None
-    return run.carry_out(runner, Latents(workshop), pending)
+    runner = None
+    if pending:
+        runner = runner_of(wish, crew, units=len(pending), phase=str(recipe.resolution))
+    del source, wanted, manifest
+    return run.carry_out(runner, Latents(workshop), drained(pending))
+
+
+def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
+    """Give away what is in the list, from its start, until nothing is. What waits is packed: where
+    a million shards lie scattered over half a GB, no part of that is free before the last goes."""
+    waiting = [shard.packed() for shard in reversed(shards)]
+    shards.clear()
+    gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
+    while waiting:
+        yield ImageShard.unpacked(waiting.pop())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,17 +218,18 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
 
 def plan(
     store: Store, manifest: Manifest, known: Sequence[ImageShard], wanted: Sequence[ImageShard]
-) -> tuple[Manifest, tuple[ImageShard, ...]]:
+) -> tuple[Manifest, list[ImageShard]]:
     """The manifest and the shards that are left to do: those wanted minus receipts present. One
     that an earlier --limit has cut is done anew, so its receipt goes."""
-    done = {receipt.unit: receipt.input for receipt in manifest.receipts}
+    ledger = manifest.ledger
+    done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     _check_unchanged(store, done, {shard.name: shard.whole_input for shard in known})
-    pending = tuple(shard for shard in wanted if not shard.is_done_by(done.get(shard.name, "")))
+    pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
     cut = {shard.name for shard in pending if shard.name in done}
     for name in cut:
         store.delete(receipt_name(name))
-    receipts = tuple(receipt for receipt in manifest.receipts if receipt.unit not in cut)
-    return replace(manifest, receipts=receipts), _largest_first(pending)
+    kept = [line for unit, line in ledger.named_lines() if unit not in cut]
+    return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
 
 
 def _check_unchanged(store: Store, done: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -228,8 +245,9 @@ def _check_unchanged(store: Store, done: Mapping[str, str], known: Mapping[str, 
 
 def _check_empty(store: Store, manifest: Manifest) -> None:
     """What became of the empty caption must be what receipts say before a further one says it."""
-    known = {item for receipt in manifest.receipts for item in receipt.files.items()}
-    for name in {name for name, _ in known if name.startswith("empty.")}:
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    for name in {name for name, _ in known}:
         with suppress(NotFoundError):  # the first worker writes it
             if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
                 raise FormatError(
@@ -238,12 +256,12 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
                 )
 
 
-def _largest_first(shards: Iterable[ImageShard]) -> tuple[ImageShard, ...]:
+def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
     """So that no worker begins a large one when the others have ended."""
-    return tuple(sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples)))
+    return sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples))
 
 
-def _dtype(wanted: str, device: str, model: Model) -> str:
+def dtype_of(wanted: str, device: str, model: Model) -> str:
     """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow."""
     if wanted != "auto":
         return wanted

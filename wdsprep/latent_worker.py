@@ -19,7 +19,6 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.latent_shard import LatentShard, write_empty
 from wdsprep.latents import Working, Workshop
 from wdsprep.manifest import Receipt
-from wdsprep.rejects import rejects_name
 from wdsprep.run import share_of
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Reject, RejectedError
@@ -47,7 +46,7 @@ class LatentsWorker:
             threads=recipe.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._empty = write_empty(self._store, self._encoder.fields, self._engine)
+        self._empty = write_empty(self._store, self._encoder.fields, self._engine.empty)
 
     def close(self) -> None:
         self._engine.close()
@@ -58,7 +57,7 @@ class LatentsWorker:
         if done := find_receipt(self._store, shard.name, shard.input, settings):
             return done
         try:
-            with LatentShard(self._store, shard, self._encoder) as output:
+            with LatentShard(self._store, shard, self._encoder.fields) as output:
                 with Feeder(self._engine, self._source, shard) as feeder:
                     for _ in self._drain(feeder, output):
                         yield self._working(shard, output)
@@ -66,18 +65,7 @@ class LatentsWorker:
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
         yield self._working(shard, output)
-        receipt = Receipt(
-            dataset="latents",
-            unit=shard.name,
-            generation=0,
-            settings=settings,
-            input=shard.input,
-            inputs=output.samples + output.rejects.counts.total(),
-            shards=written,
-            rejects=dict(output.rejects.counts),
-            counts=dict(output.counts),
-            files={rejects_name(shard.name): output.rejects.sha256, **self._empty},
-        )
+        receipt = output.receipt(shard, settings, written, self._empty)
         write_receipt(self._store, receipt)
         return receipt
 

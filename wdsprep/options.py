@@ -54,6 +54,27 @@ class Auto(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class Span(click.ParamType):  # type: ignore[type-arg]
+    """A number of workers, `auto`, which is 0, or the least and the most."""
+
+    name = "auto|N|MIN:MAX"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(value))
+        least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
+        if match is None or (match[2] and not 1 <= least <= most):
+            self.fail(f"{value!r}: give auto, a number, or MIN:MAX such as 4:32", param, ctx)
+        return least, most
+
+
+def _span(ctx: click.Context, _param: Any, value: tuple[int, int]) -> int:
+    """The most is a value of its own to the commands."""
+    ctx.params["max_workers"] = value[1]
+    return value[0]
+
+
 class Sizes(click.ParamType):  # type: ignore[type-arg]
     """A number for each of some sizes: `256=490M,512=300M`."""
 
@@ -182,11 +203,23 @@ RUNNING = (
     click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
     click.option("--max-attempts", type=click.IntRange(1), default=3, show_default=True),
 )
+LOCALLY = click.option(
+    "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True
+)
 WORKERS = options(
     click.option("--workers", type=click.IntRange(0), default=0, help="Processes.  [all cores]"),
+    LOCALLY,
+    *RUNNING,
+)
+PACKERS = options(
     click.option(
-        "--runner", type=click.Choice(["local", "ray"]), default="local", show_default=True
+        "--workers",
+        type=Span(),
+        default="auto",
+        callback=_span,
+        help="Processes; on a cluster also MIN:MAX.  [all cores]",
     ),
+    LOCALLY,
     *RUNNING,
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -247,7 +280,14 @@ CREW = options(
         default="auto",
         show_default=True,
     ),
-    click.option("--workers", type=Auto(1), default="auto", show_default=True),
+    click.option(
+        "--workers",
+        type=Span(),
+        default="auto",
+        callback=_span,
+        show_default=True,
+        help="MIN:MAX on a cluster that grows.",
+    ),
     click.option(
         "--gpus-per-worker", type=float, default=0.0, help="GPUs, or a share of one.  [1]"
     ),

@@ -20,11 +20,13 @@ def pack_request(source: str, images: str, listener: Listener, **options: Any) -
     """Call `pack` as the command line asks."""
     _check(options)
     kind, address = options["runner"], options["ray_address"]
+    least, most = options["workers"], options["max_workers"]
 
     def runner(crew: Crew) -> Runner:
         return make_runner(
             kind,
-            workers=crew.workers,
+            workers=min(least, crew.workers) if most else crew.workers,
+            max_workers=crew.workers if most else 0,
             units_per_worker=crew.slices,
             max_attempts=options["max_attempts"],
             address=address,
@@ -38,7 +40,7 @@ def pack_request(source: str, images: str, listener: Listener, **options: Any) -
         images,
         rules=_rules(options, condition),
         columns=_columns(options, condition),
-        find_hands=partial(find_hands, kind, workers=options["workers"] or 0, address=address),
+        find_hands=partial(find_hands, kind, workers=most or least, address=address),
         make_runner=runner,
         fetch=_fetch_rules(options),
         limit=options["limit"] or 0,

@@ -132,7 +132,7 @@ def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None
 
 
 def _write_manifest(store: Store, found: Survey) -> None:
-    if done_units(store):
+    if any(done_units(store)):
         write_rebuilt(store.url)
     elif found.manifest is not None:
         bare = replace(found.manifest, receipts=(), complete=False)

@@ -42,7 +42,7 @@ class Retries:
 
     def pending(self, manifest: Manifest) -> list[Slice]:
         """Those without a receipt."""
-        done = {receipt.unit for receipt in manifest.receipts}
+        done = set(manifest.ledger.units())
         return [part for part in self.slices if part.name not in done]
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
@@ -52,8 +52,10 @@ class Retries:
 
     def settle(self, manifest: Manifest) -> Manifest:
         """Bring what older slices say in line with the retry slices that are done."""
-        done = {receipt.unit for receipt in manifest.receipts}
+        done = set(manifest.ledger.units())
         moved = _rows_of(part for part in self.slices if part.name in done)
+        if not moved:
+            return manifest
         planned = _rows_of(self.slices)
         receipts = tuple(
             receipt

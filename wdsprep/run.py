@@ -8,16 +8,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import claim, clear, refreshed, tidy
+from wdsprep.dataset import claim, clear, refreshed, tidy, write_manifest
 from wdsprep.errors import AccessError, WorkError
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, Settings, count_up
+from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
+from wdsprep.receipts import by_unit, line_of
 from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.store import Store, open_store, write_bytes
+from wdsprep.store import Store, open_store
 
 MOST_HOSTS = 2_000
+CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
 USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
@@ -94,7 +97,8 @@ class Run:
         self._limit, self._whole, self._tidies = limit, whole, tidies
         self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
         self._failed_hosts: Counter[str] = Counter()
-        self._receipts: list[Receipt] = []
+        self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
+        self._next_checkpoint = CHECKPOINT
         self._going: dict[str, Progress] = {}
         self._quarantined: list[Quarantined] = []
         before = len(manifest.receipts)
@@ -111,7 +115,7 @@ class Run:
             all_done = self._total.units_done == self._total.units
         finally:
             published = self._publish(all_done=all_done)
-        if unseen := {r.unit for r in self._receipts} - {r.unit for r in published.receipts}:
+        if unseen := set(self._receipts.units()).difference(published.ledger.units()):
             raise WorkError(
                 f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
                 "another run has taken it away (run again), or the workers run on machines that "
@@ -146,9 +150,15 @@ class Run:
         if len(self._failed_hosts) > MOST_HOSTS:
             self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
 
+    @property
+    def _receipts(self) -> Receipts:
+        return self._manifest.ledger.with_lines(self._lines)
+
     def _finish(self, receipt: Receipt) -> None:
         total = self._total
-        self._receipts.append(receipt)
+        self._lines.append(line_of(receipt))
+        if len(self._lines) >= self._next_checkpoint:
+            self._checkpoint()
         self._total = replace(
             total,
             samples=total.samples + sum(shard.samples for shard in receipt.shards),
@@ -157,11 +167,20 @@ class Run:
             units_done=total.units_done + 1,
         )
 
+    def _checkpoint(self) -> None:
+        """Write down what is known, so that after a driver was killed few receipts need be read one
+        by one. Each time a quarter more is known than before: that is five writings of all."""
+        known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
+        lines = by_unit(dict(known))
+        receipts = self._receipts.with_lines(lines)
+        write_manifest(self._store, replace(self._manifest, receipts=receipts))
+        self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
+
     def _now(self) -> Status:
         """The finished units and what is known of those under way."""
         going = self._going.values()
         under_way = sum(progress.share for progress in going)
-        finished = len(self._receipts) + len(self._quarantined)
+        finished = len(self._lines) + len(self._quarantined)
         return replace(
             self._total,
             share_done=(finished + under_way) / max(1, self._count),
@@ -177,8 +196,8 @@ class Run:
         complete = is_whole and len(manifest.receipts) == self._total.units
         extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
         manifest = replace(manifest, complete=complete, extra=extra)
-        write_bytes(self._store, MANIFEST, manifest.to_bytes())
-        if complete and self._receipts and self._tidies:
+        write_manifest(self._store, manifest)
+        if complete and self._lines and self._tidies:
             tidy(self._store, manifest)
         if self._count:
             sweep(self._store)  # a worker that was killed cleans up nothing

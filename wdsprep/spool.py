@@ -28,7 +28,7 @@ class Spool:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise FullError(
-                f"{tempfile.gettempdir()} is full: downloads that arrive early wait there: make "
+                f"{tempfile.gettempdir()} is full: what arrives early waits there: make "
                 "room, or set TMPDIR to another folder"
             ) from error
         self.nbytes += len(data)

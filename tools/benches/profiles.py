@@ -4,6 +4,7 @@ They are taken apart from what is measured: a profiled process is slowed down.
 """
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,4 +23,6 @@ def flame_graphs(group: Group, folder: Path) -> list[Path]:
         words = [*spy, "--rate", str(A_SECOND), "--output", path, "--", *rival.command]
         environment = {**os.environ, **rival.env}
         subprocess.run(words, check=True, capture_output=True, env=environment)
+        if rival.leaves is not None:
+            shutil.rmtree(rival.leaves, ignore_errors=True)
     return made

@@ -8,6 +8,7 @@ and all its descendants, looked at five times a second.
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +75,9 @@ def run(rival: Rival) -> Taken:
         try:
             _, status, used = os.wait4(process.pid, 0)
         except BaseException:  # so that nothing goes on in a folder that is removed
-            process.terminate()
+            for member in family(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGTERM)
             process.wait()
             raise
         seconds = time.perf_counter() - started

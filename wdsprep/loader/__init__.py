@@ -24,20 +24,26 @@ torchdata's StatefulDataLoader asks each worker for its state, and needs as many
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loader.cache import cache_dir
-from wdsprep.loader.catalog import Stream, open_all
+from wdsprep.loader.catalog import Stream, open_all, to_be_encoded
 from wdsprep.loader.effects import effects_of
 from wdsprep.loader.plan import Plan, names_of, placed
 from wdsprep.loader.serving import serve
 from wdsprep.loader.transfer import transferred
 from wdsprep.order import RUN, Order
+from wdsprep.runners.local import usable_cpus
+
+if TYPE_CHECKING:
+    from wdsprep.loader.encoded import Session
+    from wdsprep.online import Encode, Encoding
 
 Numbered = Iterator[tuple[int, dict[str, Any]]]
 THREADS = 3
@@ -47,6 +53,8 @@ def load(
     streams: str | Stream | Iterable[str | Stream],
     *,
     global_batch: int,
+    encode: "Encode | None" = None,
+    tee: str = "",
     seed: int = 0,
     epochs: int | None = 1,
     step: int = 0,
@@ -60,7 +68,7 @@ def load(
     window: int = 256,
     run: int = RUN,
     epoch_steps: int | None = None,
-    threads: int = THREADS,
+    threads: int | None = None,
     ahead: int | None = None,
     skip_missing: bool = False,
     cache: str | Path | None = None,
@@ -80,8 +88,17 @@ def load(
     missing shard's. `cache` is a local folder for at most `cache_nbytes` of what comes from S3,
     which all processes of a machine may share. `device` copies batches there one step ahead, `pin`
     leaves that to the trainer.
+
+    `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
+    of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
     """
     datasets = open_all(streams)
+    encoding = _encoding(encode, device, raw=raw, pixels=pixels, tee=tee)
+    if encoding is not None:
+        if tee and len(datasets) > 1:
+            raise UsageError("tee= is for one dataset: encode a mixture without it")
+        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+    threads = threads or (THREADS if encoding is None else max(THREADS, usable_cpus()))
     effects = effects_of(
         datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
     )
@@ -112,16 +129,38 @@ def load(
         skip_missing=skip_missing,
         cache=cache_dir(cache, cache_nbytes),
     )
-    return Loader(plan, step=step)
+    return Loader(plan, step=step, encoding=encoding, tee=tee)
+
+
+def _encoding(
+    encode: "Encode | None",
+    device: str | torch.device | None,
+    *,
+    raw: bool,
+    pixels: int,
+    tee: str,
+) -> "Encoding | None":
+    if encode is None:
+        if tee:
+            raise UsageError("tee= keeps what encode= makes: give both, or none")
+        return None
+    if raw or pixels:
+        raise UsageError("encode= makes latents: leave out raw= and pixels=")
+    from wdsprep.online import find_encoding  # all that encoding needs, which stored latents do not
+
+    own = "cuda" if torch.cuda.is_available() else "cpu"
+    return find_encoding(encode, own if device is None else str(device))
 
 
 class Loader(IterableDataset[dict[str, Any]]):
     """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
     ends with the epoch; `step` is the number of steps served so far."""
 
-    def __init__(self, plan: Plan, *, step: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
+    ) -> None:
         plan.order.check(step, rank=plan.rank, world=plan.world)
-        self._plan = plan
+        self._plan, self._encoding, self._tee = plan, encoding, tee
         self._row = 0  # in raw mode, the samples of the step that were served
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
         self.step = step
@@ -141,6 +180,21 @@ class Loader(IterableDataset[dict[str, Any]]):
     @property
     def steps_per_epoch(self) -> int:
         return self._plan.order.steps_per_epoch
+
+    @property
+    def end(self) -> int:
+        """The step at which an iteration that begins now ends."""
+        return self._end(self.step)
+
+    @property
+    def plan(self) -> Plan:
+        """What is served and how it is read: all that a loader keeps, but for its step."""
+        return self._plan
+
+    @property
+    def encoding(self) -> "Encoding | None":
+        """How images become latents, where they do."""
+        return self._encoding
 
     def urls(self) -> list[str]:
         """The shards, as `webdataset.WebDataset` takes them."""
@@ -179,13 +233,29 @@ class Loader(IterableDataset[dict[str, Any]]):
         if info is None and self._worker is not None:
             raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
         stride = 1 if info is None else info.num_workers
+        if info is not None and self._encoding is not None:
+            raise UsageError("encode= has threads of its own: leave out the DataLoader's workers")
         last = self._end(self.step) if info is None else self._enter(info.id, stride)
-        batches = serve(self._plan, range(self.step, max(self.step, last), stride))
+        batches = self._serve(range(self.step, max(self.step, last), stride))
         if self._plan.raw:
             return self._one_by_one(batches, stride, last)
         if self._plan.device is not None:
             batches = transferred(batches, self._plan.device)
         return self._counted(batches, stride, last)
+
+    def _serve(self, steps: range) -> Numbered:
+        if self._encoding is None:
+            return serve(self._plan, steps)
+        return self._session.serve(steps)
+
+    @cached_property
+    def _session(self) -> "Session":
+        """The models, loaded when the first batch is wanted."""
+        from wdsprep.loader.encoded import Session
+
+        if self._encoding is None:
+            raise UsageError("stored latents need no models")
+        return Session(self._plan, self._encoding, self._tee)
 
     def _end(self, step: int) -> int:
         """The step at which an iteration that begins here ends."""

@@ -2,12 +2,17 @@
 
 A dataset is known by what its shards hold, never by where it lies, so a state of the loader
 outlives a move to another disk or bucket. Tars without a manifest are known by names and sizes.
+
+Latent shards are known by the image shards they were made of, and by how many samples these gave.
+Both are known before anything is encoded, so latents that are made on the way to the trainer come
+in the order of those that are stored, as long as encoding rejects nothing. How they were made, the
+settings say: a state carries their fingerprint.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +20,10 @@ import numpy as np
 
 from wdsprep import order
 from wdsprep.arrays import Field, fields_of
+from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.manifest import Manifest, Shard
+from wdsprep.manifest import Manifest
 from wdsprep.order.mixing import Want
 from wdsprep.order.permute import Ints
 from wdsprep.store import Store, open_store
@@ -52,6 +58,8 @@ class Dataset:
     digest: str
     want: Want
     settings: Mapping[str, Any] = field(default_factory=dict)
+    images: "Dataset | None" = None
+    """What the latents are made from on the way, where they are not stored."""
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -104,6 +112,7 @@ def _of_manifest(
     store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None"
 ) -> Dataset:
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
+    made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not shards:
         hint = f"it has the buckets {', '.join(sorted(there))}" if there else "it has no shards yet"
@@ -115,15 +124,54 @@ def _of_manifest(
         contents=tuple(shard.sha256 for shard in shards),
         sizes=tuple(shard.samples for shard in shards),
         nbytes=sum(shard.nbytes for shard in shards),
-        digest=_digest(shards),
+        digest=_digest((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
         want=want,
         settings=manifest.settings,
     )
 
 
-def _digest(shards: Iterable[Shard]) -> str:
-    parts = [(shard.name, shard.samples, shard.sha256) for shard in shards]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _sources(manifest: Manifest) -> dict[str, str]:
+    """By the shard's name, the digest of what it was made of; of images, and where a receipt does
+    not say, its own."""
+    found = {shard.name: shard.sha256 for shard in manifest.shards}
+    if manifest.dataset == "latents":
+        columns = map(manifest.ledger.column, ("input", "shards"))
+        for source, shards in zip(*columns, strict=True):
+            if source:
+                found.update((shard["name"], source) for shard in shards)
+    return found
+
+
+def _digest(parts: Iterable[tuple[str, int, str]]) -> str:
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """The latents that images will be: those of the phase, in the order of the stored ones."""
+    if images.kind != "images":
+        raise UsageError(
+            f"{images.store.url} holds {images.kind}: encode= is for image shards that "
+            '"wdsprep pack" has made'
+        )
+    resolution, buckets = settings["resolution"], images.settings["buckets"]
+    phase = set(map(str, buckets_of_phase(resolution, buckets)))
+    chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
+    if not chosen:
+        raise UsageError(f"{images.store.url} holds no image of {resolution} pixels or more here")
+    names = tuple(images.names[n] for n in chosen)
+    sizes = tuple(images.sizes[n] for n in chosen)
+    contents = tuple(images.contents[n] for n in chosen)
+    share = sum(sizes) / sum(images.sizes)
+    digest = _digest(zip(names, sizes, contents, strict=True))
+    chosen_images = replace(
+        images,
+        names=names,
+        sizes=sizes,
+        contents=contents,
+        nbytes=round(images.nbytes * share),
+        digest=digest,
+    )
+    return replace(chosen_images, kind="latents", settings=settings, images=chosen_images)
 
 
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:

@@ -7,7 +7,7 @@ any number of ranks and threads, and after a resume; each pass over the data get
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,13 @@ from wdsprep.arrays import field_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loader.batches import Batch
 from wdsprep.loader.catalog import Dataset
+from wdsprep.manifest import fingerprint
 from wdsprep.noise import noise_keys, normal
 from wdsprep.order.permute import draw, key_of
+from wdsprep.tar.read import TarSample
+
+if TYPE_CHECKING:
+    from wdsprep.online.images import Prepared
 
 TEXT_ARRAYS = ("emb", "tokens")
 TEXTS = ("txt", "caption")
@@ -37,13 +42,22 @@ class Effects:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a state must agree with, beside the order."""
-        return {"drop_text": self.drop_text, "pixels": self.pixels}
+        """What a state must agree with, beside the order: of latents, also how they were made."""
+        made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
+        latents = {"latents": f"{key_of(*made):016x}"} if made else {}
+        return {"drop_text": self.drop_text, "pixels": self.pixels} | latents
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.pixels import crop  # Pillow and pyarrow, which latents do not need
 
         return crop(image, self.pixels).pixels
+
+    def prepare(self, stream: int, found: TarSample, tar: str) -> "Prepared":
+        """The same for the models, which want to know more of it."""
+        from wdsprep.online.images import prepared
+
+        max_area = self.datasets[stream].settings["max_area"]
+        return prepared(found, tar, resolution=self.pixels, max_area=max_area)
 
     def finish(self, batch: Batch, rows: range) -> None:
         if batch.moments is not None:
@@ -94,11 +108,11 @@ def effects_of(
         global_batch=global_batch,
         drop_text=float(drop_text),
         pixels=pixels,
-        empty=tuple(map(_empty_of, datasets)) if drop_text else (),
+        empty=tuple(map(empty_of, datasets)) if drop_text and not datasets[0].images else (),
     )
 
 
-def _empty_of(dataset: Dataset) -> Empty:
+def empty_of(dataset: Dataset) -> Empty:
     """What the dataset stores for the empty caption."""
     found = {}
     for item in dataset.fields:

@@ -32,7 +32,7 @@ END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
 DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
 TEXTS = ("txt", "caption")
-LISTED = (*TEXTS, "json", "key", "image")
+LISTED = (*TEXTS, "json", "key", "image", "made")
 _log = logging.getLogger("wdsprep")
 
 
@@ -97,6 +97,13 @@ class Reader:
             f'"wdsprep verify {self.datasets[batch.stream[left[0]]].store.url}"'
         )
 
+    def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
+        """The sample that takes the place of one that was read, but came to nothing later."""
+        one = Batch(batch.step, batch.first + row, [batch.stream[row]], [wanted[0]], [wanted[1]])
+        self._substitute(self.begin(one), 0, wanted, attempt)
+        self.fill(one, range(1))
+        return one
+
     def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> None:
         dataset = self.datasets[batch.stream[row]]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
@@ -140,6 +147,7 @@ class Reader:
             fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
             if fault:
                 faults[row] = fault
+                batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
     def _take(self, batch: Batch, row: int, sample: TarSample) -> str:
@@ -150,6 +158,8 @@ class Reader:
             made = {"__key__": sample.key, "__url__": url, **sample.fields}
             batch.out["samples"][row] = made
             return ""
+        if "made" in self.names:
+            return self._prepare(batch, row, sample)
         image = next((sample.fields[name] for name in IMAGES if name in sample.fields), None)
         if image is None and {"image", "pixels"} & set(self.names):
             return "it has no image"
@@ -161,6 +171,20 @@ class Reader:
             except RejectedError as error:
                 return str(error)
         return self._take_texts(batch, row, sample)
+
+    def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
+        from wdsprep.online.images import reject_of  # with Pillow, which latents do not need
+
+        shard, index = batch.shard[row], batch.index[row]
+        tar = self.datasets[batch.stream[row]].names[shard]
+        try:
+            made = self.effects.prepare(batch.stream[row], sample, tar)
+        except RejectedError as refused:
+            batch.refused[shard, index] = reject_of(sample, tar, refused)
+            return str(refused.code)
+        batch.out["made"][row] = made
+        batch.out["pixels"][row] = made.crop.pixels
+        return ""
 
     def _take_texts(self, batch: Batch, row: int, sample: TarSample) -> str:
         for name in self.names:

@@ -17,6 +17,7 @@ from wdsprep.order import Samples
 from wdsprep.order.permute import Ints
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
+CROPS_AT_ONCE = 8  # that it reads and decodes
 STEPS_AT_ONCE = 32  # that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 192 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
@@ -24,27 +25,41 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def serve(plan: Plan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Batches in order. Threads fill them in any order, a few steps ahead; not so the first, which
-    would come later for it."""
-    shelves = tuple(open_shelf(dataset, FETCHERS, plan.cache) for dataset in plan.datasets)
-    reader = Reader(
+    """Each step with what its batch holds, of which nothing is kept here."""
+    return map(_numbered, filled(plan, steps))
+
+
+def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
+    return batch.step, batch.out
+
+
+def open_reader(plan: Plan) -> Reader:
+    return Reader(
         datasets=plan.datasets,
-        shelves=shelves,
+        shelves=tuple(open_shelf(dataset, FETCHERS, plan.cache) for dataset in plan.datasets),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
         raw=plan.raw,
         skip_missing=plan.skip_missing,
     )
+
+
+def filled(plan: Plan, steps: range, reader: Reader | None = None) -> Iterator[Batch]:
+    """Batches in order. Threads fill them in any order, a few steps ahead; not so the first, which
+    would come later for it. A reader that is given is closed at the end."""
+    reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
-    close = weakref.finalize(reader, _close, pool, shelves)  # at the latest when the program ends
+    # At the latest when the program ends:
+    close = weakref.finalize(reader, _close, pool, reader.shelves)
+    at_once = CROPS_AT_ONCE if "made" in plan.names else ROWS_AT_ONCE
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
         for batch in _planned(plan, reader, steps):
             reader.begin(batch)
-            tops = range(0, len(batch), ROWS_AT_ONCE)
-            parts = [range(top, min(top + ROWS_AT_ONCE, len(batch))) for top in tops]
+            tops = range(0, len(batch), at_once)
+            parts = [range(top, min(top + at_once, len(batch))) for top in tops]
             queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
             if len(queue) > min(plan.ahead, served):
                 yield _finished(*queue.popleft())
@@ -61,10 +76,10 @@ def _close(pool: ThreadPoolExecutor, shelves: tuple[Shelf, ...]) -> None:
         shelf.close()
 
 
-def _finished(batch: Batch, filling: list[Future[None]]) -> tuple[int, dict[str, Any]]:
+def _finished(batch: Batch, filling: list[Future[None]]) -> Batch:
     for part in filling:
         part.result()
-    return batch.step, batch.out
+    return batch
 
 
 def _planned(plan: Plan, reader: Reader, steps: range) -> Iterator[Batch]:

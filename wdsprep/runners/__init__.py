@@ -7,7 +7,8 @@
    quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined.
-5. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
+5. A worker whose units come no further for half an hour is ended, and judged as if it had died.
+6. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
    `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole
    run cannot go on: everything stops, and the driver raises it.
 
@@ -109,23 +110,35 @@ def make_runner(
     kind: str,
     *,
     workers: int = 0,
+    max_workers: int = 0,
     max_attempts: int = 3,
     units_per_worker: int = 1,
     gpus: Sequence[str] = (),
     name: str = "work",
+    phase: str = "",
+    units: int = 0,
     address: str | None = None,
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     accelerator_type: str | None = None,
     dashboard: bool = False,
 ) -> Runner:
-    """`workers=0`: as many as there is room for. `units_per_worker` are held by a worker at
-    the same time. `gpus` go round the local workers, each of which sees one of them; Ray
-    hands out its own. All from `name` on is for Ray alone."""
+    """`workers=0`: as many as there is room for. With `max_workers` a cluster begins with
+    `workers` and gets up to that many as machines join it. `units_per_worker` are held by a
+    worker at the same time. `gpus` go round the local workers, each of which sees one of them; Ray
+    hands out its own. All from `name` on is for Ray alone, whose metrics say `phase` and how
+    many `units` are left."""
     if workers < 0 or max_attempts < 1:
         raise UsageError(f"{workers} workers and {max_attempts} attempts make no run")
     if units_per_worker < 1:
         raise UsageError(f"a worker cannot hold {units_per_worker} units: it takes at least 1")
+    if max_workers and max_workers < workers:
+        raise UsageError(f"{workers}:{max_workers} workers: the least comes first")
+    if kind == "local" and max_workers:
+        raise UsageError(
+            f"{workers}:{max_workers} workers are for a Ray cluster, whose machines come and go: "
+            "give one number here"
+        )
     if kind == "local":
         from wdsprep.runners.local import LocalRunner
 
@@ -140,9 +153,12 @@ def make_runner(
 
         return RayRunner(
             workers=workers,
+            max_workers=max_workers,
             max_attempts=max_attempts,
             units_per_worker=units_per_worker,
             name=name,
+            phase=phase,
+            units=units,
             address=address,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,

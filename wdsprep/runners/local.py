@@ -25,6 +25,7 @@ from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
 from wdsprep.runners.desk import GRACE_S
 from wdsprep.runners.queue import Heard, Lost, drive
+from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 
 _BOOT = """import sys; fd, units_at_once, *sys.path = sys.argv[1:]
 from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
@@ -38,6 +39,7 @@ class LocalRunner:
     units_per_worker: int = 1
     gpus: tuple[str, ...] = ()
     """What CUDA_VISIBLE_DEVICES is set to, in turn. Without them it is left as it is."""
+    patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         return drive(
@@ -67,6 +69,7 @@ class _Processes:
         self._work = pickle.dumps(work)
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
+        self._watch = Watch(runner.patience_s)
 
     def start(self, slot: int) -> None:
         # The child inherits the mask: Ctrl-C cannot hit it before it ignores SIGINT, nor
@@ -85,10 +88,11 @@ class _Processes:
         return {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else None
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
+        self._watch.given(slot, order)
         _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
 
     def hear(self) -> Iterable[Heard]:
-        for pipe in wait(list(self._slots)):
+        for pipe in wait(list(self._slots), LOOK_S):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
             try:
@@ -98,7 +102,13 @@ class _Processes:
             else:
                 if isinstance(message, Lost):
                     self._bury(slot)
+            self._watch.heard(slot, order, message)
             yield slot, order, message
+        for slot in self._watch.overdue():
+            self._workers[slot].process.kill()
+            self._bury(slot)
+            self._watch.heard(slot, 0, lost := self._watch.lost())
+            yield slot, 0, lost
 
     def _bury(self, slot: int) -> int:
         worker = self._workers.pop(slot)

@@ -20,14 +20,19 @@ over at once when no worker has ever become ready.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, TypeAlias
 
 from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.progress import plural
 from wdsprep.runners import Event, Finished, Quarantined, Step, Unit
+
+log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +107,14 @@ class Crew(Protocol):
         ...
 
 
+Allowed: TypeAlias = Callable[[int, int], int]
+"""How many workers more may be started, where so many are open and so many are starting."""
+
+
+def all_at_once(_opened: int, _starting: int) -> int:
+    return sys.maxsize
+
+
 class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown as a cause
     """Carries a worker's traceback as the cause of the error that the driver raises."""
 
@@ -121,8 +134,10 @@ class Schedule:
         workers: int,
         max_attempts: int,
         units_per_worker: int = 1,
+        allowed: Allowed = all_at_once,
     ) -> None:
         self._source = iter(units)
+        self._allowed = allowed
         self._exhausted = False
         self._max_attempts = max_attempts
         self._waiting: deque[_Ticket] = deque()
@@ -144,7 +159,9 @@ class Schedule:
         idle, *others = self._roomy
         while idle and self._draw(1):
             self._give(crew, 0, (self._suspects or self._waiting).popleft())
-        while self._empty and self._draw(len(self._starting) + 1):
+        more = self._allowed(len(self._held), len(self._starting)) if self._empty else 0
+        while self._empty and more > 0 and self._draw(len(self._starting) + 1):
+            more -= 1
             slot = self._empty.pop()
             self._starting.add(slot)
             crew.start(slot)
@@ -220,11 +237,13 @@ class Schedule:
 
     def _lost(self, slot: int, message: Lost) -> Quarantined | None:
         if slot in self._starting:
+            log.warning("a worker was lost before it could begin: %s", message.reason)
             self._starting.remove(slot)
             self._vacate(slot, message)
             return None
         self._empty.append(slot)
         tickets = list(self._held.pop(slot).values())
+        log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), message.reason)
         self._in_flight -= len(tickets)
         if len(tickets) < len(self._roomy):
             self._roomy[len(tickets)].pop(slot, None)
@@ -257,10 +276,15 @@ def drive(
     workers: int,
     max_attempts: int,
     units_per_worker: int = 1,
+    allowed: Allowed = all_at_once,
 ) -> Generator[Event, None, None]:
-    """Do all units with this crew. Workers get their next order before events go out."""
+    """Do all units with a crew of up to `workers`, as many as are `allowed` at a time."""
     schedule = Schedule(
-        units, workers=workers, max_attempts=max_attempts, units_per_worker=units_per_worker
+        units,
+        workers=workers,
+        max_attempts=max_attempts,
+        units_per_worker=units_per_worker,
+        allowed=allowed,
     )
     try:
         while schedule.dispatch(crew):

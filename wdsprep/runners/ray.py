@@ -17,7 +17,7 @@ other streams still deliver what they have, until there is a verdict on the work
 from __future__ import annotations
 
 import logging
-import pickle
+import re
 import sys
 import time
 import uuid
@@ -32,14 +32,18 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from wdsprep.errors import WorkError
 from wdsprep.runners import Event, Unit, Work
+from wdsprep.runners.actor import WdsprepWorker
 from wdsprep.runners.cluster import connected
-from wdsprep.runners.desk import GRACE_S, Desk, open_desk
+from wdsprep.runners.desk import GRACE_S
+from wdsprep.runners.metrics import DriversMetrics
 from wdsprep.runners.queue import Done, Failed, Fatal, Heard, Lost, Message, Returned, drive
+from wdsprep.runners.room import Share, staffing
+from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 
 VERDICT_S = 2.0
 PLACING_S = 60.0
+FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
 
 log = logging.getLogger("wdsprep")
 
@@ -48,70 +52,50 @@ log = logging.getLogger("wdsprep")
 class RayRunner:
     workers: int = 0
     """0: one for each share of CPUs and GPUs that the cluster has."""
+    max_workers: int = 0
+    """Where it is more than `workers`: up to so many, as machines join."""
     max_attempts: int = 3
     units_per_worker: int = 1
     name: str = "work"
+    phase: str = ""
+    units: int = 0
+    """Name, phase and the number of units are what metrics say."""
     address: str | None = None
     """None: the Ray of this process, or of RAY_ADDRESS, or one started for the run."""
     cpus_per_worker: float = 1
     gpus_per_worker: float = 0
     accelerator_type: str | None = None
     dashboard: bool = False
+    patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         cpus = ceil(self.workers * self.cpus_per_worker)
         with connected(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
-            workers = self.workers
-            if (is_own or not workers) and not (room := self._room()):
-                raise WorkError(
-                    f"no node of the Ray cluster has {self._wish()}: ask for less a worker, "
-                    "or add nodes (where they start on demand, name the number of workers)"
-                )
-            crew = _Actors(self, work)
-            yield from drive(
-                crew,
+            workers, allowed = staffing(
+                self.share, least=self.workers, most=self.max_workers, is_own=is_own
+            )
+            metrics = DriversMetrics(self.tags, self.units)
+            events = drive(
+                _Actors(self, work, metrics),
                 units,
-                workers=workers or room,
+                workers=workers,
                 max_attempts=self.max_attempts,
                 units_per_worker=self.units_per_worker,
+                allowed=allowed,
             )
+            yield from metrics.noting(events)
 
-    def _room(self) -> int:
-        return sum(self._room_on(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    @property
+    def tags(self) -> dict[str, str]:
+        return {"command": self.name, "phase": self.phase}
 
-    def _room_on(self, resources: dict[str, float]) -> int:
-        if self.accelerator_type and f"accelerator_type:{self.accelerator_type}" not in resources:
-            return 0
-        shares = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}
-        if not any(shares.values()):
-            shares["CPU"] = 1
-        return int(min(resources.get(kind, 0) / share for kind, share in shares.items() if share))
-
-    def _wish(self) -> str:
-        accelerator = f" of type {self.accelerator_type}" if self.accelerator_type else ""
-        return f"{self.cpus_per_worker:g} CPU and {self.gpus_per_worker:g} GPU{accelerator}"
-
-
-class WdsprepWorker:
-    """The actor. Its class and name are what the Ray dashboard shows."""
-
-    def __init__(self, work: bytes, path: list[str]) -> None:
-        self._work = work
-        self._desk: Desk | None = None
-        sys.path.extend(entry for entry in path if entry not in sys.path)
-
-    def open(self) -> tuple[str, Message]:
-        self._desk, message = open_desk(lambda: pickle.loads(self._work))  # noqa: S301  ours
-        return ray.get_runtime_context().get_node_id(), message
-
-    def do(self, unit: Unit) -> Generator[Message, None, None]:
-        assert self._desk is not None  # noqa: S101  a worker that is not open gets no unit
-        yield from self._desk.do(unit)
-
-    def stop(self) -> None:
-        """Answered when what ran has ended."""
-        if self._desk:
-            self._desk.stop()
+    @property
+    def share(self) -> Share:
+        return Share(
+            cpus=self.cpus_per_worker,
+            gpus=self.gpus_per_worker,
+            accelerator_type=self.accelerator_type,
+        )
 
 
 @dataclass(slots=True)
@@ -126,7 +110,7 @@ class _Actor:
 
 
 class _Actors:
-    def __init__(self, runner: RayRunner, work: Work) -> None:
+    def __init__(self, runner: RayRunner, work: Work, metrics: DriversMetrics) -> None:
         options: dict[str, Any] = {
             "num_cpus": runner.cpus_per_worker,
             "num_gpus": runner.gpus_per_worker,
@@ -138,23 +122,30 @@ class _Actors:
             options["accelerator_type"] = runner.accelerator_type
         self._class = ray.remote(**options)(WdsprepWorker)
         self._name = f"wdsprep-{runner.name}"
-        self._wish = runner._wish()
-        self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
+        self._wish = runner.share
+        self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path), runner.tags
+        self._planned = max(runner.workers, runner.max_workers)
+        self._units_per_worker = runner.units_per_worker
+        self._metrics = metrics
         self._births: dict[int, int] = {}
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
         self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
         self._placing_until: float | None = time.monotonic() + PLACING_S
+        self._watch = Watch(runner.patience_s)
 
     def start(self, slot: int) -> None:
         births = self._births[slot] = self._births.get(slot, 0) + 1
         name = f"{self._name}-{slot}" + f".{births}" * (births > 1)
-        handle = self._class.options(name=name).remote(*self._arguments)
+        others = max(self._planned, len(self._actors)) * self._units_per_worker
+        handle = self._class.options(name=name).remote(*self._arguments, others)
         self._actors[slot] = _Actor(handle)
         self._await(handle.open.remote(), slot)
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         actor = self._actors[slot]
+        self._watch.given(slot, order)
+        self._metrics.given()
         if actor.is_doubted:
             actor.unsent.append(order)
         else:
@@ -169,6 +160,12 @@ class _Actors:
         self._actors[slot].awaited.discard(awaited)
 
     def hear(self) -> Iterable[Heard]:
+        for slot, order, message in self._messages():
+            self._watch.heard(slot, order, message)
+            self._metrics.heard(slot, message)
+            yield slot, order, message
+
+    def _messages(self) -> Iterator[Heard]:
         for awaited in self._ready():
             if awaited not in self._awaited:  # its worker was buried just now
                 continue
@@ -180,16 +177,22 @@ class _Actors:
             _, slot, actor, error = self._doubts.popleft()
             if self._actors.get(slot) is actor:
                 yield from _heard(slot, 0, actor, self._bury(slot, error))
+        for slot in self._watch.overdue():
+            actor = self._actors[slot]
+            self._dismiss(slot)
+            yield from _heard(slot, 0, actor, self._watch.lost())
 
     def _ready(self) -> list[Any]:
         """Wait for the first, then take all there are: one look at a list that may be long."""
         awaited = list(self._awaited)
-        deadlines = [self._doubts[0][0]] if self._doubts else []
+        deadlines = [time.monotonic() + LOOK_S]
+        if self._doubts:
+            deadlines.append(self._doubts[0][0])
         if self._placing_until:
             deadlines.append(self._placing_until)
-        timeout_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        timeout_s = max(0.0, min(deadlines) - time.monotonic())
         if not awaited:
-            time.sleep(timeout_s or 0.0)
+            time.sleep(timeout_s)
             return []
         ready: list[Any] = ray.wait(awaited, timeout=timeout_s)[0]
         if ready and len(awaited) > 1:
@@ -286,5 +289,8 @@ def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[H
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, RayActorError) and error.preempted:
+        return "worker died: its machine was taken back"
     text = str(error).strip().split("Worker exit detail: ")[-1].split(" Some common causes")[0]
-    return f"worker died: {text.splitlines()[-1].strip()}"[:300]
+    said = [line.strip() for line in text.splitlines() if not FACT.match(line)]
+    return f"worker died: {said[-1]}"[:300]

@@ -60,15 +60,16 @@ class TarsSource:
         try:
             with stream(opened(self.url), item.name, watch=watch) as tar:
                 for found in scan(stream_tape(tar)):
-                    for row in self._result(found, item.name, table):
+                    for row in self.rows(found, item.name, table):
                         yield found.key, row
         except NotFoundError:
             detail = "the tar was listed, then gone"
             yield "", Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
 
-    def _result(
-        self, found: TarSample | BadSampleError, tar: str, table: str
+    def rows(
+        self, found: TarSample | BadSampleError, tar: str, table: str = ""
     ) -> Iterator[Sample | Refusal]:
+        """What a group of members is: a sample, a refusal, or nothing where it is other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
         try:
             if isinstance(found, BadSampleError):

@@ -12,7 +12,6 @@ import re
 import secrets
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,7 +213,7 @@ def _create_temporary(folder: Path) -> tuple[Path, int]:
 
 def _remove_if_dead(path: Path, *, host: str) -> bool:
     with contextlib.suppress(OSError):
-        if host != HOST and time.time() - path.stat().st_mtime < FOREIGN_LEFTOVER_S:
+        if host != HOST and _age_s(path) < FOREIGN_LEFTOVER_S:
             return False
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -224,6 +223,16 @@ def _remove_if_dead(path: Path, *, host: str) -> bool:
         finally:
             os.close(fd)
     return False
+
+
+def _age_s(path: Path) -> float:
+    """By the clock of the file system, which every machine sees: their own may be days apart."""
+    probe, fd = _create_temporary(path.parent)
+    try:
+        return os.fstat(fd).st_mtime - path.stat().st_mtime
+    finally:
+        probe.unlink()
+        os.close(fd)
 
 
 def _make_folder(folder: Path) -> None:

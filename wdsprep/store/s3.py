@@ -22,6 +22,7 @@ from typing import Any
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store import Entry, check_name, check_prefix
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
+from wdsprep.store.s3_listing import quicken_listings
 from wdsprep.store.s3_reads import BROKE_OFF, Reads
 
 PART_NBYTES = 8 << 20
@@ -88,9 +89,11 @@ class S3Store:
             tcp_keepalive=True,
         )
         try:
-            return boto3.session.Session().client("s3", config=config)
+            client = boto3.session.Session().client("s3", config=config)
         except (BotoCoreError, ValueError) as error:
             raise unusable_settings(error, self.url) from error
+        quicken_listings(client)
+        return client
 
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""

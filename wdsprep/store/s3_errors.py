@@ -6,6 +6,7 @@ stop for good after some hundred failures in a row, which is one bad second of a
 
 import contextlib
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ REFUSED = {
     "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY or AWS_PROFILE",
     "ExpiredToken": "the credentials have expired: log in again",
     "InvalidToken": "the session token is wrong: check AWS_SESSION_TOKEN",
+    "RequestTimeTooSkewed": f"the clock of {socket.gethostname()} is wrong: set it, or start NTP",
 }
 T = TypeVar("T")
 

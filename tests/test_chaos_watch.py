@@ -1,0 +1,67 @@
+"""Which workers a runner gives up: by itself, with a clock that the test turns."""
+
+import pytest
+
+from wdsprep.runners.queue import Done, Lost, Progress, Ready, Returned
+from wdsprep.runners.watch import LOOK_S, Watch
+
+PATIENCE_S = 60.0
+
+
+class Time:
+    """Goes on as the driver looks, every few seconds."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        patch.setattr("wdsprep.runners.watch.time.monotonic", lambda: self.now)
+        self.watch = Watch(PATIENCE_S)
+
+    def passes(self, seconds: float) -> list[int]:
+        found = []
+        for _ in range(round(seconds / LOOK_S)):
+            self.now += LOOK_S
+            found = self.watch.overdue()
+        return found
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+def test_a_worker_that_comes_no_further_is_overdue_whatever_it_says(time: Time) -> None:
+    time.watch.given(0, 1)
+    time.watch.given(1, 2)
+    for number in range(6):
+        time.watch.heard(0, 1, Progress(value="8 images"))
+        time.watch.heard(1, 2, Progress(value=f"{number} images"))
+        assert time.passes(PATIENCE_S / 6) == [0] * (number == 5)
+    time.watch.heard(0, 0, Lost(reason="ended"))
+    assert time.watch.overdue() == []
+
+
+def test_more_units_do_not_make_a_worker_look_alive(time: Time) -> None:
+    time.watch.given(0, 1)
+    assert time.passes(PATIENCE_S - LOOK_S) == []
+    time.watch.given(0, 2)
+    assert time.passes(LOOK_S) == [0]
+
+
+@pytest.mark.parametrize("end", [Done(result=None), Returned()])
+def test_a_worker_that_holds_nothing_may_be_silent(time: Time, end: Done | Returned) -> None:
+    time.watch.heard(0, 0, Ready())
+    time.watch.given(0, 1)
+    time.watch.given(0, 2)
+    time.watch.heard(0, 1, end)
+    time.watch.heard(0, 2, end)
+    assert time.passes(10 * PATIENCE_S) == []
+    time.watch.given(0, 3)
+    assert time.passes(PATIENCE_S - LOOK_S) == []
+    assert time.passes(LOOK_S) == [0]
+
+
+def test_a_driver_that_was_stopped_itself_gives_nobody_up(time: Time) -> None:
+    time.watch.given(0, 1)
+    time.now += 100 * PATIENCE_S
+    assert time.watch.overdue() == []
+    assert time.passes(PATIENCE_S - LOOK_S) == [0]

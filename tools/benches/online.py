@@ -1,0 +1,294 @@
+"""Latents straight into a trainer, beside what people would write, and beside stored shards.
+
+Streams: `wdsprep.stream` and Ray Data in the Anyscale guide's shape (fp32 samples from Parquet), on
+a Ray that runs, with encoders that cost nothing, in batches of 64. The first 24 batches do not
+count: by then all workers are there, and what had gathered meanwhile is used up. The same without
+`preserve_order` shows what the order costs.
+
+Memory: epochs of two and of ten times the size of Ray's object store.
+
+Offloading: a trainer whose step takes a fixed time, on a device of its own. Encoding takes a share
+of that time for the same samples, on the same device or elsewhere. Both are waits, so that two
+cores are enough to tell what a cluster would do: what is measured is what does not overlap.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benches import CORES, Group, Rival, Role, call, note, took
+from benches.encode import make_images, photo
+
+BATCH, IMAGES, SKIPPED = 64, 1_024, 24
+STORE = 200 << 20
+PIECE_NBYTES = 362_000  # of a sample: pixels and arrays, once each
+STEP_S, SMALL_BATCH, STEPS = 0.4, 16, 16
+SHARES = (0.25, 0.5, 1.0)
+GUIDE = "Ray Data in the guide's shape"
+STORED = "stored shards"
+ELSEWHERE = "images, encoded elsewhere (Ray)"
+OWN = "images, encoded in line on the trainer's device"
+
+
+def groups(home: Path, scale: float) -> Iterator[Group]:
+    from benches.encode_peers import make_parquet
+
+    batches = round(40 * scale)
+    make_images(home, IMAGES)
+    rows = (SKIPPED + batches) * BATCH
+    make_parquet(home / "parquet", [photo(512, seed) for seed in range(20)], rows)
+    yield Group(
+        name="online-stream",
+        title="images of 512 px to a trainer at 256, an encoder that costs nothing",
+        count=batches * BATCH,
+        rivals=[
+            Rival(name="wdsprep.stream", command=call(ours, home, batches), role=Role.OURS),
+            Rival(name=GUIDE, command=call(guide, home, batches)),
+            Rival(
+                name="wdsprep.stream in any order (limit)",
+                command=call(in_any_order, home, batches),
+                role=Role.LIMIT,
+            ),
+        ],
+        targets={GUIDE: 2},
+    )
+    whole = 10 * scale * STORE / PIECE_NBYTES / IMAGES
+    yield Group(
+        name="online-memory",
+        title=f"an object store of {STORE >> 20} MB",
+        rivals=[
+            Rival(name=f"{size} times as much", command=call(memory, home, whole * size / 10))
+            for size in (2, 10)
+        ],
+    )
+    yield Group(
+        name="online-offload",
+        title=f"a trainer whose steps take {STEP_S} s, and so does encoding",
+        count=SMALL_BATCH * STEPS,
+        rivals=[
+            Rival(name=STORED, command=call(stored, home), role=Role.LIMIT),
+            Rival(name=ELSEWHERE, command=call(elsewhere, home), role=Role.OURS),
+            Rival(name=OWN, command=call(own, home), role=Role.OURS),
+        ],
+        targets={ELSEWHERE: 0.95},
+    )
+
+
+# --- in processes of their own
+
+
+@contextmanager
+def ray_running(store: int = 2 << 30, cpus: int = CORES + 2) -> Iterator[None]:
+    import logging
+
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        object_store_memory=store,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def rest_of(batches: Iterable[Any], count: int) -> float:
+    """Seconds of so many batches, after the first."""
+    left = iter(batches)
+    for _ in itertools.islice(left, SKIPPED):
+        pass
+    started = time.perf_counter()
+    for _ in itertools.islice(left, count):
+        pass
+    return time.perf_counter() - started
+
+
+def wide_model(*arguments: Any, **options: Any) -> Any:
+    """`tiny` with embeddings as wide as those of sd2; its weights are not looked at here."""
+    from wdsprep.models import find_model
+
+    found = find_model(*arguments, **options)
+    return replace(found, towers=(replace(found.towers[0], width=1024),))
+
+
+def set_encoder(make: Any) -> None:
+    from wdsprep import encoding, online
+
+    encoding.make_encoder, online.find_model = make, wide_model
+
+
+def feed_of(home: str, make: Any, **options: Any) -> Any:
+    import wdsprep
+
+    set_encoder(make)
+    wanted = {"resolution": 256, "model": "tiny", "device": "cpu", "global_batch": BATCH}
+    return wdsprep.stream(f"{home}/images", **(wanted | options))
+
+
+def ours(home: str, count: int) -> None:
+    from benches.encode_peers import make_free
+
+    pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
+    with ray_running(), feed_of(home, make_free, epochs=None, **pools) as feed:
+        trainer = feed.trainers[0]
+        took(rest_of(trainer, count))
+        for stage in trainer.stages():
+            note(f"{len(stage.workers)} {stage.name}: {stage.rate:,.0f}/s, busy {stage.busy:.0%}")
+
+
+def in_any_order(home: str, count: int) -> None:
+    from unittest.mock import patch
+
+    from wdsprep import streaming
+
+    def tune(context: Any) -> None:
+        plain(context)
+        context.execution_options.preserve_order = False
+
+    plain = streaming._tune
+    with patch.object(streaming, "_tune", tune), patch.object(streaming.Trainer, "_check"):
+        ours(home, count)
+
+
+def guide(home: str, count: int) -> None:
+    import ray.data
+    from ray.data import ActorPoolStrategy
+
+    from benches.encode_peers import DummyEncoder, Transform, start_ray
+
+    start_ray()
+    try:
+        read = ray.data.read_parquet(f"{home}/parquet")
+        pixels = read.map_batches(
+            Transform,
+            fn_constructor_args=(256,),
+            batch_size=BATCH,
+            compute=ActorPoolStrategy(size=CORES),
+            num_cpus=1,
+        )
+        encoded = pixels.map_batches(
+            DummyEncoder,
+            fn_constructor_args=(256, BATCH),
+            batch_size=BATCH,
+            compute=ActorPoolStrategy(size=1),
+            num_cpus=0.5,
+        ).select_columns(["latent", "emb"])
+        took(rest_of(encoded.iter_torch_batches(batch_size=BATCH), count))
+    finally:
+        ray.shutdown()
+
+
+def memory(home: str, epochs: float) -> None:
+    from ray._private.internal_api import memory_summary
+
+    from benches.encode_peers import make_free
+
+    pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
+    with ray_running(STORE), feed_of(home, make_free, epochs=None, **pools) as feed:
+        trainer = feed.trainers[0]
+        steps = round(epochs * trainer.steps_per_epoch)
+        samples = sum(len(batch["key"]) for batch in itertools.islice(trainer, steps))
+        said = memory_summary(stats_only=True)
+        spilled = [line for line in said.splitlines() if "Spilled" in line]
+        note(f"{samples * PIECE_NBYTES >> 20:,} MB went through; {spilled or 'nothing spilled'}")
+
+
+class Slow:
+    """The dummy encoder that takes its time, on a device that only one may use."""
+
+    device_is_free = threading.Lock()
+
+    def __init__(self, recipe: Any, share: float) -> None:
+        from benches.encode_peers import make_free
+
+        self._free = make_free(None, recipe, "cpu")
+        self._each_s = share * STEP_S / SMALL_BATCH
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._free, name)
+
+    def encode(self, pixels: Any, ids: Any, noise: Any, *, exact: bool = False) -> Any:
+        with self.device_is_free:
+            time.sleep(len(pixels) * self._each_s)
+        return self._free.encode(pixels, ids, noise, exact=exact)
+
+
+class MakeSlow:
+    """Picklable, for workers."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, _model: Any, recipe: Any, _device: str) -> Slow:
+        return Slow(recipe, self.share)
+
+
+def trained(batches: Iterable[Any]) -> float:
+    """Seconds of the steps of a trainer that has begun, and what is between them."""
+    left = iter(batches)
+    for _ in range(3):
+        step(next(left))
+    started = time.perf_counter()
+    for batch in itertools.islice(left, STEPS):
+        step(batch)
+    return time.perf_counter() - started
+
+
+def step(_batch: Any) -> None:
+    with Slow.device_is_free:
+        time.sleep(STEP_S)
+
+
+def _told(seconds: dict[float, float]) -> None:
+    took(seconds[1.0])
+    for share, taken in seconds.items():
+        rate = SMALL_BATCH * STEPS / taken
+        note(f"{rate:.1f} samples/s where encoding takes {share:g} times a step's time")
+
+
+def stored(_home: str) -> None:
+    import tempfile
+
+    from latent_sets import field, write_latents
+
+    import wdsprep
+
+    fields = (field("latent", (4, 32, 32)), field("emb", (77, 1024)))
+    with tempfile.TemporaryDirectory() as folder:
+        url = write_latents(folder, (100, 100), fields=fields)
+        took(trained(wdsprep.load(url, global_batch=SMALL_BATCH, epochs=None)))
+
+
+def own(home: str) -> None:
+    import wdsprep
+
+    seconds = {}
+    for share in SHARES:
+        set_encoder(MakeSlow(share))
+        how = wdsprep.Encode(resolution=256, model="tiny", batch_size=SMALL_BATCH // 4)
+        images = f"{home}/images"
+        loader = wdsprep.load(images, encode=how, global_batch=SMALL_BATCH, epochs=None)
+        seconds[share] = trained(loader)
+    _told(seconds)
+
+
+def elsewhere(home: str) -> None:
+    seconds = {}
+    with ray_running():
+        for share in SHARES:
+            pools = {"decoders": (1, 1), "encoders": (1, 1), "batch_size": SMALL_BATCH}
+            pools |= {"global_batch": SMALL_BATCH, "epochs": None}
+            with feed_of(home, MakeSlow(share), **pools) as feed:
+                seconds[share] = trained(feed.trainers[0])
+    _told(seconds)

@@ -1,0 +1,83 @@
+"""Latents that are made while a trainer waits for them, and are the ones that `encode` would store.
+
+1. `Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
+2. `BatchEncoder` computes: a step's pixels in device batches of one size, as a worker of `encode`
+   does. Noise is that of the key, so no step, rank or device batch shows in what comes out.
+3. `Tee` keeps what passes, and writes each latent shard when the last of its samples has come.
+
+The order is the loader's (`wdsprep.loader`), whose threads read and crop; on other machines that is
+done by `wdsprep.streaming`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from wdsprep import encoding
+from wdsprep.encoding import dtype_of, settings_of
+from wdsprep.models import Model, Recipe, check_resolution, find_model
+
+if TYPE_CHECKING:
+    from wdsprep.encoder import Encoder
+
+__all__ = ["Encode", "Encoding", "find_encoding"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encode:
+    """How images become latents on their way: the options of `wdsprep encode` that decide what
+    they are, `batch_size` on the device (0: chosen), and `device`, by default the trainer's."""
+
+    resolution: int
+    model: str = "sd2"
+    latents: str = "sample"
+    text: str = "emb"
+    dtype: str = "auto"
+    seed: int = 0
+    compile: bool = False
+    batch_size: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """The same with the model found. Picklable, for workers that load it themselves."""
+
+    model: Model
+    recipe: Recipe
+    device: str
+    batch_size: int = 0
+    make: "Callable[[Model, Recipe, str], Encoder]"
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the dataset that `encode` would write."""
+        return settings_of(self.model, self.recipe)
+
+    def load(self) -> "Encoder":
+        return self.make(self.model, self.recipe, self.device)
+
+
+def find_encoding(encode: Encode, device: str) -> Encoding:
+    """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
+    that the trainer or the cluster has."""
+    device = device if encode.device == "auto" else encode.device
+    recipe = Recipe(
+        resolution=encode.resolution,
+        latents=encode.latents,
+        text=encode.text,
+        dtype=encode.dtype,
+        seed=encode.seed,
+        compile=encode.compile,
+    )
+    model = find_model(encode.model, text=encode.text)
+    check_resolution(model, encode.resolution)
+    dtype = dtype_of(recipe.dtype, device.partition(":")[0], model)
+    return Encoding(
+        model=model,
+        recipe=replace(recipe, dtype=dtype),
+        device=device,
+        batch_size=encode.batch_size,
+        make=encoding.make_encoder,
+    )

@@ -1,0 +1,176 @@
+"""Keeps latents that pass on their way to a trainer, and writes the shards that `encode` would.
+
+Samples pass in the order of training, which goes through many shards at once. So the samples of a
+shard wait on a local disk (in TMPDIR) until the last one has passed; then it is written as a worker
+of `encode` writes it, byte for byte on a CPU, its receipt last. At any time about as many shards
+are under way as a step has blocks: 64, or more where the batch does not divide by it.
+
+A shard has all its samples from one process or it is left alone: one that is cut by a rank's share,
+by the end of an epoch, by a resume, or that is damaged. `wdsprep encode` sees which receipts are
+missing, and makes the rest.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wdsprep.dataset import refreshed, write_receipt
+from wdsprep.encoding import plan
+from wdsprep.engine import Result
+from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.latent_shard import LatentShard, members_of, write_empty
+from wdsprep.manifest import MANIFEST, Manifest
+from wdsprep.models import fields
+from wdsprep.online import Encoding
+from wdsprep.run import opened_dataset
+from wdsprep.samples import Reject, Sample
+from wdsprep.spool import Spool
+from wdsprep.store import Store, absolute, check_apart, open_store, stream, write_bytes
+
+CHUNK_NBYTES = 1 << 20
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A sample on the disk: its members by name and size, and where they are."""
+
+    key: str
+    members: Sequence[tuple[str, int]]
+    place: tuple[int, int]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What has come of one shard, by the number of the sample in it."""
+
+    spool: Spool = field(default_factory=Spool)
+    come: dict[int, Waiting | Reject] = field(default_factory=dict)
+
+
+class Tee:
+    """For one thread, which adds what passes. A second one writes."""
+
+    def __init__(
+        self,
+        url: str,
+        images: str,
+        names: Sequence[str],
+        encoding: Encoding,
+        empty: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
+        source = find_image_shards(images, encoding.recipe.resolution)
+        url = absolute(url)
+        check_apart(source.url, url)
+        self._source, self._encoding = source, encoding
+        self._store, self._manifest = opened_dataset(
+            url, "latents", encoding.settings, overwrite=False
+        )
+        self._manifest, pending = plan(self._store, self._manifest, source.shards, source.shards)
+        left = {shard.item.name: shard for shard in pending}
+        self._left = {n: left[name] for n, name in enumerate(names) if name in left}
+        self._fields = fields(encoding.model, encoding.recipe)
+        self._empty = write_empty(self._store, self._fields, empty)
+        self._gathered: dict[int, Gathering] = {}
+        self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
+        self._written: list[Future[None]] = []
+
+    def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
+        """Keep a sample that was encoded, if its shard is one to be written."""
+        come = self._coming(shard)
+        if come is None or index in come.come:
+            return
+        members = members_of(self._fields, key, sample, result, is_packed=True)
+        place = come.spool.put(b"".join(data for _, data in members))
+        sizes = tuple((name, len(data)) for name, data in members)
+        come.come[index] = Waiting(key, sizes, place, result.tokens.cut)
+        self._check(shard)
+
+    def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
+        """Note samples that came to nothing. Of a damaged shard `encode` knows what to say."""
+        for (shard, index), reject in refused.items():
+            come = self._coming(shard)
+            if come is None:
+                continue
+            if reject is None:
+                self._drop(shard)
+            else:
+                come.come[index] = reject
+                self._check(shard)
+
+    def _coming(self, shard: int) -> Gathering | None:
+        if shard not in self._left:
+            return None
+        return self._gathered.setdefault(shard, Gathering())
+
+    def _drop(self, shard: int) -> None:
+        del self._left[shard]
+        self._gathered.pop(shard).spool.close()
+
+    def _check(self, shard: int) -> None:
+        if len(self._gathered[shard].come) == self._left[shard].item.samples:
+            made = self._gathered.pop(shard)
+            self._written.append(self._writer.submit(self._write, self._left.pop(shard), made))
+
+    def _write(self, shard: ImageShard, made: Gathering) -> None:
+        if not self._is_unchanged(shard):
+            _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
+            made.spool.close()
+            return
+        with LatentShard(self._store, shard, self._fields) as output:
+            for _, one in sorted(made.come.items()):
+                if isinstance(one, Reject):
+                    output.rejects.add(one)
+                else:
+                    output.add_members(one.key, _members(made.spool, one), cut=one.cut)
+            written = output.finish()
+        made.spool.close()
+        receipt = output.receipt(shard, self._encoding.settings, written, self._empty)
+        write_receipt(self._store, receipt)
+
+    def _is_unchanged(self, shard: ImageShard) -> bool:
+        """A receipt says what a shard was made of, so that is looked at once more."""
+        digest = hashlib.sha256()
+        with stream(open_store(self._source.url), shard.item.name, watch=digest.update) as tar:
+            while tar.read(CHUNK_NBYTES):
+                pass
+        return digest.hexdigest() == shard.sha256
+
+    def close(self) -> None:
+        """What has not come whole is left to `encode`."""
+        self._writer.shutdown(wait=True)
+        for made in self._gathered.values():
+            made.spool.close()
+
+    def publish(self) -> None:
+        """Wait for the shards that are being written, and list them in the manifest."""
+        written, self._written = self._written, []
+        for shard in written:
+            shard.result()
+        if written:
+            self._manifest = _published(
+                self._store, self._manifest, self._source, self._encoding.model.name
+            )
+
+
+def _members(spool: Spool, one: Waiting) -> list[tuple[str, bytes]]:
+    data, start = spool.get(one.place), 0
+    members = []
+    for name, nbytes in one.members:
+        members.append((name, data[start : start + nbytes]))
+        start += nbytes
+    return members
+
+
+def _published(store: Store, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
+    found = refreshed(store, manifest)
+    done = {receipt.unit for receipt in found.receipts}
+    complete = source.is_whole and done >= {shard.name for shard in source.shards}
+    found = replace(found, complete=complete, extra={"model": model})
+    write_bytes(store, MANIFEST, found.to_bytes())
+    return found

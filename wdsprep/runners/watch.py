@@ -1,0 +1,66 @@
+"""Tells workers that hang from workers that take long.
+
+A worker that is stopped, or waits for ever, does not die: nobody hears of it, and it alone holds up
+the end of the run. What shows it is that nothing it holds comes further, for far longer than any
+step takes. It is ended then, and judged like one that died. Where it goes on after all, as on a
+machine that was paused, there are two attempts at one unit, which is harmless.
+
+Time is counted as the driver lives it: one that was stopped itself finds nobody overdue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from wdsprep.runners.queue import Done, Failed, Lost, Message, Progress, Returned
+
+PATIENCE_S = 1800.0
+"""Longer than eight attempts at a server that never answers."""
+LOOK_S = 5.0
+"""How often to look, at least."""
+
+
+class Watch:
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._now_s, self._looked = 0.0, time.monotonic()
+        self._held: dict[int, dict[int, object]] = {}
+        """What each order of a worker said last."""
+        self._since: OrderedDict[int, float] = OrderedDict()
+        """When a worker that holds something came further last; the longest ago is the first."""
+
+    def given(self, slot: int, order: int) -> None:
+        self._held.setdefault(slot, {})[order] = None
+        self._since.setdefault(slot, self._now_s)
+
+    def heard(self, slot: int, order: int, message: Message) -> None:
+        held = self._held.get(slot, {})
+        if isinstance(message, Lost):
+            self._held.pop(slot, None)
+            self._since.pop(slot, None)
+            return
+        if isinstance(message, Done | Failed | Returned):
+            del held[order]
+        elif isinstance(message, Progress):
+            if held[order] == message.value:
+                return
+            held[order] = message.value
+        self._since.pop(slot, None)
+        if held:
+            self._since[slot] = self._now_s
+
+    def overdue(self) -> list[int]:
+        """The workers to give up; to be asked each time that messages have been waited for."""
+        looked, self._looked = self._looked, time.monotonic()
+        self._now_s += min(self._looked - looked, LOOK_S)
+        found = []
+        for slot, since_s in self._since.items():
+            if self._now_s - since_s < self._patience_s:
+                break
+            found.append(slot)
+        return found
+
+    def lost(self) -> Lost:
+        """What to say of one of these."""
+        return Lost(reason=f"worker came no further for {self._patience_s:,.0f} s, and was ended")

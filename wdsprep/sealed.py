@@ -1,0 +1,59 @@
+"""Small files that say themselves whether they are whole.
+
+Each is one line of canonical JSON that begins with the SHA-256 of all that follows it, so one
+flipped bit anywhere is found. A large one is written piece by piece.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from wdsprep.errors import FormatError, NewerFormatError
+
+FORMAT = 1
+_HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
+_BODY = len(_HEAD) + 64 + len(_MIDDLE)
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+
+
+def canonical(body: object) -> bytes:
+    return _encode(body).encode()
+
+
+def seal(
+    kind: str, body: Mapping[str, Any], more: Callable[[], Iterable[bytes]] = lambda: ()
+) -> Iterator[bytes]:
+    """The file, piece by piece. `more` makes what follows the body: once for the digest, and once
+    for the file."""
+    head = canonical({**body, "format": FORMAT, "kind": kind})[1 : -len("}")]
+    digest = hashlib.sha256(head)
+    for piece in _and_end(more()):
+        digest.update(piece)
+    yield _HEAD + digest.hexdigest().encode() + _MIDDLE + head
+    yield from _and_end(more())
+
+
+def _and_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield from pieces
+    yield _END
+
+
+def check_seal(data: bytes, what: str) -> None:
+    """Refuse what has changed since it was written."""
+    sealed = _HEAD + hashlib.sha256(memoryview(data)[_BODY:]).hexdigest().encode() + _MIDDLE
+    if data[: len(sealed)] != sealed:
+        raise FormatError(f"{what} is damaged: its digest does not match what it holds")
+
+
+def unseal(kind: str, data: bytes, what: str) -> dict[str, Any]:
+    """What a file says whose seal is checked."""
+    body: dict[str, Any] = json.loads(data)
+    if body["format"] > FORMAT:
+        raise NewerFormatError(
+            f"{what} is of format {body['format']}, newer than this wdsprep reads ({FORMAT}): "
+            "upgrade wdsprep"
+        )
+    if body["kind"] != kind:
+        raise FormatError(f"{what} holds a {body['kind']} where a {kind} should be")
+    return body

@@ -1,0 +1,47 @@
+"""What a listing of S3 says of each file, read in a tenth of the time that boto3 takes.
+
+boto3 builds each of a thousand entries a page by the model of its API, and reads each time of day
+by guessing at its format: a million names took two minutes of processor time. Here a page's entries
+are taken out before boto3 sees them, and put in when it is done with the rest.
+"""
+
+from datetime import datetime
+from typing import Any
+from xml.etree import ElementTree
+
+Entries = list[dict[str, Any]]
+
+
+def quicken_listings(client: Any) -> None:
+    client.meta.events.register_first("before-parse.s3.ListObjectsV2", _take_entries)
+
+
+def _take_entries(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
+    """botocore's `before-parse` event: a page, and what is to be added to what becomes of it."""
+    if response_dict["status_code"] != 200:
+        return
+    try:
+        root = ElementTree.fromstring(response_dict["body"])  # noqa: S314  as boto3 reads it
+    except ElementTree.ParseError:  # it broke off: boto3 says so
+        return
+    found = [node for node in root if _name(node) == "Contents"]
+    root[:] = [node for node in root if _name(node) != "Contents"]
+    response_dict["body"] = ElementTree.tostring(root)
+    customized_response_dict["Contents"] = list(map(_entry, found))
+
+
+def _entry(node: ElementTree.Element) -> dict[str, Any]:
+    said = {_name(part): part.text or "" for part in node}
+    return {
+        "Key": said["Key"],
+        "ETag": said["ETag"],
+        "Size": int(said["Size"]),
+        "LastModified": datetime.fromisoformat(said["LastModified"].replace("Z", "+00:00")),
+    }
+
+
+def _name(node: ElementTree.Element) -> str:
+    """Without its namespace, which not every server gives."""
+    return node.tag.rpartition("}")[2]

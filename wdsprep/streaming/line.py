@@ -1,0 +1,70 @@
+"""What all parts of a stream agree on: which piece of which step a number stands for.
+
+A *piece* is a run of samples of one step and one trainer. Pieces are numbered in the order in which
+trainers need them: part by part of a step, one for each trainer in turn. So every W-th number is a
+trainer's own, and dealing pieces out one after the other gives each trainer its steps in order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from wdsprep.arrays import Field
+from wdsprep.loader.plan import Plan
+from wdsprep.online import Encoding
+
+PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
+STORED = 32  # pieces that Ray's object store has room for, at least: with fewer a stream may stand
+
+
+def most_of(nbytes: float, resolution: int, fields: Iterable[Field]) -> int:
+    """The samples of a piece, for an object store of so many bytes."""
+    arrays = sum(field.array_nbytes for field in fields)
+    return max(1, min(PIECE, int(nbytes / STORED / max(3 * resolution**2, arrays))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a piece belongs: rows [start, start + size) of a trainer's share of a step."""
+
+    number: int
+    step: int
+    rank: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A plan and how it is cut. Picklable, for all workers of a stream."""
+
+    plan: Plan
+    encoding: Encoding
+    most: int
+
+    @cached_property
+    def size(self) -> int:
+        """The samples of a piece: as many as divide a share evenly."""
+        share = self.plan.share
+        return next(n for n in range(min(share, self.most), 0, -1) if not share % n)
+
+    @property
+    def parts(self) -> int:
+        """The pieces of a trainer's step."""
+        return self.plan.share // self.size
+
+    @property
+    def per_step(self) -> int:
+        return self.parts * self.plan.world
+
+    def place(self, number: int) -> Place:
+        step, rest = divmod(number, self.per_step)
+        part, rank = divmod(rest, self.plan.world)
+        return Place(number=number, step=step, rank=rank, start=part * self.size)
+
+    def numbers(self, step: int, rank: int) -> list[int]:
+        """The pieces of a trainer's step."""
+        first = step * self.per_step + rank
+        return [first + part * self.plan.world for part in range(self.parts)]
+
+    def plan_of(self, rank: int) -> Plan:
+        return replace(self.plan, rank=rank)

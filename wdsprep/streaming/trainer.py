@@ -1,0 +1,218 @@
+"""The end of a stream in a trainer: pieces become batches, in order, and are counted.
+
+Ray Data hands a trainer its pieces in their order, also when workers die. That is looked at for
+each piece: one that is lost, repeated or out of its turn is an error here, never a wrong batch.
+"""
+
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from ray.data.collate_fn import NumpyBatchCollateFn
+from ray.exceptions import RayError
+
+from wdsprep import errors
+from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.loader.batches import Batch
+from wdsprep.loader.encoded import Row, Table, open_tee
+from wdsprep.online.tee import Tee
+from wdsprep.streaming.line import Line
+from wdsprep.streaming.stages import Facts, Wire, Worked, unpacked
+
+READY = 2  # batches that are fetched before they are wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """How a stage fares: its workers (host:process), those that are gone too, what they make in a
+    second together, and the share of the time in which they work rather than wait."""
+
+    name: str
+    workers: tuple[str, ...]
+    rate: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A step of this trainer: its pieces' numbers, what is known of them, and their arrays."""
+
+    numbers: list[int]
+    facts: list[Facts]
+    arrays: list[torch.Tensor]
+
+
+class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
+    """In a thread beside the trainer."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._names = [field.name for field in line.plan.datasets[0].fields]
+
+    def __call__(self, wire: Wire) -> Made:
+        pieces = [unpacked(wire, row) for row in range(len(wire["number"]))]
+        return Made(
+            numbers=[number for number, _, _ in pieces],
+            facts=[facts for _, facts, _ in pieces],
+            arrays=[torch.cat([tensors[name] for _, _, tensors in pieces]) for name in self._names],
+        )
+
+
+class Trainer:
+    """One trainer's share of a stream; picklable until it is iterated. It may be left and taken up
+    again, and ends with the stream."""
+
+    def __init__(
+        self,
+        line: Line,
+        source: Any,
+        pace: Any,
+        *,
+        step: int,
+        end: int,
+        empty: Mapping[str, torch.Tensor],
+        tee: str = "",
+    ) -> None:
+        self._line, self._source, self._pace = line, source, pace
+        self._empty, self._tee_url = empty, tee
+        self._end = end
+        self.step = step
+        self._workers: dict[tuple[str, str], Worked] = {}
+
+    def __len__(self) -> int:
+        """The batches that are left."""
+        return self._end - self.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._line.plan.order.epoch(self.step)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._line.plan.order.steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of a loader of the stored latents, the same on every trainer."""
+        return self._line.plan.order.state(self.step)
+
+    def stages(self) -> list[Stage]:
+        """What the batches so far tell of the workers that had a part in them."""
+        return [_stage(name, self._of(name)) for name in ("decode", "encode")]
+
+    def _of(self, stage: str) -> list[Worked]:
+        return [worked for (name, _), worked in self._workers.items() if name == stage]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while self.step < self._end:
+            batch = self._next()
+            self.step += 1
+            self._pace.had.remote(self._line.plan.rank, self.step * self._line.per_step)
+            yield batch
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing more. What of the latent shards is whole is listed in their manifest."""
+        made = vars(self)
+        if "_made" in made:
+            self._made.close()
+        if made.get("_tee"):
+            made["_tee"].publish()
+            made["_tee"].close()
+
+    def _next(self) -> dict[str, Any]:
+        try:
+            made = next(self._made)
+        except StopIteration:
+            raise WorkError(f"the stream ended at step {self.step} of {self._end}") from None
+        except RayError as error:
+            raise _reason(error) from error
+        self._check(made)
+        self._note(made)
+        batch = self._table.batch(*_joined(made), made.arrays)
+        if self._tee is not None:
+            self._keep(self._tee, made)
+        return batch.out
+
+    def _check(self, made: Made) -> None:
+        wanted = self._line.numbers(self.step, self._line.plan.rank)
+        if made.numbers != wanted:
+            raise WorkError(
+                f"step {self.step} of the stream is lost: pieces {made.numbers} came where "
+                f"{wanted} should be: begin a new stream from the state of the last batch"
+            )
+
+    def _note(self, made: Made) -> None:
+        for worked in (worked for facts in made.facts for worked in facts.worked):
+            name = worked.stage, worked.worker
+            known = self._workers.get(name)
+            if known is None or known.samples < worked.samples:
+                self._workers[name] = worked
+
+    def _keep(self, tee: Tee, made: Made) -> None:
+        rows = [row for facts in made.facts for row in facts.rows]
+        for number, row in enumerate(rows):
+            arrays = tuple(array[number] for array in made.arrays)
+            tee.add(row.shard, row.index, row.key, row.sample, replace(row.result, arrays=arrays))
+        for facts in made.facts:
+            tee.refuse(facts.batch.refused)
+
+    @cached_property
+    def _made(self) -> "Generator[Made, None, None]":
+        batches: Generator[Made, None, None] = iter(
+            self._source.iter_torch_batches(
+                batch_size=self._line.parts,
+                collate_fn=_Collate(self._line),
+                prefetch_batches=READY,
+            )
+        )
+        return batches
+
+    @cached_property
+    def _table(self) -> Table:
+        plan = self._line.plan
+        empty = {name.removesuffix(".npy"): array for name, array in self._empty.items()}
+        known = (empty,) * len(plan.datasets) if empty else ()
+        return Table(replace(plan, effects=replace(plan.effects, empty=known)))
+
+    @cached_property
+    def _tee(self) -> Tee | None:
+        return open_tee(self._tee_url, self._line.plan, self._line.encoding, lambda: self._empty)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("_made", "_table", "_tee")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+
+def _joined(made: Made) -> tuple[Batch, list[Row]]:
+    """The pieces of a step as one."""
+    batches = [facts.batch for facts in made.facts]
+    whole = Batch(
+        step=batches[0].step,
+        first=batches[0].first,
+        stream=[n for batch in batches for n in batch.stream],
+        shard=[n for batch in batches for n in batch.shard],
+        index=[n for batch in batches for n in batch.index],
+    )
+    return whole, [row for facts in made.facts for row in facts.rows]
+
+
+def _stage(name: str, workers: list[Worked]) -> Stage:
+    wall = sum(worked.wall_s for worked in workers)
+    return Stage(
+        name=name,
+        workers=tuple(worked.worker for worked in workers),
+        rate=sum(w.samples / w.wall_s for w in workers if w.wall_s),
+        busy=sum(w.busy_s for w in workers) / wall if wall else 0.0,
+    )
+
+
+def _reason(error: RayError) -> WdsprepError:
+    """What a worker had to say, out of all that Ray wraps around it: only its text comes here."""
+    text = str(error).strip()
+    for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
+        return cast(WdsprepError, getattr(errors, name)(message))
+    return WorkError(f"the stream has ended: {text.splitlines()[-1]}")
