@@ -33,9 +33,9 @@ from wdsprep.store import open_store
 from wdsprep.store.s3_listing import quicken_listings
 
 
-def whole_run(count: int, workers: int) -> tuple[Outcome, Shelf]:
+def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, Shelf]:
     """`encode` with nobody at work."""
-    pending, store = largest_first(units(count)), Shelf(count)
+    pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(store, manifest, count=count, status=lambda _status: None)
     return run.carry_out(PretendRunner(workers), None, drained(pending)), store
@@ -58,6 +58,14 @@ def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_
     assert written[-1] == len(outcome.manifest.receipts) == 2_000
     assert all(later - sooner <= max(100, sooner // 4) for sooner, later in pairwise(written))
     assert sum(written) < 6 * 2_000
+
+
+def test_what_another_driver_has_written_meanwhile_stays_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.run.CHECKPOINT", 100)
+    store = whole_run(500, 10, theirs=manifest_of(300).to_bytes())[1]
+    assert store.units_written == [500]
 
 
 @pytest.mark.parametrize("workers", [10, 1_000])

@@ -1,5 +1,7 @@
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from wdsprep.manifest import (
     fingerprint,
     sorted_receipts,
 )
+from wdsprep.sealed import seal
 
 SETTINGS = {"buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}
 
@@ -87,6 +90,29 @@ def test_anyone_can_read_the_json() -> None:
     assert found["format"] == FORMAT
     assert found["fingerprint"] == fingerprint(SETTINGS)
     assert found["units"][0]["shards"][0]["name"] == "256/000000.tar"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: [unit.update(attempts=2) for unit in body["units"]],
+        lambda body: [unit.update(when="today") for unit in body["units"]],
+        lambda body: body.update(zebra=[{"counts": {}}, {"counts": {}}]),
+        lambda body: body["extra"].update(trials=[{"a": 1}, {"counts": {}}]),
+    ],
+    ids=["a field before the others", "a field after them", "more after the units", "a like text"],
+)
+def test_a_manifest_that_another_program_has_written_is_read_all_the_same(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    body = json.loads(manifest().to_bytes())
+    change(body)
+    kind = body.pop("kind")
+    for name in ("digest", "format"):
+        del body[name]
+    found = Manifest.from_bytes(b"".join(seal(kind, body)), "m")
+    assert found.receipts == manifest().receipts
+    assert found.shards == manifest().shards
 
 
 def test_manifest_lists_shards_by_bucket_and_sums_rejects() -> None:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from wdsprep.errors import NotFoundError
 from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Shard
 from wdsprep.runners import Event
@@ -136,6 +137,13 @@ class Shelf:
     written: dict[str, int] = field(default_factory=dict)
     units_written: list[int] = field(default_factory=list)
     listed: int = 0
+    theirs: bytes = b""
+    """The manifest that another driver has written meanwhile."""
+
+    def read(self, name: str, /) -> bytes:
+        if name == MANIFEST and self.theirs:
+            return self.theirs
+        raise NotFoundError(f"{name} is not kept")
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         if prefix == "receipts/":

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from wdsprep.receipts import Receipt, Receipts, Settings, Shard, cut, fingerprint
+from wdsprep.receipts import Receipt, Receipts, Settings, Shard, cut, fingerprint, line_of
 from wdsprep.sealed import FORMAT, check_seal, seal, unseal
 
 __all__ = [
@@ -43,7 +43,7 @@ class Manifest:
     complete: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def ledger(self) -> Receipts:
         """The receipts, as a file has them."""
         return Receipts.of(self.dataset, self.settings, self.receipts)
@@ -95,6 +95,8 @@ class Manifest:
         head, lines = cut(data, UNITS)
         body = unseal("manifest", head, what)
         dataset, settings = body["dataset"], body["settings"]
+        for unit in body.get("units", ()):
+            lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
         return cls(
             dataset=dataset,
             settings=settings,

@@ -113,7 +113,7 @@ class Receipts(Sequence[Receipt]):
     @classmethod
     def of(cls, dataset: str, settings: Settings, receipts: Iterable[Receipt]) -> "Receipts":
         if isinstance(receipts, cls):
-            return receipts
+            return cls(dataset, settings, receipts._lines)
         return cls(dataset, settings, [line_of(receipt) for receipt in receipts])
 
     def to_json(self) -> Iterator[bytes]:
@@ -184,13 +184,19 @@ def line_of(receipt: Receipt) -> bytes:
 
 def cut(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
     """What stands before a list of receipts that ends the JSON of an object, and their lines.
-    `mark` is how the list begins."""
-    lines = data.split(BETWEEN)
-    head, found, lines[0] = lines[0].partition(mark + START)
-    if not found:
-        return data, []
-    lines[-1] = lines[-1].rstrip()[: -len(END + b"]}")]
-    return head + b"}", lines
+    `mark` is how the list begins. All of it and none, where receipts are not written as here."""
+    head, found, tail = data.partition(mark + START)
+    lines = tail.removesuffix(END + b"]}\n").split(BETWEEN)
+    if found and tail.endswith(END + b"]}\n") and _is_whole(lines[0]) and _is_whole(lines[-1]):
+        return head + b"}", lines
+    return data, []
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return tuple(json.loads(START + line + END)) == FIELDS
+    except ValueError:
+        return False
 
 
 def by_unit(lines: Mapping[str, bytes]) -> list[bytes]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import claim, clear, refreshed, tidy, write_manifest
+from wdsprep.dataset import claim, clear, read_manifest, refreshed, tidy, write_manifest
 from wdsprep.errors import AccessError, WorkError
 from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
@@ -101,7 +101,7 @@ class Run:
         self._next_checkpoint = CHECKPOINT
         self._going: dict[str, Progress] = {}
         self._quarantined: list[Quarantined] = []
-        before = len(manifest.receipts)
+        self._written = before = len(manifest.receipts)
         self._total = Status(units=before + count, units_done=before)
 
     def carry_out(self, runner: Runner | None, work: Work, units: Iterable[Unit]) -> Outcome:
@@ -169,12 +169,20 @@ class Run:
 
     def _checkpoint(self) -> None:
         """Write down what is known, so that after a driver was killed few receipts need be read one
-        by one. Each time a quarter more is known than before: that is five writings of all."""
+        by one. Each time a quarter more is known than before: that is five writings of all. Where
+        another run has written meanwhile, it stays as that has it."""
         known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
         lines = by_unit(dict(known))
-        receipts = self._receipts.with_lines(lines)
-        write_manifest(self._store, replace(self._manifest, receipts=receipts))
+        if self._is_ours(read_manifest(self._store)):
+            receipts = self._receipts.with_lines(lines)
+            write_manifest(self._store, replace(self._manifest, receipts=receipts, complete=False))
+            self._written = len(lines)
         self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
+
+    def _is_ours(self, there: Manifest | None) -> bool:
+        if there is None:
+            return True
+        return there.settings == self._manifest.settings and len(there.receipts) <= self._written
 
     def _now(self) -> Status:
         """The finished units and what is known of those under way."""

@@ -65,7 +65,7 @@ def _opening(home: Path, count: int) -> Group:
 
 
 def _resuming(home: Path, count: int) -> Group:
-    """Half of the receipts are in the manifest, and all in the listing of another process."""
+    """All receipts are in the manifest, and in the listing of another process."""
     manifest = home / "resume.json"
     with manifest.open("wb") as sink:
         sink.writelines(manifest_of(count).pieces())

@@ -9,6 +9,7 @@ Where GPUs are named, a slot keeps its GPU from one worker to the next.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -26,6 +27,8 @@ from wdsprep.runners import Event, Unit, Work
 from wdsprep.runners.desk import GRACE_S
 from wdsprep.runners.queue import Heard, Lost, drive
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
+
+log = logging.getLogger("wdsprep")
 
 _BOOT = """import sys; fd, units_at_once, *sys.path = sys.argv[1:]
 from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
@@ -161,7 +164,17 @@ def _end(workers: list[_Worker]) -> None:
     finally:
         for worker in workers:
             worker.process.kill()
-            worker.process.wait()
+        for worker in workers:
+            _reap(worker.process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """One that a lost device or disk holds in the kernel cannot even be killed: leave it."""
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL
+        log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
 
 
 def _obituary(returncode: int) -> str:

@@ -2,8 +2,8 @@
 
 - A number is asked for at once, whether there is room for it or not: Ray keeps the workers that it
   cannot place, and places them when machines join.
-- Without a number there are as many as the cluster has room for. That is looked at again and
-  again, so machines that join are used, and none is asked for.
+- Without a number there are as many as the cluster's machines could hold. That is looked at again
+  and again, so machines that join are used.
 - Of a range the least are asked for at once, the others a few at a time. Workers without a place
   are what makes an autoscaler add machines, so it does, up to the most; and where none are to be
   had, few wait in vain.
@@ -72,8 +72,8 @@ class FromLeast:
     least: int
 
     def __call__(self, opened: int, starting: int) -> int:
-        ahead = max(AHEAD, opened // AHEAD_SHARE)
-        return max(self.least - opened, ahead) - starting
+        missing = self.least - opened
+        return (missing if missing > 0 else max(AHEAD, opened // AHEAD_SHARE)) - starting
 
 
 def staffing(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int, Allowed]:

@@ -5,6 +5,8 @@ the end of the run. What shows it is that nothing it holds comes further, for fa
 step takes. It is ended then, and judged like one that died. Where it goes on after all, as on a
 machine that was paused, there are two attempts at one unit, which is harmless.
 
+A worker that is not open yet is not watched: how long it takes to load models, nobody knows.
+
 Time is counted as the driver lives it: one that was stopped itself finds nobody overdue.
 """
 
@@ -52,8 +54,8 @@ class Watch:
 
     def overdue(self) -> list[int]:
         """The workers to give up; to be asked each time that messages have been waited for."""
-        looked, self._looked = self._looked, time.monotonic()
-        self._now_s += min(self._looked - looked, LOOK_S)
+        before, self._looked = self._looked, time.monotonic()
+        self._now_s += min(self._looked - before, LOOK_S)
         found = []
         for slot, since_s in self._since.items():
             if self._now_s - since_s < self._patience_s:

@@ -24,12 +24,12 @@ def _take_entries(
         return
     try:
         root = ElementTree.fromstring(response_dict["body"])  # noqa: S314  as boto3 reads it
-    except ElementTree.ParseError:  # it broke off: boto3 says so
+        entries = [_entry(node) for node in root if _name(node) == "Contents"]
+    except (ElementTree.ParseError, KeyError, ValueError):  # boto3 knows more, or says why
         return
-    found = [node for node in root if _name(node) == "Contents"]
     root[:] = [node for node in root if _name(node) != "Contents"]
     response_dict["body"] = ElementTree.tostring(root)
-    customized_response_dict["Contents"] = list(map(_entry, found))
+    customized_response_dict["Contents"] = entries
 
 
 def _entry(node: ElementTree.Element) -> dict[str, Any]:
