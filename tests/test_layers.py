@@ -59,7 +59,7 @@ PLACES = {
     },
     "pyarrow": {"sources.parquet", "sources.table", "pixels", "streaming.source"},
     "ray": {f"runners.{name}" for name in ("actor", "cluster", "metrics", "ray", "room")}
-    | {"streaming", "streaming.source", "streaming.trainer"},
+    | {"streaming", "streaming.source", "streaming.trainer", "streaming.works"},
     "numpy": {
         *("order", "order.permute", "order.mixing", "order.passes"),
         *("loader.catalog", "loader.grid", "loader.blocks", "loader.shelf", "loader.effects"),
@@ -69,8 +69,8 @@ PLACES = {
     "torch": {
         *("noise", "pixels", "encoder", "decoder", "device", "engine"),
         *("loader", "loader.batches", "loader.effects", "loader.plan", "loader.reading"),
-        *("loader.transfer", "loader.encoded", "online.batches"),
-        *("streaming", "streaming.stages", "streaming.trainer"),
+        *("loader.transfer", "loader.encoded", "online.batches", "online.images"),
+        *("streaming.stages", "streaming.trainer", "streaming.works"),
     },
     "torchvision": set(),
     "diffusers": {"encoder"},

@@ -17,7 +17,8 @@ from work_for_encode import Making
 
 import wdsprep
 from wdsprep import Encode
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.dataset import write_receipt
+from wdsprep.errors import FingerprintError, FullError, UsageError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BATCH = 8
@@ -118,7 +119,20 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
     with pytest.raises(UsageError, match="give both"):
         load(images, tee="somewhere")
     with pytest.raises(UsageError, match="leave out the DataLoader"):
-        list(torch.utils.data.DataLoader(online(images), batch_size=None, num_workers=1))
+        list(
+            torch.utils.data.DataLoader(
+                online(images, device="cpu"), batch_size=None, num_workers=1
+            )
+        )
+
+
+def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> None:
+    step_nbytes = BATCH * 3 * HOW.resolution**2
+    with patch("wdsprep.loader.usable_cpus", return_value=64):
+        assert online(images).plan.ahead == 66
+        for steps, ahead in ((1, 2), (5, 5)):
+            with patch("wdsprep.loader.CROPS_NBYTES", steps * step_nbytes):
+                assert online(images).plan.ahead == ahead
 
 
 # Tee
@@ -136,6 +150,47 @@ def test_an_epoch_cut_short_is_completed_by_encode(
     assert tree(tee) == tree(stored)
     with pytest.raises(FingerprintError, match="seed"):
         next(iter(online(images, encode=replace(HOW, seed=3), tee=str(tee))))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
+    images: Path, stored: Path, tmp_path: Path
+) -> None:
+    kept, units = tmp_path / "kept", []
+
+    def write(store: Any, receipt: Any) -> None:
+        units.append(receipt.unit)
+        write_receipt(store, receipt)
+
+    with patch("wdsprep.online.tee.write_receipt", write):
+        loaders = [online(images, tee=str(kept), epochs=2) for _ in range(2)]
+        assert all(loader._session for loader in loaders), "opened before anything is kept"
+        for loader in loaders:
+            list(loader)
+    assert len(units) == len(set(units)) > 0
+    assert tree(kept) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
+    images: Path, stored: Path, tmp_path: Path
+) -> None:
+    tee = tmp_path / "tee"
+    with patch("wdsprep.online.tee.GATHERED", 2):
+        list(online(images, tee=str(tee), epochs=2))
+    assert encode_here(images, tee).units_before < len(list(stored.glob("*/*.tar")))
+    assert tree(tee) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
+    images: Path, tmp_path: Path
+) -> None:
+    full = FullError("the disk is full")
+    with patch("wdsprep.online.tee.write_receipt", side_effect=full):
+        batches = iter(online(images, tee=str(tmp_path / "tee"), epochs=None))
+        with pytest.raises(FullError, match="the disk is full"):
+            list(itertools.islice(batches, 100 * COUNT))
 
 
 @pytest.mark.usefixtures("cheap")

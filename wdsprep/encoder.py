@@ -67,11 +67,19 @@ class Encoder(Protocol):
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
-    """Load what a recipe needs of a model. fp32 means fp32, so TF32 is off in this process."""
+    """Load what a recipe needs of a model."""
     silence()
+    if recipe.dtype == "fp32":
+        turn_off_tf32()
+    return LatentEncoder(model, recipe, torch.device(device))
+
+
+def turn_off_tf32() -> None:
+    """fp32 means fp32 in this process. In a trainer's own that slows the trainer, so it is done
+    there for dtype fp32 alone; the few rows that half precision has to leave to fp32 are then
+    computed with the trainer's setting, which has the same range."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    return LatentEncoder(model, recipe, torch.device(device))
 
 
 class LatentEncoder:

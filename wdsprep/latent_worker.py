@@ -13,6 +13,7 @@ from queue import Empty
 
 from wdsprep.dataset import find_receipt, write_receipt
 from wdsprep.device import device_name
+from wdsprep.encoder import turn_off_tf32
 from wdsprep.engine import Engine, EngineError
 from wdsprep.feeder import Fed, Feeder
 from wdsprep.image_shards import ImageShard
@@ -36,6 +37,7 @@ class LatentsWorker:
         self._recipe = recipe
         self._store = open_store(recipe.latents)
         self._source = TarsSource(url=recipe.images, pattern="*", columns=Columns())
+        turn_off_tf32()
         self._encoder = recipe.make_encoder()
         self._engine = Engine(
             self._encoder,

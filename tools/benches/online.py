@@ -150,14 +150,14 @@ def ours(home: str, count: int) -> None:
 def in_any_order(home: str, count: int) -> None:
     from unittest.mock import patch
 
-    from wdsprep import streaming
+    from wdsprep.streaming import Trainer, works
 
     def tune(context: Any) -> None:
         plain(context)
         context.execution_options.preserve_order = False
 
-    plain = streaming._tune
-    with patch.object(streaming, "_tune", tune), patch.object(streaming.Trainer, "_check"):
+    plain = works._tune
+    with patch.object(works, "_tune", tune), patch.object(Trainer, "_check"):
         ours(home, count)
 
 

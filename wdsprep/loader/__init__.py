@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Numbered = Iterator[tuple[int, dict[str, Any]]]
 THREADS = 3
+CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
 
 
 def load(
@@ -123,13 +124,21 @@ def load(
         effects=effects,
         raw=raw,
         threads=threads,
-        ahead=threads + 2 if ahead is None else ahead,
+        ahead=_ahead(threads, encoding, global_batch // world) if ahead is None else ahead,
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
         cache=cache_dir(cache, cache_nbytes),
     )
     return Loader(plan, step=step, encoding=encoding, tee=tee)
+
+
+def _ahead(threads: int, encoding: "Encoding | None", share: int) -> int:
+    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
+    if encoding is None:
+        return threads + 2
+    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def _encoding(
@@ -225,6 +234,8 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
+        if info is not None and self._encoding is not None:
+            raise UsageError("encode= has threads of its own: leave out the DataLoader's workers")
         if info is not None and (self._plan.device or self._plan.pin):
             raise UsageError(
                 "device= and pin= are for threads: DataLoader(pin_memory=True) pins what its "
@@ -233,8 +244,6 @@ class Loader(IterableDataset[dict[str, Any]]):
         if info is None and self._worker is not None:
             raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
         stride = 1 if info is None else info.num_workers
-        if info is not None and self._encoding is not None:
-            raise UsageError("encode= has threads of its own: leave out the DataLoader's workers")
         last = self._end(self.step) if info is None else self._enter(info.id, stride)
         batches = self._serve(range(self.step, max(self.step, last), stride))
         if self._plan.raw:

@@ -90,11 +90,14 @@ class Dataset:
 
 def open_all(streams: "str | Stream | Iterable[str | Stream]") -> tuple[Dataset, ...]:
     """The datasets behind what `load` was given."""
+    return tuple(open_dataset(stream) for stream in as_streams(streams))
+
+
+def as_streams(streams: "str | Stream | Iterable[str | Stream]") -> list[Stream]:
     given = [streams] if isinstance(streams, str | Stream) else list(streams)
     if not given:
         raise UsageError("nothing to load: give the path or URL of a dataset")
-    opened = [s if isinstance(s, Stream) else Stream(s) for s in given]
-    return tuple(open_dataset(stream) for stream in opened)
+    return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
 def open_dataset(stream: Stream) -> Dataset:

@@ -182,8 +182,8 @@ class Reader:
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)
-        batch.out["made"][row] = made
         batch.out["pixels"][row] = made.crop.pixels
+        batch.out["made"][row] = made.without_pixels()
         return ""
 
     def _take_texts(self, batch: Batch, row: int, sample: TarSample) -> str:

@@ -76,7 +76,7 @@ class BatchEncoder:
     def _enter(self) -> None:
         torch.set_num_threads(1)
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.default_stream(self.encoder.device))
+            self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
             torch.cuda.set_stream(self._stream)
 
     def _launched(self, batch: Batch) -> "Future[Rows]":

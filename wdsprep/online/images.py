@@ -1,6 +1,9 @@
 """A sample of an image shard, made ready for the models as a worker of `encode` makes it."""
 
 from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
 
 from wdsprep.pixels import Crop, crop
 from wdsprep.samples import Reject, RejectedError, Sample
@@ -18,6 +21,11 @@ class Prepared:
     sample: Sample
     crop: Crop
 
+    def without_pixels(self) -> "Prepared":
+        """For who has them elsewhere: of the square its side is left."""
+        side = self.crop.pixels.shape[-1]
+        return replace(self, crop=replace(self.crop, pixels=_nothing(side)))
+
 
 def prepared(found: TarSample, tar: str, *, resolution: int, max_area: int) -> Prepared:
     """A RejectedError for what `encode` would reject as well."""
@@ -32,3 +40,8 @@ def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
     """What `encode` writes down of it."""
     source = shown(f"{tar}/{found.key}")
     return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)
+
+
+@cache
+def _nothing(side: int) -> torch.Tensor:
+    return torch.empty((3, 0, side), dtype=torch.uint8)

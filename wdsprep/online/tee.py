@@ -1,23 +1,26 @@
 """Keeps latents that pass on their way to a trainer, and writes the shards that `encode` would.
 
 Samples pass in the order of training, which goes through many shards at once. So the samples of a
-shard wait on a local disk (in TMPDIR) until the last one has passed; then it is written as a worker
-of `encode` writes it, byte for byte on a CPU, its receipt last. At any time about as many shards
-are under way as a step has blocks: 64, or more where the batch does not divide by it.
+shard wait on a local disk (in TMPDIR), in an open file, and what they are in some hundred bytes of
+memory each, until the last one has passed; then it is written as a worker of `encode` writes it,
+byte for byte on a CPU, its receipt last. The order has about as many shards under way as a step has
+blocks: 64, or more where the batch does not divide by it. One that a rank's share, the end of an
+epoch or a resume has cut waits for what it lacks, which may come in a later epoch. At most
+`GATHERED` wait: then the one that nothing has come of for the longest time is given up.
 
-A shard has all its samples from one process or it is left alone: one that is cut by a rank's share,
-by the end of an epoch, by a resume, or that is damaged. `wdsprep encode` sees which receipts are
-missing, and makes the rest.
+A shard has all its samples from one process or it is left alone, as is one that is damaged.
+`wdsprep encode` sees which receipts are missing, and makes the rest.
 """
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wdsprep.dataset import refreshed, write_receipt
+from wdsprep.dataset import find_receipt, refreshed, write_receipt
 from wdsprep.encoding import plan
 from wdsprep.engine import Result
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
@@ -31,6 +34,8 @@ from wdsprep.spool import Spool
 from wdsprep.store import Store, absolute, check_apart, open_store, stream, write_bytes
 
 CHUNK_NBYTES = 1 << 20
+GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
+WRITING = 4  # whole shards that wait to be written, at most: then whoever adds waits too
 _log = logging.getLogger("wdsprep")
 
 
@@ -78,10 +83,12 @@ class Tee:
         self._empty = write_empty(self._store, self._fields, empty)
         self._gathered: dict[int, Gathering] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
-        self._written: list[Future[None]] = []
+        self._writing: deque[Future[None]] = deque()
+        self._is_listed = True
 
     def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
         """Keep a sample that was encoded, if its shard is one to be written."""
+        self._hear(WRITING)
         come = self._coming(shard)
         if come is None or index in come.come:
             return
@@ -106,7 +113,11 @@ class Tee:
     def _coming(self, shard: int) -> Gathering | None:
         if shard not in self._left:
             return None
-        return self._gathered.setdefault(shard, Gathering())
+        come = self._gathered.pop(shard, None) or Gathering()
+        self._gathered[shard] = come  # the last one: the first is the one to give up
+        if len(self._gathered) > GATHERED:
+            self._drop(next(iter(self._gathered)))
+        return come
 
     def _drop(self, shard: int) -> None:
         del self._left[shard]
@@ -115,12 +126,25 @@ class Tee:
     def _check(self, shard: int) -> None:
         if len(self._gathered[shard].come) == self._left[shard].item.samples:
             made = self._gathered.pop(shard)
-            self._written.append(self._writer.submit(self._write, self._left.pop(shard), made))
+            self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
+
+    def _hear(self, left: int) -> None:
+        """What became of the shards that the writer had, once no more than so many are left."""
+        while self._writing and (len(self._writing) > left or self._writing[0].done()):
+            self._is_listed = False
+            self._writing.popleft().result()
 
     def _write(self, shard: ImageShard, made: Gathering) -> None:
+        try:
+            settings = self._encoding.settings
+            if find_receipt(self._store, shard.name, shard.input, settings) is None:
+                self._write_anew(shard, made)
+        finally:
+            made.spool.close()
+
+    def _write_anew(self, shard: ImageShard, made: Gathering) -> None:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
-            made.spool.close()
             return
         with LatentShard(self._store, shard, self._fields) as output:
             for _, one in sorted(made.come.items()):
@@ -129,7 +153,6 @@ class Tee:
                 else:
                     output.add_members(one.key, _members(made.spool, one), cut=one.cut)
             written = output.finish()
-        made.spool.close()
         receipt = output.receipt(shard, self._encoding.settings, written, self._empty)
         write_receipt(self._store, receipt)
 
@@ -149,13 +172,12 @@ class Tee:
 
     def publish(self) -> None:
         """Wait for the shards that are being written, and list them in the manifest."""
-        written, self._written = self._written, []
-        for shard in written:
-            shard.result()
-        if written:
+        self._hear(0)
+        if not self._is_listed:
             self._manifest = _published(
                 self._store, self._manifest, self._source, self._encoding.model.name
             )
+            self._is_listed = True
 
 
 def _members(spool: Spool, one: Waiting) -> list[tuple[str, bytes]]:

@@ -11,7 +11,7 @@
 1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace allows
    (`source`, `line`).
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
-   grow and shrink, and stops them when the object store fills (`stages`).
+   grow and shrink, and stops them when the object store fills (`stages`, `works`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 
@@ -20,37 +20,27 @@ in one and go on in the other. A decoder or encoder that dies is replaced by Ray
 made again; a trainer or the driver that dies begins a new stream from its last state.
 """
 
-import logging
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import ray
-import torch
-from ray import cloudpickle
-from ray.data import ActorPoolStrategy, DataContext, read_datasource
 
 from wdsprep.arrays import fields_of
 from wdsprep.errors import UsageError
 from wdsprep.loader import load
-from wdsprep.loader.catalog import Stream
+from wdsprep.loader.catalog import Stream, as_streams
 from wdsprep.online import Encode
-from wdsprep.online.batches import BatchEncoder
 from wdsprep.order import RUN
 from wdsprep.runners.cluster import connected
+from wdsprep.store import absolute
 from wdsprep.streaming.line import Line, most_of
-from wdsprep.streaming.source import Numbers, new_pace
-from wdsprep.streaming.stages import Decoder, Encoder
 from wdsprep.streaming.trainer import Stage, Trainer
+from wdsprep.streaming.works import Pool, Works
 
 __all__ = ["Feed", "Stage", "Trainer", "stream"]
 LEAST = 2  # cores of a Ray that is started here: one worker of each stage
-PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
-PER_TRAINER = 4  # steps
-
-Pool = tuple[int, int]
 
 
 def stream(
@@ -92,10 +82,14 @@ def stream(
     of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders
     share a GPU.
     """
+    streams = [replace(each, url=absolute(each.url)) for each in as_streams(images)]
+    tee = tee and absolute(tee)  # workers and trainers may run in other folders
     stack = ExitStack()
     with stack:
         stack.enter_context(connected(ray_address, cpus=LEAST, dashboard=False))
         device = device if device != "auto" else "cuda" if _total("GPU") else "cpu"
+        gpus = gpus_per_encoder if device.startswith("cuda") else 0.0
+        _check_room(gpus)
         how = Encode(
             resolution=resolution,
             model=model,
@@ -107,7 +101,7 @@ def stream(
             device=device,
         )
         loader = load(
-            images,
+            streams,
             global_batch=global_batch,
             encode=how,
             tee=tee,
@@ -134,15 +128,18 @@ def stream(
         works = Works(
             line=Line(plan=loader.plan, encoding=loader.encoding, most=most),
             decoders=decoders or (1, max(1, int(_total("CPU")))),
-            encoders=encoders or (1, max(1, int(_room(device, gpus_per_encoder)))),
-            gpus=gpus_per_encoder if device.startswith("cuda") else 0.0,
+            encoders=encoders or (1, max(1, int(_room(gpus)))),
+            gpus=gpus,
         )
-        return Feed(works.trainers(loader.step, loader.end, tee=tee), stack.pop_all())
+        made = works.trainers(loader.step, loader.end, tee=tee)
+        stack.callback(_end, made[0])
+        return Feed(made, stack.pop_all())
 
 
 class Feed:
     """A stream under way. `trainers` are given to the processes that train, one to each; they have
-    to be iterated at the same time. Leaving or closing it ends a Ray that was started for it."""
+    to be iterated at the same time. Leaving or closing it ends the stream, wherever they are, and a
+    Ray that was started for it."""
 
     def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
         self.trainers, self._stack = trainers, stack
@@ -154,126 +151,36 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        for trainer in self.trainers:
-            trainer.close()
-        self._stack.close()
+        with self._stack as stack:
+            for trainer in self.trainers:
+                stack.callback(trainer.close)
 
 
-class Works:
-    """The pipeline: how many workers each of its stages has, and what they need."""
+def _end(trainer: Trainer) -> None:
+    """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
+    cluster has their CPUs and GPUs again."""
+    for actor in trainer.actors:
+        ray.kill(actor)
 
-    def __init__(self, *, line: Line, decoders: Pool, encoders: Pool, gpus: float) -> None:
-        self._line, self._gpus = line, gpus
-        self._decoders, self._encoders = decoders, encoders
 
-    def trainers(self, step: int, end: int, *, tee: str) -> list[Trainer]:
-        line, world = self._line, self._line.plan.world
-        ahead = PER_WORKER * (self._decoders[1] + self._encoders[1])
-        ahead += PER_TRAINER * line.per_step
-        pace = new_pace(step * line.per_step, world, ahead)
-        pieces = self._pieces(Numbers(step * line.per_step, end * line.per_step, pace))
-        empty = self._empty() if line.plan.effects.drop_text or tee else {}
-        return [
-            Trainer(
-                replace(line, plan=line.plan_of(rank)),
-                source,
-                pace,
-                step=step,
-                end=end,
-                empty=empty,
-                tee=tee,
-            )
-            for rank, source in enumerate(pieces.streaming_split(world, equal=False))
-        ]
-
-    def _pieces(self, numbers: Numbers) -> Any:
-        """The stages differ in what they need, so Ray Data does not melt any into one."""
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        luggage = _luggage(self._line)
-        decoded = read.map_batches(
-            DecoderOf,
-            fn_constructor_args=(luggage,),
-            batch_size=1,
-            batch_format="numpy",
-            compute=_pool(self._decoders),
-            num_cpus=1,
+def _check_room(gpus: float) -> None:
+    """Ray waits without end for what a cluster does not have."""
+    cores = 1 if gpus else 2
+    if _total("CPU") < cores:
+        raise UsageError(
+            f"a stream needs {cores} CPUs or more, one for each decoder and each encoder without "
+            f"a GPU, and the Ray cluster has {_total('CPU'):g}: start it with more"
         )
-        encoded = decoded.map_batches(
-            EncoderOf,
-            fn_constructor_args=(luggage,),
-            batch_size=1,
-            batch_format="numpy",
-            compute=_pool(self._encoders, calls=2),
-            num_gpus=self._gpus,
-            num_cpus=0 if self._gpus else 1,
+    if _total("GPU") < gpus:
+        raise UsageError(
+            f"an encoder needs {gpus:g} GPUs, and the Ray cluster has {_total('GPU'):g}: add one, "
+            'or encode with device="cpu"'
         )
-        _tune(encoded.context)
-        return encoded
-
-    def _empty(self) -> dict[str, torch.Tensor]:
-        """What the empty caption becomes, found where an encoder could run."""
-        options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
-        found: dict[str, torch.Tensor] = ray.get(
-            ray.remote(**options)(_empty).remote(_luggage(self._line))
-        )
-        return found
-
-
-class DecoderOf(Decoder):
-    """Ray Data names its stages after these."""
-
-    def __init__(self, luggage: Any) -> None:
-        super().__init__(_unpacked(luggage))
-
-
-class EncoderOf(Encoder):
-    def __init__(self, luggage: Any) -> None:
-        super().__init__(_unpacked(luggage))
-
-
-def _luggage(line: Line) -> Any:
-    """A line for workers, and where they find modules, as the driver does."""
-    return ray.put((sys.path, cloudpickle.dumps(line)))
-
-
-def _unpacked(luggage: Any) -> Line:
-    path, data = ray.get(luggage) if isinstance(luggage, ray.ObjectRef) else luggage
-    sys.path.extend(entry for entry in path if entry not in sys.path)
-    line: Line = cloudpickle.loads(data)
-    return line
-
-
-def _empty(luggage: Any) -> dict[str, torch.Tensor]:
-    encoder = BatchEncoder(_unpacked(luggage).encoding.load(), seed=0, most=1)
-    try:
-        return encoder.empty()
-    finally:
-        encoder.close()
-
-
-def _tune(context: DataContext) -> None:
-    """For this stream alone. What is dealt out is blocks, so each piece is one, of one row."""
-    context.execution_options.preserve_order = True
-    context.target_max_block_size = 1
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-
-
-def _pool(size: Pool, *, calls: int = 1) -> ActorPoolStrategy:
-    """Workers that do so many pieces at a time, and have as many more waiting."""
-    return ActorPoolStrategy(
-        min_size=size[0],
-        max_size=size[1],
-        max_tasks_in_flight_per_actor=2 * calls,
-        max_concurrent_calls_per_actor=calls,
-        enable_true_multi_threading=calls > 1,
-    )
 
 
 def _total(kind: str) -> float:
     return float(ray.cluster_resources().get(kind, 0))
 
 
-def _room(device: str, gpus: float) -> float:
-    return _total("GPU") / gpus if device.startswith("cuda") else _total("CPU") / 2
+def _room(gpus: float) -> float:
+    return _total("GPU") / gpus if gpus else _total("CPU") / 2

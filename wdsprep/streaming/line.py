@@ -25,12 +25,13 @@ def most_of(nbytes: float, resolution: int, fields: Iterable[Field]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a piece belongs: rows [start, start + size) of a trainer's share of a step."""
+    """Where a piece belongs: rows [start, end) of a trainer's share of a step."""
 
     number: int
     step: int
     rank: int
     start: int
+    end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +44,13 @@ class Line:
 
     @cached_property
     def size(self) -> int:
-        """The samples of a piece: as many as divide a share evenly."""
-        share = self.plan.share
-        return next(n for n in range(min(share, self.most), 0, -1) if not share % n)
+        """The samples of a piece, as even as can be; a share's last one may be shorter."""
+        return _divided(self.plan.share, _divided(self.plan.share, self.most))
 
     @property
     def parts(self) -> int:
         """The pieces of a trainer's step."""
-        return self.plan.share // self.size
+        return _divided(self.plan.share, self.size)
 
     @property
     def per_step(self) -> int:
@@ -59,7 +59,9 @@ class Line:
     def place(self, number: int) -> Place:
         step, rest = divmod(number, self.per_step)
         part, rank = divmod(rest, self.plan.world)
-        return Place(number=number, step=step, rank=rank, start=part * self.size)
+        start = part * self.size
+        end = min(start + self.size, self.plan.share)
+        return Place(number=number, step=step, rank=rank, start=start, end=end)
 
     def numbers(self, step: int, rank: int) -> list[int]:
         """The pieces of a trainer's step."""
@@ -68,3 +70,8 @@ class Line:
 
     def plan_of(self, rank: int) -> Plan:
         return replace(self.plan, rank=rank)
+
+
+def _divided(count: int, size: int) -> int:
+    """Rounded up."""
+    return -(-count // size)

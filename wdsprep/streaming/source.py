@@ -3,6 +3,8 @@
 Ray Data bounds memory by stopping tasks when the object store fills. That holds for pieces, but
 their numbers take next to nothing, and an epoch has millions of them. So a small actor, the *pace*,
 knows how far each trainer is, and numbers are given out at a fixed distance before the slowest.
+What it knows nobody else does, so it is not restarted, and the stream ends with it. It runs on the
+driver's machine, as the pipeline does, which is lost only with the stream anyway.
 """
 
 import asyncio
@@ -14,10 +16,11 @@ import ray
 from ray.data import Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 class Pace:
-    """An actor. A trainer says which numbers it has had; it may be told so again after a loss."""
+    """An actor. A trainer says which numbers it has had."""
 
     def __init__(self, first: int, trainers: int, ahead: int) -> None:
         self._had = [first] * trainers
@@ -42,8 +45,9 @@ class Pace:
 
 
 def new_pace(first: int, trainers: int, ahead: int) -> Any:
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(**options)(Pace).remote(first, trainers, ahead)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    pace = ray.remote(num_cpus=0, scheduling_strategy=here)(Pace)
+    return pace.remote(first, trainers, ahead)
 
 
 class Numbers(Datasource):  # type: ignore[misc]

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from wdsprep.encoder import turn_off_tf32
 from wdsprep.loader.batches import Batch
 from wdsprep.loader.encoded import Kitchen, Row, reading_plan
 from wdsprep.loader.serving import NOTHING, open_reader
 from wdsprep.online.batches import BatchEncoder
 from wdsprep.order import Samples
-from wdsprep.streaming.line import Line, Place
+from wdsprep.streaming.line import PIECE, Line, Place
 
 Wire = dict[str, Any]
-BARE = torch.empty(0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class Decoder:
 
     def __call__(self, wire: Wire) -> Wire:
         place = self._line.place(int(wire["number"][0]))
-        with self._worked.on(self._line.size):
+        with self._worked.on(place.end - place.start):
             batch = self._read(place)
         pixels = batch.out.pop("pixels")
         batch.views.clear()
@@ -84,7 +84,7 @@ class Decoder:
 
     def _read(self, place: Place) -> Batch:
         share = self._share(place.step, place.rank)
-        rows = slice(place.start, place.start + self._line.size)
+        rows = slice(place.start, place.end)
         batch = Batch(
             step=place.step,
             first=place.rank * self._line.plan.share + place.start,
@@ -96,8 +96,6 @@ class Decoder:
             here = share.stream[rows] == number
             shelf.expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
-        made = batch.out["made"]
-        batch.out["made"] = [replace(m, crop=replace(m.crop, pixels=BARE)) for m in made]
         return batch
 
     def _found(self, step: int, rank: int) -> Samples:
@@ -107,12 +105,13 @@ class Decoder:
 class Encoder:
     def __init__(self, line: Line, lanes: int = 1) -> None:
         encoding = line.encoding
+        turn_off_tf32()
         is_cuda = encoding.device.startswith("cuda")
         encoder = BatchEncoder(
             encoding.load(),
             seed=encoding.recipe.seed,
-            most=line.size,
-            batch_size=encoding.batch_size or (line.size if is_cuda else 0),
+            most=min(line.plan.share, PIECE),  # whatever the object store has room for
+            batch_size=encoding.batch_size,
             lanes=lanes,
         )
         self._kitchen = Kitchen(line.plan, encoder)
@@ -142,16 +141,7 @@ class Encoder:
 
     def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[Row]:
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
-        made = zip(batch.out["made"], pixels, strict=True)
-        batch.out["made"] = [replace(m, crop=replace(m.crop, pixels=square)) for m, square in made]
-        rows = self._kitchen.rows(batch, self._kitchen.begin(batch))
-        return [replace(row, result=_light(row.result)) for row in rows]
-
-
-def _light(result: Any) -> Any:
-    """Without the pixels, of which only the size is asked for later."""
-    side = result.crop.pixels.shape[-1]
-    return replace(result, crop=replace(result.crop, pixels=torch.empty(3, 0, side)))
+        return self._kitchen.rows(batch, self._kitchen.begin(batch))
 
 
 def _bare(batch: Batch) -> Batch:

@@ -5,7 +5,9 @@ each piece: one that is lost, repeated or out of its turn is an error here, neve
 """
 
 import re
+import time
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -23,12 +25,14 @@ from wdsprep.streaming.line import Line
 from wdsprep.streaming.stages import Facts, Wire, Worked, unpacked
 
 READY = 2  # batches that are fetched before they are wanted
+RECENT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """How a stage fares: its workers (host:process), those that are gone too, what they make in a
-    second together, and the share of the time in which they work rather than wait."""
+    """How a stage fares: its workers (host:process), those that are gone too; and of those that had
+    a part in what came in the last two minutes, what they make in a second together, and the share
+    of the time in which they work rather than wait."""
 
     name: str
     workers: tuple[str, ...]
@@ -43,6 +47,14 @@ class Made:
     numbers: list[int]
     facts: list[Facts]
     arrays: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a worker had done when it was last heard of."""
+
+    worked: Worked
+    at: float
 
 
 class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
@@ -80,7 +92,7 @@ class Trainer:
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
-        self._workers: dict[tuple[str, str], Worked] = {}
+        self._workers: dict[tuple[str, str], Heard] = {}
 
     def __len__(self) -> int:
         """The batches that are left."""
@@ -103,8 +115,8 @@ class Trainer:
         """What the batches so far tell of the workers that had a part in them."""
         return [_stage(name, self._of(name)) for name in ("decode", "encode")]
 
-    def _of(self, stage: str) -> list[Worked]:
-        return [worked for (name, _), worked in self._workers.items() if name == stage]
+    def _of(self, stage: str) -> list[Heard]:
+        return [heard for (name, _), heard in self._workers.items() if name == stage]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.step < self._end:
@@ -117,11 +129,17 @@ class Trainer:
     def close(self) -> None:
         """Take nothing more. What of the latent shards is whole is listed in their manifest."""
         made = vars(self)
-        if "_made" in made:
-            self._made.close()
-        if made.get("_tee"):
-            made["_tee"].publish()
-            made["_tee"].close()
+        with ExitStack() as stack:  # from the last one on, whatever fails
+            if tee := made.get("_tee"):
+                stack.callback(tee.close)
+                stack.callback(tee.publish)
+            if "_made" in made:
+                stack.callback(self._made.close)
+
+    @property
+    def actors(self) -> tuple[Any, Any]:
+        """What a stream cannot be without: the pipeline, and the pace."""
+        return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
         try:
@@ -146,11 +164,12 @@ class Trainer:
             )
 
     def _note(self, made: Made) -> None:
+        now = time.monotonic()
         for worked in (worked for facts in made.facts for worked in facts.worked):
             name = worked.stage, worked.worker
             known = self._workers.get(name)
-            if known is None or known.samples < worked.samples:
-                self._workers[name] = worked
+            if known is None or known.worked.samples < worked.samples:
+                self._workers[name] = Heard(worked, now)
 
     def _keep(self, tee: Tee, made: Made) -> None:
         rows = [row for facts in made.facts for row in facts.rows]
@@ -200,13 +219,15 @@ def _joined(made: Made) -> tuple[Batch, list[Row]]:
     return whole, [row for facts in made.facts for row in facts.rows]
 
 
-def _stage(name: str, workers: list[Worked]) -> Stage:
-    wall = sum(worked.wall_s for worked in workers)
+def _stage(name: str, workers: list[Heard]) -> Stage:
+    last = max((heard.at for heard in workers), default=0.0)
+    recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
+    wall = sum(worked.wall_s for worked in recent)
     return Stage(
         name=name,
-        workers=tuple(worked.worker for worked in workers),
-        rate=sum(w.samples / w.wall_s for w in workers if w.wall_s),
-        busy=sum(w.busy_s for w in workers) / wall if wall else 0.0,
+        workers=tuple(heard.worked.worker for heard in workers),
+        rate=sum(w.samples / w.wall_s for w in recent if w.wall_s),
+        busy=sum(w.busy_s for w in recent) / wall if wall else 0.0,
     )
 
 
