@@ -74,10 +74,11 @@ def test_on_ray_it_is_the_same_after_a_kill_and_after_a_retry(
 ) -> None:
     behaviour, server = site
     out = tmp_path / "out"
-    pack_in_two_attempts(table, out, server, *ON_RAY, "--ray-address", ray_address)
+    there = (*ON_RAY, "--ray-address", ray_address)
+    pack_in_two_attempts(table, out, server, *there)
     assert tree(out) == wanted[0]
     behaviour.is_mended = True
-    pack(table, out, *OPTIONS, *ON_RAY, "--retry-rejected", workers=2)
+    pack(table, out, *OPTIONS, *there, "--retry-rejected", workers=2)
     behaviour.is_mended = False
     assert tree(out) == wanted[1]
 

@@ -1,4 +1,9 @@
-"""The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt."""
+"""The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt.
+
+Where the time of a worker goes, by `tools/bench pack --profile`, for a folder and header checks: a
+third is SHA-256, in threads beside the rest; a seventh is opening and reading three files a sample,
+a tenth the tar; nothing else is above a twentieth.
+"""
 
 import hashlib
 import time

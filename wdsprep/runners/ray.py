@@ -269,7 +269,9 @@ class _Actors:
             ray.kill(actor.handle)
 
     def stop(self) -> None:
-        """Running units are closed at their next yield, so that their files are cleaned up."""
+        """Running units are closed at their next yield, so that their files are cleaned up. No
+        handle outlives this: the actors of another cluster that this process may connect to have
+        the same ids, and would end with it."""
         actors = list(self._actors.values())
         try:
             answers = [actor.handle.stop.remote() for actor in actors if actor.node]
@@ -279,6 +281,8 @@ class _Actors:
             for actor in actors:
                 with suppress(RayError):
                     ray.kill(actor.handle)
+            for kept in (self._actors, self._awaited, self._doubts):
+                kept.clear()
 
 
 def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[Heard]:

@@ -101,7 +101,7 @@ def _work(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
 
 def _work_aside(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
     try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the main thread hears of it too
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
             _work(desk, line, order, unit)
     except SystemExit:  # it would end the thread alone, and the unit never
         os.kill(os.getpid(), signal.SIGTERM)
