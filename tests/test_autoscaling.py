@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clusters import ray_cluster
 from work_for_runners import Number, Slow
 
 from wdsprep.errors import UsageError
@@ -17,16 +18,8 @@ from wdsprep.runners.queue import Lost, Ready, Schedule
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(cpus=1) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("workers", [{"workers": 1, "max_workers": 3}, {"workers": 0}])

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from clusters import ray_cluster
 from faultproxy import Drop, DropAfter, Fault, FaultProxy, Status, Truncate
 from packs import SCRIPT, children, jpeg, manifest_of, pack, temporaries, tree, upload, write_files
 from PIL import Image
@@ -310,17 +311,9 @@ def test_the_command_says_what_is_left_out_with_exit_code_3(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head that does no work, and one node that stays."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-    )
-    cluster.add_node(num_cpus=2)
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(cpus=0) as cluster:
+        cluster.add_node(num_cpus=2)
+        yield cluster
 
 
 @pytest.mark.usefixtures("cluster")

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from clusters import ray_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from work_for_runners import (
@@ -54,16 +55,8 @@ from work_for_runners import endless_driver; endless_driver(*sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
-    )
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster(cpus=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=["local", "ray"])

@@ -195,7 +195,7 @@ def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
     receipt = read_receipt(store, first)
     bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
     found = refreshed(store, bare, heard=heard)
-    return replace(found, generations=tuple(sorted({0, *(r.generation for r in found.receipts)})))
+    return replace(found, generations=tuple(sorted({0, *found.ledger.column("generation")})))
 
 
 def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
@@ -231,7 +231,7 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
 def tidy(store: Store, manifest: Manifest) -> None:
     """Remove what no receipt speaks of from a complete dataset: a killed run made it of files that
     have changed since. What another run finishes meanwhile has a receipt, and stays."""
-    ours = {receipt.unit for receipt in manifest.receipts}
+    ours = set(manifest.ledger.units())
     shards = {shard.name for shard in manifest.shards}
     buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
     names = [entry.name for entry in store.list()]

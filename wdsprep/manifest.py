@@ -50,7 +50,8 @@ class Manifest:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        return tuple(sorted(self.ledger.shards(), key=lambda shard: (shard.bucket, shard.name)))
+        by_name = sorted(self.ledger.shards())
+        return tuple(sorted(by_name, key=lambda shard: shard.bucket))
 
     @cached_property
     def samples(self) -> int:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from wdsprep.dataset import write_manifest
 from wdsprep.errors import UsageError
 from wdsprep.fetch import FetchRules
 from wdsprep.judging import Rules
-from wdsprep.manifest import FORMAT, MANIFEST
+from wdsprep.manifest import FORMAT
 from wdsprep.pack_crew import Crew, Hands, staff
 from wdsprep.packer import Packer
 from wdsprep.resume import Survey, make_plan, survey
@@ -21,7 +22,7 @@ from wdsprep.run import Outcome, Run, Status, opened_dataset
 from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
-from wdsprep.store import absolute, check_apart, write_bytes
+from wdsprep.store import absolute, check_apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,7 @@ def pack(
     plan = make_plan(store, manifest, seen, slice_size=size, append=append)
     if plan.generations != manifest.generations:
         manifest = replace(manifest, generations=plan.generations, complete=False)
-        write_bytes(store, MANIFEST, manifest.to_bytes())
+        write_manifest(store, manifest)
     if retry_rejected:
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)

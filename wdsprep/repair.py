@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.survey import Survey, belongs_to
-from wdsprep.dataset import OURS, done_units, receipt_name, write_rebuilt
+from wdsprep.dataset import OURS, done_units, receipt_name, write_manifest, write_rebuilt
 from wdsprep.index import write_index
 from wdsprep.manifest import MANIFEST
 from wdsprep.resume import inputs_name
 from wdsprep.sources import FIRST_RETRY, opened
-from wdsprep.store import Store, write_bytes
+from wdsprep.store import Store
 
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
@@ -136,6 +136,6 @@ def _write_manifest(store: Store, found: Survey) -> None:
         write_rebuilt(store.url)
     elif found.manifest is not None:
         bare = replace(found.manifest, receipts=(), complete=False)
-        write_bytes(store, MANIFEST, bare.to_bytes())
+        write_manifest(store, bare)
     else:
         store.delete(MANIFEST)  # nothing is left that it could be made from

@@ -68,7 +68,9 @@ def _check_all_encoded(latents: Survey, images: Survey, there: Mapping[str, Shar
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
     phase = set(buckets_of_phase(latents.receipts[0].settings["resolution"], buckets))
     encoded = {f"{receipt.unit}.tar" for receipt in latents.receipts}
-    stated = {f"{r.unit}.tar" for r in latents.manifest.receipts} if latents.manifest else set()
+    stated = (
+        {f"{unit}.tar" for unit in latents.manifest.ledger.units()} if latents.manifest else set()
+    )
     for name, shard in there.items():
         if shard.bucket in phase and name not in encoded | stated and latents.is_complete:
             _unmatched(latents, name.removesuffix(".tar"), f"nothing was made of {name}")

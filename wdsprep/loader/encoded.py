@@ -164,9 +164,7 @@ class Session:
             batch_size=encoding.batch_size,
             lanes=usable_cpus(),
         )
-        empty = _empties(self._encoder) if plan.effects.drop_text else {}
-        effects = replace(plan.effects, empty=(empty,) * len(plan.datasets) if empty else ())
-        self._plan = replace(plan, effects=effects)
+        self._plan = with_empty(plan, self._encoder.empty() if plan.effects.drop_text else {})
         self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
         weakref.finalize(self, _close, self._encoder, self._tee)
 
@@ -236,5 +234,8 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
     return False
 
 
-def _empties(encoder: BatchEncoder) -> dict[str, torch.Tensor]:
-    return {name.removesuffix(".npy"): array for name, array in encoder.empty().items()}
+def with_empty(plan: Plan, empty: Mapping[str, torch.Tensor]) -> Plan:
+    """Where captions are dropped, what the empty one becomes, by the members' names."""
+    arrays = {name.removesuffix(".npy"): array for name, array in empty.items()}
+    known = (arrays,) * len(plan.datasets) if arrays else ()
+    return replace(plan, effects=replace(plan.effects, empty=known))

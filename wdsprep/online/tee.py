@@ -20,18 +20,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wdsprep.dataset import find_receipt, refreshed, write_receipt
+from wdsprep.dataset import find_receipt, refreshed, write_manifest, write_receipt
 from wdsprep.encoding import plan
 from wdsprep.engine import Result
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latent_shard import LatentShard, members_of, write_empty
-from wdsprep.manifest import MANIFEST, Manifest
+from wdsprep.manifest import Manifest
 from wdsprep.models import fields
 from wdsprep.online import Encoding
 from wdsprep.run import opened_dataset
 from wdsprep.samples import Reject, Sample
 from wdsprep.spool import Spool
-from wdsprep.store import Store, absolute, check_apart, open_store, stream, write_bytes
+from wdsprep.store import Store, absolute, check_apart, open_store, stream
 
 CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
@@ -191,8 +191,8 @@ def _members(spool: Spool, one: Waiting) -> list[tuple[str, bytes]]:
 
 def _published(store: Store, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
     found = refreshed(store, manifest)
-    done = {receipt.unit for receipt in found.receipts}
+    done = set(found.ledger.units())
     complete = source.is_whole and done >= {shard.name for shard in source.shards}
     found = replace(found, complete=complete, extra={"model": model})
-    write_bytes(store, MANIFEST, found.to_bytes())
+    write_manifest(store, found)
     return found

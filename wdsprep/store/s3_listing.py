@@ -9,8 +9,6 @@ from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
 
-Entries = list[dict[str, Any]]
-
 
 def quicken_listings(client: Any) -> None:
     client.meta.events.register_first("before-parse.s3.ListObjectsV2", _take_entries)

@@ -103,7 +103,7 @@ class Decoder:
 
 
 class Encoder:
-    def __init__(self, line: Line, lanes: int = 1) -> None:
+    def __init__(self, line: Line) -> None:
         encoding = line.encoding
         turn_off_tf32()
         is_cuda = encoding.device.startswith("cuda")
@@ -112,7 +112,6 @@ class Encoder:
             seed=encoding.recipe.seed,
             most=min(line.plan.share, PIECE),  # whatever the object store has room for
             batch_size=encoding.batch_size,
-            lanes=lanes,
         )
         self._kitchen = Kitchen(line.plan, encoder)
         self._fields = tuple(field.name for field in encoder.encoder.fields)

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from wdsprep import errors
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loader.batches import Batch
-from wdsprep.loader.encoded import Row, Table, open_tee
+from wdsprep.loader.encoded import Row, Table, open_tee, with_empty
 from wdsprep.online.tee import Tee
 from wdsprep.streaming.line import Line
 from wdsprep.streaming.stages import Facts, Wire, Worked, unpacked
@@ -192,10 +192,7 @@ class Trainer:
 
     @cached_property
     def _table(self) -> Table:
-        plan = self._line.plan
-        empty = {name.removesuffix(".npy"): array for name, array in self._empty.items()}
-        known = (empty,) * len(plan.datasets) if empty else ()
-        return Table(replace(plan, effects=replace(plan.effects, empty=known)))
+        return Table(with_empty(self._line.plan, self._empty))
 
     @cached_property
     def _tee(self) -> Tee | None:
