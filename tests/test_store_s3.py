@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from faultproxy import (
@@ -518,6 +519,8 @@ def test_listing_goes_on_after_a_thousand(parted: S3Store, bucket: str) -> None:
         for _ in pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"data/{n}"), made):
             pass
     assert [entry.name for entry in parted.list()] == made
+    with patch("wdsprep.store.s3_ahead.ALONE", 1):  # as from the ninth thousand on
+        assert [entry.name for entry in parted.list()] == made
 
 
 def test_console_folder_is_no_file(parted: S3Store, bucket: str) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -172,13 +173,14 @@ class _Counter:
 
 
 class PretendS3(ThreadingHTTPServer):
-    """Enough of S3 to resume from: a listing of `count` receipts in pages, and a manifest."""
+    """Enough of S3 to resume from: a listing of `count` receipts in pages, each after `pause_s`,
+    and a manifest."""
 
     daemon_threads = True
 
-    def __init__(self, count: int, manifest: bytes) -> None:
+    def __init__(self, count: int, manifest: bytes, pause_s: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.count, self.manifest = count, manifest
+        self.count, self.manifest, self.pause_s = count, manifest, pause_s
         self.pages = self.reads = 0
 
     @property
@@ -195,6 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(asked.query, keep_blank_values=True)
         if "list-type" in query:
             self.server.pages += 1
+            time.sleep(self.server.pause_s)
             self._send(_page(self.server.count, query))
         elif "uploads" in query:
             uploads = "<IsTruncated>false</IsTruncated>"
@@ -216,11 +219,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+def _number_after(name: str) -> int:
+    """That of the first receipt behind a name, or behind the beginning of one."""
+    return int(name) + 1 if len(name) == 6 else int(name.ljust(6, "0"))
+
+
 def _page(count: int, query: dict[str, list[str]]) -> str:
     prefix = query["prefix"][0]
     start = int(query.get("continuation-token", ["0"])[0])
     if start == 0 and (after := query.get("start-after")):
-        start = int(after[0].rpartition("/")[2].removesuffix(".json")) + 1
+        start = _number_after(after[0].rpartition("/")[2].removesuffix(".json"))
     end = min(start + PAGE, count)
     more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < count else ""
     return (

@@ -26,6 +26,7 @@ from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000
 ASLEEP, ASLEEP_S = 96, 0.5
+PAGE_S = 0.1  # what S3 takes over a thousand names
 S3 = {
     "AWS_ACCESS_KEY_ID": "bench",
     "AWS_SECRET_ACCESS_KEY": "bench",
@@ -74,7 +75,14 @@ def _resuming(home: Path, count: int) -> Group:
         title=f"resuming over {count:,} receipts on S3",
         unit="receipts",
         count=count,
-        rivals=[Rival(name="wdsprep", command=call(resume, manifest, str(count)), role=Role.OURS)],
+        rivals=[
+            Rival(
+                name=f"{pause_s * 1e3:.0f} ms a page",
+                command=call(resume, manifest, str(count), str(pause_s)),
+                role=Role.LIMIT if pause_s else Role.OURS,
+            )
+            for pause_s in (0.0, PAGE_S)
+        ],
     )
 
 
@@ -116,9 +124,12 @@ def open_manifest(home: str) -> None:
     took(time.perf_counter() - started)
 
 
-def resume(manifest: str, count: str) -> None:
+def resume(manifest: str, count: str, pause_s: str) -> None:
     server = subprocess.Popen(
-        call(serve, manifest, count), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        call(serve, manifest, count, pause_s),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     url = server.stdout.readline().strip()
@@ -136,9 +147,9 @@ def resume(manifest: str, count: str) -> None:
         server.wait()
 
 
-def serve(manifest: str, count: str) -> None:
+def serve(manifest: str, count: str, pause_s: str) -> None:
     """A store of that many receipts, until it is ended."""
-    server = PretendS3(int(count), Path(manifest).read_bytes())
+    server = PretendS3(int(count), Path(manifest).read_bytes(), float(pause_s))
     print(server.url, flush=True)
     server.serve_forever()
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store import Entry, check_name, check_prefix
+from wdsprep.store.s3_ahead import Page, Stretch, listing
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
-from wdsprep.store.s3_listing import quicken_listings
+from wdsprep.store.s3_listing import page_of, quicken_listings
 from wdsprep.store.s3_reads import BROKE_OFF, Reads
 
 PART_NBYTES = 8 << 20
@@ -112,18 +113,18 @@ class S3Store:
         return retrying(act, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        ask = {"Prefix": self._prefix + check_prefix(prefix)}
-        while True:
-            with self._translated(prefix):
-                page = self._ask("list_objects_v2", **ask)
-            for found in page.get("Contents", ()):
-                name = found["Key"][len(self._prefix) :]
-                if name and not name.endswith("/"):  # a console's idea of a folder
-                    stamp, at = found["ETag"].strip('"'), found["LastModified"].timestamp()
-                    yield Entry(name=name, nbytes=found["Size"], stamp=stamp, written_s=at)
-            if not page["IsTruncated"]:
-                return
-            ask["ContinuationToken"] = page["NextContinuationToken"]
+        check_prefix(prefix)
+        return listing(partial(self._page, prefix), prefix)
+
+    def _page(self, prefix: str, stretch: Stretch) -> Page:
+        ask = {"Prefix": self._prefix + prefix}
+        if stretch.token:
+            ask["ContinuationToken"] = stretch.token
+        elif stretch.after:
+            ask["StartAfter"] = self._prefix + stretch.after
+        with self._translated(prefix):
+            answer = self._ask("list_objects_v2", **ask)
+        return page_of(answer, len(self._prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         ask = {"Bucket": self._bucket, "Key": self._key(name)}

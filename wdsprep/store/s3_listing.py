@@ -5,9 +5,14 @@ by guessing at its format: a million names took two minutes of processor time. H
 are taken out before boto3 sees them, and put in when it is done with the rest.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
+
+from wdsprep.errors import StoreError
+from wdsprep.store import Entry
+from wdsprep.store.s3_ahead import Page, Stretch
 
 
 def quicken_listings(client: Any) -> None:
@@ -43,3 +48,17 @@ def _entry(node: ElementTree.Element) -> dict[str, Any]:
 def _name(node: ElementTree.Element) -> str:
     """Without its namespace, which not every server gives."""
     return node.tag.rpartition("}")[2]
+
+
+def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) -> Page:
+    """A page as boto3 gives it, of names that start behind so many characters of their keys."""
+    entries = []
+    for found in answer.get("Contents", ()):
+        name = found["Key"][start:]
+        if name and not name.endswith("/"):  # a console's idea of a folder
+            stamp, at = found["ETag"].strip('"'), found["LastModified"].timestamp()
+            entries.append(Entry(name=name, nbytes=found["Size"], stamp=stamp, written_s=at))
+    if entries and entries[0].name <= stretch.after:
+        raise StoreError(f"{what}: the server heeds no start-after: wdsprep cannot list it")
+    token = answer["NextContinuationToken"] if answer["IsTruncated"] else ""
+    return Page(entries=entries, token=token)
