@@ -185,10 +185,11 @@ def line_of(receipt: Receipt) -> bytes:
 def cut(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
     """What stands before a list of receipts that ends the JSON of an object, and their lines.
     `mark` is how the list begins. All of it and none, where receipts are not written as here."""
-    head, found, tail = data.partition(mark + START)
-    lines = tail.removesuffix(END + b"]}\n").split(BETWEEN)
-    if found and tail.endswith(END + b"]}\n") and _is_whole(lines[0]) and _is_whole(lines[-1]):
-        return head + b"}", lines
+    start, end = data.find(mark + START), END + b"]}\n"
+    if start >= 0 and data.endswith(end):
+        lines = data[start + len(mark + START) : -len(end)].split(BETWEEN)
+        if _is_whole(lines[0]) and _is_whole(lines[-1]):
+            return data[:start] + b"}", lines
     return data, []
 
 
