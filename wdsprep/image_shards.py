@@ -44,7 +44,7 @@ class ImageShard:
     def unpacked(cls, data: bytes) -> "ImageShard":
         item, rest = data.decode().split("\n")
         name, sha256, samples = json.loads(rest)
-        return cls(name=name, item=replace(Item.from_json(item), samples=samples), sha256=sha256)
+        return cls(name=name, item=Item.from_json(item, samples=samples), sha256=sha256)
 
     def is_done_by(self, made_of: str) -> bool:
         """Whether what was made from that input has all that is wanted now."""
