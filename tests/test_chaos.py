@@ -5,7 +5,6 @@ what happened, and nothing was done twice but what the struck workers had in han
 """
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -203,7 +202,6 @@ def can_cut_links() -> bool:
     )
 
 
-@pytest.mark.skipif("CUT_LINKS" not in os.environ, reason="takes up to minutes: set CUT_LINKS=1")
 @pytest.mark.skipif(not can_cut_links(), reason="network namespaces are for root")
 def test_a_cut_link_leaves_two_that_do_the_same(images: Path, quiet: Whole, tmp_path: Path) -> None:
     """The far worker is out of reach and works on: here a shared folder is all that is left."""
@@ -213,13 +211,13 @@ def test_a_cut_link_leaves_two_that_do_the_same(images: Path, quiet: Whole, tmp_
         ["unshare", "--net", sys.executable, script, *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["found"], found["struck"]) == ([], 1)
-    assert any("a worker was lost with 1 unit" in line for line in found["log"]), found["log"]
+    assert any("a worker was lost with" in line for line in found["log"]), found["log"]
     assert tree(tmp_path / "out") == quiet["pack"]
 
 
