@@ -51,7 +51,7 @@ LAYERS = [
 PLACES = {
     "click": {"cli", "options"},
     "boto3": {"store.s3"},
-    "botocore": {"store.s3", "store.s3_errors", "store.s3_reads"},
+    "botocore": {"store.s3", "store.s3_errors", "store.s3_reads", "store.s3_wire"},
     "pycurl": {"fetch.multi", "fetch.outcomes", "fetch.transfer"},
     "PIL": {
         *("images", "colour", "formats", "pixels", "report.pictures"),
@@ -63,13 +63,14 @@ PLACES = {
     "numpy": {
         *("order", "order.permute", "order.mixing", "order.passes"),
         *("loader.catalog", "loader.grid", "loader.blocks", "loader.shelf", "loader.effects"),
-        *("loader.reading", "loader.serving", "streaming.stages"),
+        *("loader.reading", "loader.serving", "loader.shared", "streaming.stages"),
         *("checks.rules", "inspecting", "report.pictures", "report.spectrum"),
     },
     "torch": {
         *("noise", "pixels", "encoder", "decoder", "device", "engine"),
         *("loader", "loader.batches", "loader.effects", "loader.plan", "loader.reading"),
-        *("loader.transfer", "loader.encoded", "online.batches", "online.images"),
+        *("loader.serving", "loader.shared", "loader.transfer", "loader.encoded"),
+        *("online.batches", "online.images"),
         *("streaming.stages", "streaming.trainer", "streaming.works"),
     },
     "torchvision": set(),

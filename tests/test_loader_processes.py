@@ -2,18 +2,23 @@
 
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from latent_sets import write_latents
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from work_for_cache import forked
 
 import wdsprep
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.loader import shared
 
 WORK = Path(__file__).with_name("work_for_loader.py")
 BATCH = 32
@@ -76,6 +81,68 @@ def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
     loader = DataLoader(load(data), batch_size=None, num_workers=2, persistent_workers=True)
     found = keys(loader) + keys(loader) + keys(loader)
     assert found == keys(load(data, epochs=3))
+
+
+def whole_of(url: str, epochs: int) -> dict[str, torch.Tensor]:
+    return {
+        key: emb
+        for batch in load(url, epochs=epochs)
+        for key, emb in zip(batch["key"], batch["emb"], strict=True)
+    }
+
+
+def right(batch: dict[str, Any], wanted: dict[str, torch.Tensor]) -> bool:
+    return all(
+        torch.equal(emb, wanted[key]) for key, emb in zip(batch["key"], batch["emb"], strict=True)
+    )
+
+
+class Halves(IterableDataset[dict[str, Any]]):
+    """A user's own dataset around a loader, which sends parts of its batches."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in load(self.url, epochs=8, threads=1):
+            for half in (slice(0, BATCH // 2), slice(BATCH // 2, None)):
+                yield {name: batch[name][half] for name in ("key", "emb")}
+
+
+def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
+    """Though most memory is used again: of each three batches, one is kept."""
+    wanted, kept = whole_of(data, 2), []
+    loader = DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=2)
+    for number, batch in enumerate(loader):
+        assert type(batch) is dict
+        assert right(batch, wanted)
+        if number % 3 == 0:
+            kept.append({"key": batch["key"], "emb": batch["emb"][::2]})
+            kept[-1]["key"] = batch["key"][::2]
+    assert len(kept) == 60
+    assert all(right(batch, wanted) for batch in kept)
+    parts = list(DataLoader(Halves(data), batch_size=None, num_workers=1))
+    assert len(parts) == 2 * 8 * 9
+    assert all(right(part, wanted) for part in parts)
+
+
+def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
+    wanted = whole_of(data, 2)
+    loader = iter(DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=1))
+    kept = [next(loader) for _ in range(3)]
+    child = forked(kept.clear)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(right(batch, wanted) for batch in loader)
+    assert all(right(batch, wanted) for batch in kept)
+
+
+def test_workers_use_their_memory_again(data: str) -> None:
+    loader = DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=2)
+    places = {batch["emb"].data_ptr() for batch in loader}
+    assert len(places) < 40
+    new = DataLoader(load(data, threads=1), batch_size=None, num_workers=1)
+    keys(new)
+    assert len(shared._received) == 1  # what a trainer keeps
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

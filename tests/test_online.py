@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from encodes import COUNT, encode_here, packed, pictures, rejected
-from packs import jpeg, manifest_of, tree, write_files
+from packs import jpeg, manifest_of, tree, upload, write_files
 from work_for_encode import Making
 
 import wdsprep
@@ -136,6 +136,17 @@ def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> No
 
 
 # Tee
+
+
+@pytest.mark.usefixtures("cheap")
+def test_images_and_kept_shards_may_lie_on_s3(images: Path, stored: Path, bucket: str) -> None:
+    there, kept = (f"s3://{bucket}/{name}" for name in ("images", "kept"))
+    upload(images, there)
+    options = {"fields": NAMES, "epochs": 2}
+    steps = COUNT // BATCH + 1
+    found = list(itertools.islice(load(there, encode=HOW, tee=kept, **options), steps))
+    assert_same(found, list(itertools.islice(load(stored, **options), steps)))
+    assert tree(kept) == tree(stored)
 
 
 @pytest.mark.usefixtures("cheap")

@@ -1,5 +1,6 @@
 """Streams on Ray: the batches of stored latents, for several trainers, while workers are killed."""
 
+import io
 import itertools
 import json
 import os
@@ -17,14 +18,16 @@ import pytest
 import ray
 import torch
 from encodes import COUNT, encode_here, packed, pictures
-from packs import tree
+from packs import tree, write_files
+from PIL import Image
+from ray._private.internal_api import get_memory_info_reply
 from work_for_encode import Making
 
 import wdsprep
 from wdsprep import Encode, errors
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.models import Recipe, fields, find_model
-from wdsprep.streaming.line import PIECE, STORED, Line, most_of
+from wdsprep.streaming.line import FILL, PIECE, Line, Room
 from wdsprep.streaming.stages import Worked
 from wdsprep.streaming.trainer import RECENT_S, Heard, _reason, _stage
 
@@ -37,6 +40,7 @@ pytestmark = [
 ]
 BATCH, WORLD, EPOCHS, STOP = 8, 2, 6, 3
 CORES = 8
+STORE = 75 << 20  # the smallest object store that Ray allows
 NAMES = ("latent", "emb", "key", "txt", "json")
 ORDER = {"global_batch": BATCH, "epochs": EPOCHS, "fields": NAMES, "drop_text": 0.2}
 HOW = {"resolution": 64, "model": "tiny", "device": "cpu"}
@@ -45,7 +49,13 @@ HOW = {"resolution": 64, "model": "tiny", "device": "cpu"}
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """More cores than there are: here most workers wait."""
-    ray.init("local", num_cpus=CORES, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        "local",
+        num_cpus=CORES,
+        object_store_memory=STORE,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     with patch("wdsprep.encoding.make_encoder", Making()):
         yield
     ray.shutdown()
@@ -83,12 +93,16 @@ def test_killed_workers_lose_and_repeat_nothing_and_the_state_goes_on_anywhere(
     images: Path, tmp_path: Path
 ) -> None:
     """A run begins on stored latents, goes on in a stream for two trainers, of which a decoder and
-    an encoder are killed, then on the trainer's own device. The stream keeps what passes."""
+    an encoder are killed, then on the trainer's own device. The stream keeps what passes, and has
+    so few pieces under way that those who come after the dead have a part in what is looked at."""
     stored, kept = images.parent / "latents", tmp_path / "kept"
     begun = load(stored)
     list(itertools.islice(begun, STOP))
     state = json.loads(json.dumps(begun.state_dict()))
-    with stream(images, state=state, trainers=WORLD, tee=str(kept)) as feed:
+    with (
+        patch.multiple("wdsprep.streaming.works", PER_WORKER=1, PER_TRAINER=1),
+        stream(images, state=state, trainers=WORLD, tee=str(kept)) as feed,
+    ):
         with ThreadPoolExecutor(WORLD) as pool:
             ranks = list(pool.map(served, feed.trainers, ("decode", "encode")))
         states = [trainer.state_dict() for trainer in feed.trainers]
@@ -131,7 +145,7 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
     """Of a Ray that goes on. Here workers run in other folders, and a step's last pieces are
     shorter than the others."""
     monkeypatch.chdir(images.parent)
-    with patch("wdsprep.streaming.most_of", return_value=2):
+    with patch.object(Room, "most", return_value=2):
         feed = stream(Path("images"), trainers=WORLD, global_batch=10)
     with ThreadPoolExecutor(WORLD) as pool:
         ranks = list(pool.map(lambda trainer: list(itertools.islice(trainer, 3)), feed.trainers))
@@ -151,6 +165,40 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
         assert time.monotonic() < until, "its workers are still there"
         time.sleep(0.1)
     feed.trainers[0].close()
+
+
+def test_an_epoch_of_ten_times_the_object_store_passes_through_it(tmp_path: Path) -> None:
+    """In steps of more pieces than are under way at once."""
+    side, batch, steps = 512, 64, 16
+    colours = {f"{n}.jpg": flat(side, n) for n in range(batch)}
+    images = tmp_path / "images"
+    packed(write_files(tmp_path / "flat", colours), images, "--buckets", "512")
+    encode_here(images, tmp_path / "latents", resolution=side)
+    order = {"global_batch": batch, "epochs": None, "epoch_steps": steps, "drop_text": 0.0}
+    wanted = load(tmp_path / "latents", **order)
+    pools = {"decoders": (1, 1), "encoders": (1, 1)}
+    with stream(images, resolution=side, **order, **pools) as feed:
+        (trainer,) = feed.trainers
+        assert trainer.steps_per_epoch == steps
+        assert trainer._line.per_step > 2 * trainer._ready
+        for found, known in itertools.islice(zip(trainer, wanted, strict=False), steps):
+            assert_same([found], [known])
+    passed = object_store()
+    assert passed.cumulative_created_bytes > 10 * STORE
+    assert passed.spilled_bytes_total == passed.object_store_bytes_fallback == 0
+
+
+def flat(side: int, number: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (side, side), (number, 2 * number, 3 * number)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def object_store() -> Any:
+    """What has become of all that the tests so far have put there."""
+    (node,) = ray.nodes()
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    return get_memory_info_reply(None, *address).store_stats
 
 
 def test_a_stream_ends_with_its_pace(images: Path) -> None:
@@ -195,12 +243,12 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
     recipe = Recipe(resolution=resolution, text=text)
     arrays = fields(find_model("tiny", text=text), recipe)
     each = max(3 * resolution**2, sum(field.array_nbytes for field in arrays))
-    assert most_of(1 << 40, resolution, arrays) == PIECE
-    for nbytes in (80e6, 1e9):
-        most = most_of(nbytes, resolution, arrays)
-        assert most * each * STORED <= nbytes or most == 1
-        assert (most + 1) * each * STORED > nbytes or most == PIECE
-    assert most_of(0, resolution, arrays) == 1
+    assert Room.of(1 << 40, resolution, arrays).most(12) == PIECE
+    for nbytes, pieces in itertools.product((80e6, 1e9), (12, 100)):
+        most = Room.of(nbytes, resolution, arrays).most(pieces)
+        assert most * each * pieces <= FILL * nbytes or most == 1
+        assert (most + 1) * each * pieces > FILL * nbytes or most == PIECE
+    assert Room.of(0, resolution, arrays).most(12) == 1
 
 
 def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:

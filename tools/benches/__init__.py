@@ -45,6 +45,8 @@ class Group:
     rivals: Sequence[Rival]
     unit: str = "samples"
     count: float = 0
+    rounds: int = 0
+    """At most so many, where one takes long."""
     targets: Mapping[str, float] = field(default_factory=dict)
     """How many times as fast as this rival the first is meant to be."""
 

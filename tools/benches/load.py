@@ -8,7 +8,8 @@ everything before. Imports and making the data are left out. The limit is one th
 same bytes out of the page cache into one buffer.
 
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
-full one; the limit is 16 threads that fetch the tars whole and throw them away.
+full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
+making a client of S3.
 """
 
 import io
@@ -236,6 +237,8 @@ def first(kind: str, url: str, step: int, batch: int) -> None:
 
 
 def read_s3(url: str, cache: str) -> None:
+    import boto3  # noqa: F401
+
     import wdsprep.loader  # noqa: F401  torch, which says nothing of reading
     from wdsprep.store.s3 import S3Store
 
@@ -256,11 +259,13 @@ def read_s3(url: str, cache: str) -> None:
 def whole_tars(url: str) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
+    import boto3  # noqa: F401
+
     from wdsprep.store import open_store
 
+    started = time.perf_counter()
     store = open_store(url)
     names = [entry.name for entry in store.list() if entry.name.endswith(".tar")]
-    started = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
         for data in pool.map(store.read, names):
             del data

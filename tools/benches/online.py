@@ -5,7 +5,7 @@ a Ray that runs, with encoders that cost nothing, in batches of 64. The first 24
 count: by then all workers are there, and what had gathered meanwhile is used up. The same without
 `preserve_order` shows what the order costs.
 
-Memory: epochs of two and of ten times the size of Ray's object store.
+Memory: an epoch of ten times the size of Ray's object store, which is looked at after each step.
 
 Offloading: a trainer whose step takes a fixed time, on a device of its own. Encoding takes a share
 of that time for the same samples, on the same device or elsewhere. Both are waits, so that two
@@ -13,6 +13,8 @@ cores are enough to tell what a cluster would do: what is measured is what does 
 """
 
 import itertools
+import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -25,11 +27,12 @@ from benches import CORES, Group, Rival, Role, call, note, took
 from benches.encode import make_images, photo
 
 BATCH, IMAGES, SKIPPED = 64, 1_024, 24
-STORE = 200 << 20
+STORE, TIMES = 200 << 20, 10
 PIECE_NBYTES = 362_000  # of a sample: pixels and arrays, once each
-STEP_S, SMALL_BATCH, STEPS = 0.4, 16, 16
+STEP_S, SMALL_BATCH, STEPS = 0.4, 16, 12
 SHARES = (0.25, 0.5, 1.0)
 GUIDE = "Ray Data in the guide's shape"
+UNORDERED = "wdsprep.stream in any order"
 STORED = "stored shards"
 ELSEWHERE = "images, encoded elsewhere (Ray)"
 OWN = "images, encoded in line on the trainer's device"
@@ -38,7 +41,7 @@ OWN = "images, encoded in line on the trainer's device"
 def groups(home: Path, scale: float) -> Iterator[Group]:
     from benches.encode_peers import make_parquet
 
-    batches = round(40 * scale)
+    batches = round(24 * scale)
     make_images(home, IMAGES)
     rows = (SKIPPED + batches) * BATCH
     make_parquet(home / "parquet", [photo(512, seed) for seed in range(20)], rows)
@@ -50,32 +53,37 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
             Rival(name="wdsprep.stream", command=call(ours, home, batches), role=Role.OURS),
             Rival(name=GUIDE, command=call(guide, home, batches)),
             Rival(
-                name="wdsprep.stream in any order (limit)",
+                name=UNORDERED,
                 command=call(in_any_order, home, batches),
                 role=Role.LIMIT,
             ),
         ],
         targets={GUIDE: 2},
+        rounds=2,
     )
-    whole = 10 * scale * STORE / PIECE_NBYTES / IMAGES
     yield Group(
         name="online-memory",
-        title=f"an object store of {STORE >> 20} MB",
+        title=f"an epoch {TIMES} times as large as the object store of {STORE >> 20} MB",
         rivals=[
-            Rival(name=f"{size} times as much", command=call(memory, home, whole * size / 10))
-            for size in (2, 10)
+            Rival(
+                name="wdsprep.stream",
+                command=call(memory, home, TIMES * scale),
+                role=Role.OURS,
+            )
         ],
+        rounds=1,
     )
     yield Group(
         name="online-offload",
         title=f"a trainer whose steps take {STEP_S} s, and so does encoding",
         count=SMALL_BATCH * STEPS,
         rivals=[
-            Rival(name=STORED, command=call(stored, home), role=Role.LIMIT),
             Rival(name=ELSEWHERE, command=call(elsewhere, home), role=Role.OURS),
+            Rival(name=STORED, command=call(stored, home), role=Role.LIMIT),
             Rival(name=OWN, command=call(own, home), role=Role.OURS),
         ],
-        targets={ELSEWHERE: 0.95},
+        targets={STORED: 0.95},
+        rounds=1,
     )
 
 
@@ -189,19 +197,43 @@ def guide(home: str, count: int) -> None:
         ray.shutdown()
 
 
-def memory(home: str, epochs: float) -> None:
-    from ray._private.internal_api import memory_summary
-
+def memory(home: str, times: float) -> None:
+    """An epoch of so many times what the object store holds."""
     from benches.encode_peers import make_free
 
     pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
-    with ray_running(STORE), feed_of(home, make_free, epochs=None, **pools) as feed:
-        trainer = feed.trainers[0]
-        steps = round(epochs * trainer.steps_per_epoch)
-        samples = sum(len(batch["key"]) for batch in itertools.islice(trainer, steps))
-        said = memory_summary(stats_only=True)
-        spilled = [line for line in said.splitlines() if "Spilled" in line]
-        note(f"{samples * PIECE_NBYTES >> 20:,} MB went through; {spilled or 'nothing spilled'}")
+    steps = math.ceil(times * STORE / PIECE_NBYTES / BATCH)
+    marks = {math.ceil(part * steps): part * times for part in (0.2, 0.6, 1)}
+    epoch = {"epochs": 1, "epoch_steps": steps}
+    keys, used_mb = [], 0
+    with ray_running(STORE), feed_of(home, make_free, **epoch, **pools) as feed:
+        for step, batch in enumerate(feed.trainers[0], start=1):
+            keys += batch["key"]
+            store = object_store()
+            used_mb = max(used_mb, store.object_store_bytes_used >> 20)
+            if step in marks:
+                note(f"all processes after {marks[step]:g} times the store: {processes_mb():,} MB")
+    assert len(keys) == steps * BATCH
+    passes = [keys[first : first + IMAGES] for first in range(0, len(keys), IMAGES)]
+    assert all(len(set(each)) == len(each) for each in passes), "a key was repeated"
+    note(f"{store.cumulative_created_bytes >> 20:,} MB went through, each key once a pass")
+    note(f"at most {used_mb} MB in use, {store.spilled_bytes_total >> 20} MB spilled")
+
+
+def object_store() -> Any:
+    """What becomes of the object store of a Ray that was started here."""
+    import ray
+    from ray._private.internal_api import get_memory_info_reply
+
+    (node,) = ray.nodes()
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    return get_memory_info_reply(None, *address).store_stats
+
+
+def processes_mb() -> int:
+    from benches.turns import family, pss_kb
+
+    return sum(map(pss_kb, family(os.getpid()))) >> 10
 
 
 class Slow:

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from wdsprep.loader.blocks import Blocks
+from wdsprep.loader.shared import ring
 from wdsprep.samples import Reject
 
 
@@ -40,9 +41,8 @@ class Memory:
         self._pin, self._blocks = pin, Blocks(keep=keep)
 
     def take(self, nbytes: int) -> torch.Tensor:
-        if get_worker_info() is not None:  # as torch's own collate function does it
-            shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-            return torch.empty(0, dtype=torch.uint8).set_(shared)
+        if get_worker_info() is not None:
+            return ring().take(nbytes)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(self._blocks.take(nbytes))

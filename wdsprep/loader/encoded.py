@@ -10,7 +10,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,15 +123,21 @@ class Table:
             memory=memory,
         )
 
-    def batch(self, read: Batch, rows: Sequence[Row], arrays: Sequence[torch.Tensor] = ()) -> Batch:
-        """`arrays` are those of all rows by field, where the rows themselves have none."""
+    def batch(
+        self, read: Batch, rows: Sequence[Row], runs: Iterable[Sequence[torch.Tensor]] = ()
+    ) -> Batch:
+        """`runs` have the arrays of some rows after others, by field, where rows have none."""
         made = Batch(read.step, read.first, read.stream, read.shard, read.index)
         self._reader.begin(made)
         for number, row in enumerate(rows):
             made.keys[number] = row.key
             self._put(made, number, row.result.arrays)
             self._put_texts(made, number, row)
-        self._put(made, slice(None), arrays)
+        start = 0
+        for arrays in runs:
+            end = start + len(arrays[0])
+            self._put(made, slice(start, end), arrays)
+            start = end
         self._effects.finish(made, range(len(made)))
         return made
 

@@ -33,13 +33,17 @@ class Grid:
             ends.append(line["offset"] + item.array_nbytes)
         self.heads_nbytes = start
         self.padding = padded(ends[-1]) - ends[-1]
+        self._parts = [
+            (short(item), item.array_nbytes, head)
+            for item, head in zip(self.fields, self.heads, strict=True)
+        ]
 
     def buffers(self, scratch: memoryview, views: Mapping[str, memoryview], row: int) -> list[Any]:
         """Heads and arrays as they lie in the sample, each array as a row of what holds it."""
         found: list[Any] = []
-        for item, head in zip(self.fields, self.heads, strict=True):
-            view, nbytes = views.get(short(item)), item.array_nbytes
-            array = memoryview(bytearray(nbytes)) if view is None else view[row * nbytes :][:nbytes]
+        for name, nbytes, head in self._parts:
+            start, view = row * nbytes, views.get(name)
+            array = memoryview(bytearray(nbytes)) if view is None else view[start : start + nbytes]
             found += (scratch[head], array)
         return found
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from wdsprep.loader.batches import Batch, Memory
 from wdsprep.loader.plan import Plan
 from wdsprep.loader.reading import Reader
+from wdsprep.loader.shared import Shared
 from wdsprep.loader.shelf import Shelf, open_shelf
 from wdsprep.order import Samples
 from wdsprep.order.permute import Ints
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
+FIRST_ROWS = 16  # of the first batch, which all threads read
 CROPS_AT_ONCE = 8  # that it reads and decodes
 STEPS_AT_ONCE = 32  # that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
@@ -30,7 +33,7 @@ def serve(plan: Plan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
-    return batch.step, batch.out
+    return batch.step, batch.out if get_worker_info() is None else Shared(batch.out)
 
 
 def open_reader(plan: Plan) -> Reader:
@@ -52,12 +55,13 @@ def filled(plan: Plan, steps: range, reader: Reader | None = None) -> Iterator[B
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
     close = weakref.finalize(reader, _close, pool, reader.shelves)
-    at_once = CROPS_AT_ONCE if "made" in plan.names else ROWS_AT_ONCE
+    most = CROPS_AT_ONCE if "made" in plan.names else ROWS_AT_ONCE
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
         for batch in _planned(plan, reader, steps):
             reader.begin(batch)
+            at_once = most if served or queue else min(most, FIRST_ROWS)
             tops = range(0, len(batch), at_once)
             parts = [range(top, min(top + at_once, len(batch))) for top in tops]
             queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
@@ -83,19 +87,23 @@ def _finished(batch: Batch, filling: list[Future[None]]) -> Batch:
 
 
 def _planned(plan: Plan, reader: Reader, steps: range) -> Iterator[Batch]:
-    """Which samples each batch has. Shelves hear of them a group of steps before they are read, and
-    at the same time what comes after, so that neighbours are fetched together. For the first group
-    they do not: the less is fetched, the sooner it comes."""
+    """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
+    are read, and at the same time what comes after, so that neighbours are fetched together. For
+    the first group they do not: the less is fetched, the sooner it comes."""
     groups = _groups(plan, steps)
+    if not any(shelf.fetches for shelf in reader.shelves):
+        for group in groups:
+            yield from group.batches
+        return
     told: list[Batch] = []
-    group = next(groups, None)
-    while group is not None:
+    now = next(groups, None)
+    while now is not None:
         after = next(groups, None)
         for number, shelf in enumerate(reader.shelves):
             soon = after.of(number) if after is not None and told else NOTHING
-            shelf.expect(group.of(number), soon)
+            shelf.expect(now.of(number), soon)
         yield from told
-        told, group = group.batches, after
+        told, now = now.batches, after
     yield from told
 
 

@@ -45,6 +45,10 @@ Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
 class Shelf(Protocol):
     """The samples of one dataset, for any number of threads."""
 
+    @property
+    def fetches(self) -> bool:
+        """Whether it makes use of being told what to expect."""
+
     def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
         """Put the first bytes of a sample into the buffers, one after another; the rest of it, if
         that is wanted. With no buffers, the rest is the whole sample."""
@@ -135,6 +139,8 @@ def _offsets(data: bytes) -> memoryview:
 class LocalShelf:
     """Reads in place: the page cache is all the reading ahead there is."""
 
+    fetches = False
+
     def __init__(self, dataset: Dataset, root: Path) -> None:
         def open_tar(name: str) -> int:
             return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -193,6 +199,8 @@ class RemoteShelf:
     been asked for; what nobody announced is a request of its own, as is what its range, by a
     damaged index, does not hold."""
 
+    fetches = True
+
     def __init__(
         self, dataset: Dataset, store: S3Store, fetchers: int, cache: CacheDir | None = None
     ) -> None:
@@ -211,7 +219,8 @@ class RemoteShelf:
             raise too_short()
         start = 0
         for buffer in buffers:
-            buffer[:] = data[start : start + len(buffer)]
+            part = data[start : start + len(buffer)]  # NumPy lets other threads go on meanwhile
+            np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(part, np.uint8))
             start += len(buffer)
         return bytearray(data[start:] if rest else b"")
 

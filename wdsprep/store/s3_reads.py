@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store.s3_errors import code_of
+from wdsprep.store.s3_wire import Wire
 
 VALID_S = 900
 KEPT_S = 300  # then it is signed anew: boto3 renews credentials 600 s before they end
@@ -43,7 +44,7 @@ class Reads:
     """GETs by one client, for any number of threads."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self._client, self._wire = client, Wire(client._endpoint.http_session)
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], tuple[float, str]] = {}
         self._refusals = 0
@@ -75,24 +76,19 @@ class Reads:
             raise
 
     def _take_by_url(self, ask: Ask, take: Take[T]) -> T:
-        """Past urllib3's own reading, which copies every byte once more."""
-        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
-
-        ranged = {"Range": ask["Range"]} if "Range" in ask else {}
-        url = self._url(ask["Bucket"], ask["Key"])
-        request = AWSPreparedRequest("GET", url, HeadersDict(ranged), None, True)
-        answer = self._client._endpoint.http_session.send(request)
-        nbytes = int(answer.headers.get("Content-Length", -1))
-        with contextlib.closing(answer.raw) as raw, _broken_off(ask):
-            if answer.status_code == (206 if ranged else 200):
-                taken = take(raw._fp, nbytes)
-                raw.release_conn()
+        headers = {"Range": ask["Range"]} if "Range" in ask else {}
+        answer = self._wire.get(self._url(ask["Bucket"], ask["Key"]), headers)
+        with contextlib.closing(answer), _broken_off(ask):
+            if answer.status == (206 if headers else 200):
+                taken = take(answer.body, answer.nbytes)
+                answer.keep()
                 self._refusals = 0
                 return taken
-            said = raw._fp.read(MOST_SAID)
-            if len(said) < MOST_SAID:
-                raw.release_conn()
-        raise _error(answer.status_code, said)
+            most = min(answer.nbytes, MOST_SAID) if answer.nbytes >= 0 else MOST_SAID
+            said = answer.body.read(most)
+            if len(said) == answer.nbytes:
+                answer.keep()
+        raise _error(answer.status, said)
 
     def _take_with_boto3(self, ask: Ask, take: Take[T]) -> T:
         answer = self._client.get_object(**ask)
@@ -131,7 +127,7 @@ def _newest_signature(signature_version: str, **_: object) -> "str | None":
 
 
 def _read(body: Any, nbytes: int) -> bytes:
-    data: bytes = body.read()
+    data: bytes = body.read(nbytes)
     if len(data) != nbytes:
         raise EOFError
     return data

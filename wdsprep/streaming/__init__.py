@@ -8,10 +8,10 @@
         train(batch)
         state = trainer.state_dict()
 
-1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace allows
-   (`source`, `line`).
+1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace and the
+   object store allow (`source`, `line`).
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
-   grow and shrink, and stops them when the object store fills (`stages`, `works`).
+   grow and shrink (`stages`, `works`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 
@@ -35,9 +35,9 @@ from wdsprep.online import Encode
 from wdsprep.order import RUN
 from wdsprep.runners.cluster import connected
 from wdsprep.store import absolute
-from wdsprep.streaming.line import Line, most_of
+from wdsprep.streaming.line import Line, Room
 from wdsprep.streaming.trainer import Stage, Trainer
-from wdsprep.streaming.works import Pool, Works
+from wdsprep.streaming.works import Pool, Works, ahead_of, least_ahead
 
 __all__ = ["Feed", "Stage", "Trainer", "stream"]
 LEAST = 2  # cores of a Ray that is started here: one worker of each stage
@@ -124,12 +124,17 @@ def stream(
         if loader.encoding is None:
             raise UsageError("a stream is of images")
         arrays = fields_of(loader.encoding.settings["layout"])
-        most = most_of(_total("object_store_memory"), resolution, arrays)
+        room = Room.of(_total("object_store_memory"), resolution, arrays)
+        decoders = decoders or (1, max(1, int(_total("CPU"))))
+        encoders = encoders or (1, max(1, int(_most_encoders(gpus))))
+        least = least_ahead(decoders, encoders, trainers)
+        line = Line(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
         works = Works(
-            line=Line(plan=loader.plan, encoding=loader.encoding, most=most),
-            decoders=decoders or (1, max(1, int(_total("CPU")))),
-            encoders=encoders or (1, max(1, int(_room(gpus)))),
+            line=line,
+            decoders=decoders,
+            encoders=encoders,
             gpus=gpus,
+            ahead=ahead_of(line, room, least),
         )
         made = works.trainers(loader.step, loader.end, tee=tee)
         stack.callback(_end, made[0])
@@ -182,5 +187,5 @@ def _total(kind: str) -> float:
     return float(ray.cluster_resources().get(kind, 0))
 
 
-def _room(gpus: float) -> float:
+def _most_encoders(gpus: float) -> float:
     return _total("GPU") / gpus if gpus else _total("CPU") / 2

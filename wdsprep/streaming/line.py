@@ -14,13 +14,24 @@ from wdsprep.loader.plan import Plan
 from wdsprep.online import Encoding
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
-STORED = 32  # pieces that Ray's object store has room for, at least: with fewer a stream may stand
+FILL = 0.5  # of Ray's object store, which moves to disk what is more than 0.8 of it
 
 
-def most_of(nbytes: float, resolution: int, fields: Iterable[Field]) -> int:
-    """The samples of a piece, for an object store of so many bytes."""
-    arrays = sum(field.array_nbytes for field in fields)
-    return max(1, min(PIECE, int(nbytes / STORED / max(3 * resolution**2, arrays))))
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The object store that a stream may use, in samples: each is there as pixels or as arrays."""
+
+    samples: int
+
+    @classmethod
+    def of(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "Room":
+        """For an object store of so many bytes."""
+        arrays = sum(field.array_nbytes for field in fields)
+        return cls(samples=int(FILL * nbytes / max(3 * resolution**2, arrays)))
+
+    def most(self, pieces: int) -> int:
+        """The samples of a piece, where so many pieces are under way at once."""
+        return max(1, min(PIECE, self.samples // pieces))
 
 
 @dataclass(frozen=True, kw_only=True)

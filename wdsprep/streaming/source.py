@@ -1,8 +1,8 @@
 """Where a stream begins: numbers of pieces, as many ahead of the trainers as memory is meant for.
 
-Ray Data bounds memory by stopping tasks when the object store fills. That holds for pieces, but
-their numbers take next to nothing, and an epoch has millions of them. So a small actor, the *pace*,
-knows how far each trainer is, and numbers are given out at a fixed distance before the slowest.
+A small actor, the *pace*, knows how far each trainer is, and numbers are given out at a fixed
+distance before the slowest. That bounds all that is between here and the trainers: Ray's object
+store never has more pieces than that.
 What it knows nobody else does, so it is not restarted, and the stream ends with it. It runs on the
 driver's machine, as the pipeline does, which is lost only with the stream anyway.
 """

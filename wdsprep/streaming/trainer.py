@@ -6,7 +6,7 @@ each piece: one that is lost, repeated or out of its turn is an error here, neve
 
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from wdsprep.online.tee import Tee
 from wdsprep.streaming.line import Line
 from wdsprep.streaming.stages import Facts, Wire, Worked, unpacked
 
-READY = 2  # batches that are fetched before they are wanted
+READY = 2  # batches that are fetched before they are wanted, if there is room for them
 RECENT_S = 120.0
 
 
@@ -41,11 +41,11 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A step of this trainer: its pieces' numbers, what is known of them, and their arrays."""
+class Piece:
+    """What has come: its number, what is known of it, and its arrays."""
 
-    numbers: list[int]
-    facts: list[Facts]
+    number: int
+    facts: Facts
     arrays: list[torch.Tensor]
 
 
@@ -58,19 +58,16 @@ class Heard:
 
 
 class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
-    """In a thread beside the trainer."""
+    """In a thread beside the trainer. A piece leaves Ray's memory by itself, not with its step,
+    which may be more than there is room for."""
 
     def __init__(self, line: Line) -> None:
         super().__init__()
         self._names = [field.name for field in line.plan.datasets[0].fields]
 
-    def __call__(self, wire: Wire) -> Made:
-        pieces = [unpacked(wire, row) for row in range(len(wire["number"]))]
-        return Made(
-            numbers=[number for number, _, _ in pieces],
-            facts=[facts for _, facts, _ in pieces],
-            arrays=[torch.cat([tensors[name] for _, _, tensors in pieces]) for name in self._names],
-        )
+    def __call__(self, wire: Wire) -> Piece:
+        number, facts, tensors = unpacked(wire)
+        return Piece(number, facts, [tensors[name] for name in self._names])
 
 
 class Trainer:
@@ -85,10 +82,13 @@ class Trainer:
         *,
         step: int,
         end: int,
+        ready: int,
         empty: Mapping[str, torch.Tensor],
         tee: str = "",
     ) -> None:
+        """`ready` pieces are fetched before they are wanted."""
         self._line, self._source, self._pace = line, source, pace
+        self._ready = ready
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
@@ -122,7 +122,6 @@ class Trainer:
         while self.step < self._end:
             batch = self._next()
             self.step += 1
-            self._pace.had.remote(self._line.plan.rank, self.step * self._line.per_step)
             yield batch
         self.close()
 
@@ -142,53 +141,57 @@ class Trainer:
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
+        rank = self._line.plan.rank
+        pieces = [self._piece(number) for number in self._line.numbers(self.step, rank)]
+        batch = self._table.batch(*_joined(pieces), [piece.arrays for piece in pieces])
+        if self._tee is not None:
+            self._keep(self._tee, pieces)
+        return batch.out
+
+    def _piece(self, wanted: int) -> Piece:
         try:
-            made = next(self._made)
+            piece = next(self._made)
         except StopIteration:
             raise WorkError(f"the stream ended at step {self.step} of {self._end}") from None
         except RayError as error:
             raise _reason(error) from error
-        self._check(made)
-        self._note(made)
-        batch = self._table.batch(*_joined(made), made.arrays)
-        if self._tee is not None:
-            self._keep(self._tee, made)
-        return batch.out
+        self._check(piece, wanted)
+        self._pace.had.remote(self._line.plan.rank, wanted + self._line.plan.world)
+        self._note(piece)
+        return piece
 
-    def _check(self, made: Made) -> None:
-        wanted = self._line.numbers(self.step, self._line.plan.rank)
-        if made.numbers != wanted:
+    def _check(self, piece: Piece, wanted: int) -> None:
+        if piece.number != wanted:
             raise WorkError(
-                f"step {self.step} of the stream is lost: pieces {made.numbers} came where "
+                f"step {self.step} of the stream is lost: piece {piece.number} came where "
                 f"{wanted} should be: begin a new stream from the state of the last batch"
             )
 
-    def _note(self, made: Made) -> None:
+    def _note(self, piece: Piece) -> None:
         now = time.monotonic()
-        for worked in (worked for facts in made.facts for worked in facts.worked):
+        for worked in piece.facts.worked:
             name = worked.stage, worked.worker
             known = self._workers.get(name)
             if known is None or known.worked.samples < worked.samples:
                 self._workers[name] = Heard(worked, now)
 
-    def _keep(self, tee: Tee, made: Made) -> None:
-        rows = [row for facts in made.facts for row in facts.rows]
-        for number, row in enumerate(rows):
-            arrays = tuple(array[number] for array in made.arrays)
-            tee.add(row.shard, row.index, row.key, row.sample, replace(row.result, arrays=arrays))
-        for facts in made.facts:
-            tee.refuse(facts.batch.refused)
+    def _keep(self, tee: Tee, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            for number, row in enumerate(piece.facts.rows):
+                result = replace(row.result, arrays=tuple(array[number] for array in piece.arrays))
+                tee.add(row.shard, row.index, row.key, row.sample, result)
+            tee.refuse(piece.facts.batch.refused)
 
     @cached_property
-    def _made(self) -> "Generator[Made, None, None]":
-        batches: Generator[Made, None, None] = iter(
+    def _made(self) -> "Generator[Piece, None, None]":
+        pieces: Generator[Piece, None, None] = iter(
             self._source.iter_torch_batches(
-                batch_size=self._line.parts,
+                batch_size=1,
                 collate_fn=_Collate(self._line),
-                prefetch_batches=READY,
+                prefetch_batches=self._ready,
             )
         )
-        return batches
+        return pieces
 
     @cached_property
     def _table(self) -> Table:
@@ -203,9 +206,9 @@ class Trainer:
         return {name: value for name, value in vars(self).items() if name not in made}
 
 
-def _joined(made: Made) -> tuple[Batch, list[Row]]:
+def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[Row]]:
     """The pieces of a step as one."""
-    batches = [facts.batch for facts in made.facts]
+    batches = [piece.facts.batch for piece in pieces]
     whole = Batch(
         step=batches[0].step,
         first=batches[0].first,
@@ -213,7 +216,7 @@ def _joined(made: Made) -> tuple[Batch, list[Row]]:
         shard=[n for batch in batches for n in batch.shard],
         index=[n for batch in batches for n in batch.index],
     )
-    return whole, [row for facts in made.facts for row in facts.rows]
+    return whole, [row for piece in pieces for row in piece.facts.rows]
 
 
 def _stage(name: str, workers: list[Heard]) -> Stage:

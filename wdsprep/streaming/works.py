@@ -9,32 +9,46 @@ import ray
 import torch
 from ray import cloudpickle
 from ray.data import ActorPoolStrategy, DataContext, read_datasource
+from ray.data._internal.execution.backpressure_policy import (
+    ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
+)
 
 from wdsprep.encoder import turn_off_tf32
 from wdsprep.online.batches import BatchEncoder
-from wdsprep.streaming.line import Line
+from wdsprep.streaming.line import Line, Room
 from wdsprep.streaming.source import Numbers, new_pace
 from wdsprep.streaming.stages import Decoder, Encoder
-from wdsprep.streaming.trainer import Trainer
+from wdsprep.streaming.trainer import READY, Trainer
 
 PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
-PER_TRAINER = 4  # steps
+PER_TRAINER = 4  # steps, or pieces where the object store is small
 
 Pool = tuple[int, int]
 
 
-class Works:
-    """How many workers each stage has, and what they need."""
+def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
+    """The pieces under way that leave no worker idle."""
+    return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
 
-    def __init__(self, *, line: Line, decoders: Pool, encoders: Pool, gpus: float) -> None:
-        self._line, self._gpus = line, gpus
+
+def ahead_of(line: Line, room: Room, least: int) -> int:
+    """The pieces under way: some steps of each trainer as well, if there is room for them."""
+    wanted = least + PER_TRAINER * (line.per_step - line.plan.world)
+    return max(least, min(wanted, room.samples // line.size))
+
+
+class Works:
+    """How many workers each stage has, what they need, and how many pieces are under way."""
+
+    def __init__(
+        self, *, line: Line, decoders: Pool, encoders: Pool, gpus: float, ahead: int
+    ) -> None:
+        self._line, self._gpus, self._ahead = line, gpus, ahead
         self._decoders, self._encoders = decoders, encoders
 
     def trainers(self, step: int, end: int, *, tee: str) -> list[Trainer]:
         line, world = self._line, self._line.plan.world
-        ahead = PER_WORKER * (self._decoders[1] + self._encoders[1])
-        ahead += PER_TRAINER * line.per_step
-        pace = new_pace(step * line.per_step, world, ahead)
+        pace = new_pace(step * line.per_step, world, self._ahead)
         pieces = self._pieces(Numbers(step * line.per_step, end * line.per_step, pace))
         empty = self._empty() if line.plan.effects.drop_text or tee else {}
         return [
@@ -44,6 +58,7 @@ class Works:
                 pace,
                 step=step,
                 end=end,
+                ready=max(1, min(READY * line.parts, self._ahead // world // 2)),
                 empty=empty,
                 tee=tee,
             )
@@ -118,7 +133,13 @@ def _empty(luggage: Any) -> dict[str, torch.Tensor]:
 
 
 def _tune(context: DataContext) -> None:
-    """For this stream alone. What is dealt out is blocks, so each piece is one, of one row."""
+    """For this stream alone. What is dealt out is blocks, so each piece is one, of one row.
+
+    Ray Data's own ways to bound memory are off: they stop a stage by what they guess of others, and
+    start it again only where nothing runs at all, while the task that gives out numbers always
+    does. So a stream could stand for ever. The pace bounds it, by what pieces take.
+    """
+    context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, [])
     context.execution_options.preserve_order = True
     context.target_max_block_size = 1
     context.enable_progress_bars = False

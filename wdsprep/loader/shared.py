@@ -1,0 +1,159 @@
+"""Batches on their way from a DataLoader's worker to the trainer, in memory that is used again.
+
+torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
+a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
+trainer as torch sends it the first time, and by its number from then on. A word in the block says
+whether it is in use; the trainer clears it when no tensor is left in the block. There is no lock
+and no name, and the memory is gone with the last process that has it.
+
+What else a worker makes of a batch, and sends, is copied as torch does it: only whole batches, and
+only by multiprocessing's pickler, go by number. A trainer lets go of the blocks of workers that
+have ended when it meets those of new ones.
+"""
+
+import os
+import secrets
+import weakref
+from dataclasses import dataclass
+from math import prod
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
+MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
+Bytes = NDArray[np.uint8]
+
+
+class Shared(dict[str, Any]):
+    """A batch that a worker sends; the trainer gets a dict of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    number: int
+    tensor: torch.Tensor
+    data: Bytes
+    known: bool = False
+    """Whether the trainer has it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Loan:
+    """One use of a block."""
+
+    block: _Block
+    sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor as the trainer is told of it."""
+
+    worker: tuple[int, str]
+    number: int
+    block: torch.Tensor | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Ring:
+    """A worker's blocks."""
+
+    def __init__(self) -> None:
+        self.worker = (os.getpid(), secrets.token_hex(8))
+        self._blocks: list[_Block] = []
+        self._loans: dict[int, _Loan] = {}
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """So many bytes, of any value, until they have been sent and the trainer is done."""
+        free = (b for b in self._blocks if not b.data[0] and len(b.data) == WORD + nbytes)
+        block = next(free, None)
+        if block is None:
+            new = _shared(WORD + nbytes)
+            if len(self._blocks) == MOST:
+                return new[WORD:]
+            block = _Block(len(self._blocks), new, new.numpy())
+            self._blocks.append(block)
+        block.data[0] = 1
+        used, loan = block.data[WORD:], _Loan(block)
+        tensor = torch.from_numpy(used)
+        self._loans[tensor.data_ptr()] = loan
+        weakref.finalize(used, self._end, tensor.data_ptr(), loan).atexit = False
+        return tensor
+
+    def _end(self, address: int, loan: _Loan) -> None:
+        if os.getpid() != self.worker[0]:
+            return
+        if self._loans.get(address) is loan:
+            del self._loans[address]
+        if not loan.sent:
+            loan.block.data[0] = 0
+
+    def send(self, value: Any) -> Any:
+        """What to pickle for a value: a block's number, where it lies in one."""
+        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+            return value
+        loan = self._loans.get(value.data_ptr())
+        if loan is None or loan.sent:
+            return value
+        loan.sent, block = True, loan.block
+        told = None if block.known else block.tensor
+        block.known = True
+        return _Sent(self.worker, block.number, told, value.dtype, tuple(value.shape))
+
+
+def _shared(nbytes: int) -> torch.Tensor:
+    """Memory that torch sends without a copy, as its own collate function takes it."""
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+_rings: list[Ring] = []  # the one of this process, if it is a worker
+_received: dict[tuple[int, str], dict[int, Bytes]] = {}
+
+
+def ring() -> Ring:
+    """That of this process: a fork begins its own."""
+    if not _rings or _rings[0].worker[0] != os.getpid():
+        _rings[:] = [Ring()]
+    return _rings[0]
+
+
+def _reduce(batch: Shared) -> tuple[Any, ...]:
+    own = ring()
+    return _batch, ({name: own.send(value) for name, value in batch.items()},)
+
+
+ForkingPickler.register(Shared, _reduce)
+
+
+def _batch(told: dict[str, Any]) -> dict[str, Any]:
+    return {n: _tensor(v) if isinstance(v, _Sent) else v for n, v in told.items()}
+
+
+def _tensor(sent: _Sent) -> torch.Tensor:
+    if sent.block is not None:
+        _forget_the_ended()
+        _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
+    data = _received[sent.worker][sent.number]
+    used = data[WORD : WORD + prod(sent.shape) * sent.dtype.itemsize]
+    weakref.finalize(used, _free, data, os.getpid()).atexit = False
+    return torch.from_numpy(used).view(sent.dtype).view(sent.shape)
+
+
+def _free(data: Bytes, owner: int) -> None:
+    """A fork of the trainer has its tensors as well, and no say in them."""
+    if os.getpid() == owner:
+        data[0] = 0
+
+
+def _forget_the_ended() -> None:
+    for worker in list(_received):
+        try:
+            os.kill(worker[0], 0)
+        except ProcessLookupError:
+            del _received[worker]

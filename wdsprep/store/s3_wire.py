@@ -1,0 +1,142 @@
+"""GETs over connections that are open already.
+
+boto3's session opens connections, with its proxies, certificates and timeouts, and urllib3 keeps
+them. Through both a request costs a millisecond of the processor, nearly all of it to look at the
+same URL and the same kind of headers anew. On a connection that is open, a GET is a few lines out
+and a few lines in. Whatever is not as simple as that goes through boto3's session: the first
+request of a connection, one by a proxy, one whose connection the server has closed meanwhile, and
+one whose answer does not say how long it is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_LINE = 1 << 16
+MOST_LINES = 200
+HEADERS = "Accept-Encoding: identity\r\n"
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """The head of an answer. `nbytes` is the length of its body, -1 where that is unknown."""
+
+    status: int
+    nbytes: int
+    body: Any
+    keep: Callable[[], None]
+    """The body has been read to its end: the connection may serve others."""
+    close: Callable[[], None]
+    """Lets go of the answer, and of the connection unless that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Sends requests for a session of botocore's, for any number of threads."""
+
+    session: Any
+    _pools: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
+        origin, path = _split(url)
+        pool = self._pools.get(origin)
+        connection = None if pool is None else _idle(pool)
+        if connection is not None:
+            try:
+                return _asked(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
+            except TimeoutError as error:
+                connection.close()
+                raise _too_slow(origin, error) from error
+            except (OSError, EOFError, ValueError):
+                connection.close()
+        return self._by_session(url, origin, headers)
+
+    def _by_session(self, url: str, origin: str, headers: Mapping[str, str]) -> Answer:
+        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
+
+        request = AWSPreparedRequest("GET", url, HeadersDict(headers), None, True)
+        answer = self.session.send(request)
+        raw = answer.raw
+        if raw._pool is not None and raw._pool.proxy is None:
+            self._pools[origin] = raw._pool
+        return Answer(
+            status=answer.status_code,
+            nbytes=int(answer.headers.get("Content-Length", -1)),
+            body=raw._fp,  # urllib3's own reading copies every byte once more
+            keep=raw.release_conn,
+            close=raw.close,
+        )
+
+
+def _too_slow(origin: str, error: Exception) -> Exception:
+    from botocore.exceptions import ReadTimeoutError
+
+    raised: Exception = ReadTimeoutError(endpoint_url=origin, error=error)
+    return raised
+
+
+def _split(url: str) -> tuple[str, str]:
+    slash = url.index("/", url.index("://") + 3)
+    return url[:slash], url[slash:]
+
+
+def _host(origin: str) -> str:
+    return origin.partition("://")[2]
+
+
+def _idle(pool: Any) -> Any:
+    """A connection that nobody uses, if one is open."""
+    from urllib3.exceptions import ClosedPoolError
+
+    try:
+        connection = pool._get_conn()  # which closes those that the server has closed
+    except ClosedPoolError:  # the session has dropped it, and makes another
+        return None
+    if not connection.is_closed:
+        return connection
+    pool._put_conn(connection)
+    return None
+
+
+def _asked(pool: Any, connection: Any, line: str, host: str, headers: Mapping[str, str]) -> Answer:
+    """Send, and read the head of the answer; an error where none comes."""
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
+    body = connection.sock.makefile("rb")
+    try:
+        status, said = _head(body)
+    except BaseException:
+        body.close()
+        raise
+    left = [connection]
+
+    def keep() -> None:
+        body.close()
+        if said.get(b"connection", b"").lower() != b"close":
+            pool._put_conn(left.pop())
+
+    def close() -> None:
+        body.close()
+        for one in left:
+            one.close()
+
+    nbytes = int(said[b"content-length"])
+    return Answer(status=status, nbytes=nbytes, body=body, keep=keep, close=close)
+
+
+def _head(body: Any) -> tuple[int, dict[bytes, bytes]]:
+    version, status = body.readline(LONGEST_LINE)[:12].split()
+    if version != b"HTTP/1.1":
+        raise ValueError(f"an answer in {version!r}")
+    said: dict[bytes, bytes] = {}
+    for _ in range(MOST_LINES):
+        line = body.readline(LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        if line in (b"\r\n", b"\n"):
+            if b"content-length" not in said or b"transfer-encoding" in said:
+                raise ValueError("an answer in chunks, as AWS gives its errors")
+            return int(status), said
+        name, _, value = line.partition(b":")
+        said[name.lower()] = value.strip()
+    raise ValueError("an answer with too many headers")
