@@ -1,7 +1,7 @@
 """Which image shards a phase is encoded from: those of a dataset that `pack` made, or any tars."""
 
 import hashlib
-import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,14 +37,15 @@ class ImageShard:
 
     def packed(self) -> bytes:
         """A third of the memory, for those that wait to be done."""
-        rest = [self.name, self.sha256, self.item.samples]
-        return (self.item.to_json() + json.dumps(rest)).encode()
+        item = self.item
+        parts = item.name, item.parts, item.extra, item.take, item.samples
+        return pickle.dumps((self.name, self.sha256, parts))
 
     @classmethod
     def unpacked(cls, data: bytes) -> "ImageShard":
-        item, rest = data.decode().split("\n")
-        name, sha256, samples = json.loads(rest)
-        return cls(name=name, item=Item.from_json(item, samples=samples), sha256=sha256)
+        own, sha256, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
+        item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
+        return cls(name=own, item=item, sha256=sha256)
 
     def is_done_by(self, made_of: str) -> bool:
         """Whether what was made from that input has all that is wanted now."""

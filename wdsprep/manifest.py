@@ -4,6 +4,8 @@ A receipt carries the settings it was made with: the manifest, which lists all r
 be made again from them.
 """
 
+import contextlib
+import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,8 +52,9 @@ class Manifest:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        by_name = sorted(self.ledger.shards())
-        return tuple(sorted(by_name, key=lambda shard: shard.bucket))
+        with _uncollected():
+            by_name = sorted(self.ledger.shards())
+            return tuple(sorted(by_name, key=lambda shard: shard.bucket))
 
     @cached_property
     def samples(self) -> int:
@@ -106,6 +109,19 @@ class Manifest:
             complete=body["complete"],
             extra=body["extra"],
         )
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """While a great many objects are made, Python looks through all that there are again and again
+    for garbage. Here is none, and that took a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def sorted_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:

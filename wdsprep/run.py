@@ -159,12 +159,12 @@ class Run:
         self._lines.append(line_of(receipt))
         if len(self._lines) >= self._next_checkpoint:
             self._checkpoint()
-        self._total = replace(
-            total,
+        self._total = Status(
             samples=total.samples + sum(shard.samples for shard in receipt.shards),
             nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
             rejects=count_up((total.rejects, receipt.rejects)),
             units_done=total.units_done + 1,
+            units=total.units,
         )
 
     def _checkpoint(self) -> None:

@@ -41,10 +41,10 @@ class Item:
         return json.dumps(line, separators=(",", ":")) + "\n"
 
     @classmethod
-    def from_json(cls, line: str, *, samples: int = 1) -> "Item":
+    def from_json(cls, line: str) -> "Item":
         name, parts, extra, take = json.loads(line)
         found = tuple((part, nbytes, stamp) for part, nbytes, stamp in parts)
-        return cls(name=name, parts=found, extra=extra, take=take, samples=samples)
+        return cls(name=name, parts=found, extra=extra, take=take)
 
     @property
     def nbytes(self) -> int:
