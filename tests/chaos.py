@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -78,11 +79,13 @@ class Stage:
         self.nodes.append(node)
         return node
 
-    def wait_for(self, count: int) -> None:
-        """Until there are so many nodes; one may have been started elsewhere."""
+    def wait_for(self, count: int, started: "subprocess.Popen[bytes]") -> None:
+        """Until there are so many nodes; one is started elsewhere."""
         import ray
 
         while sum(node["Alive"] for node in ray.nodes()) < count:
+            if started.poll() is not None:
+                raise RuntimeError(f"the node elsewhere ended with {started.returncode}")
             time.sleep(0.1)
 
     def kill(self, node: Any) -> None:

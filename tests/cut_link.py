@@ -6,7 +6,6 @@ neither sees any other network, and both are gone when this process is.
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -81,13 +80,11 @@ def far_node(stage: Stage, namespace: int) -> Iterator[Any]:
     ]
     start = subprocess.Popen(
         [*inside, *ray, f"--node-ip-address={FAR}", "--num-cpus=1", "--block"],
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
     )
     node = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=start)]})
     try:
-        stage.wait_for(3)
+        stage.wait_for(3, start)
         yield node
     finally:
         everything = processes_of(node)
