@@ -265,7 +265,7 @@ def test_a_killer_among_others_is_quarantined_alone(kind: str, max_attempts: int
 def test_a_unit_is_never_given_twice_at_once(kind: str, tmp_path: Path) -> None:
     options = {"units_per_worker": 3, "max_attempts": 2}
     _, finished, quarantined = run(kind, Claimed(str(tmp_path)), numbers(18), **options)
-    assert sorted(e.unit.value for e in quarantined) == [1, 7, 13]
+    assert sorted(e.unit.value for e in quarantined) == [1, 7, 13], quarantined
     assert len({e.unit for e in finished}) == len(finished) == 15
     assert not any(e.result for e in finished)
 
