@@ -74,5 +74,5 @@ def _lines(measured: Measured) -> Iterator[tuple[str, ...]]:
         best.name + limit,
         tables.speed(measured, best.name),
         f"{measured.ratio(best.name):.2f}",
-        f"{wanted:g}" if (wanted := measured.group.targets.get(best.name)) else "",
+        f"{wanted:.2g}" if (wanted := measured.group.targets.get(best.name)) else "",
     )

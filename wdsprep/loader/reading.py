@@ -3,7 +3,8 @@
 A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
 each. In latent shards all arrays lie at fixed places, so one positioned read of a sample puts each
 array straight into its row of a tensor and the headers between them into a scratch row; headers
-are then checked for many rows at once.
+are then checked for many rows at once. In a flame graph nine tenths of the threads' time is that
+read, which is the kernel's copying.
 """
 
 import json
