@@ -137,7 +137,9 @@ class Claimed:
     def call(self, unit: Number) -> Generator[int, None, bool]:
         claim = Path(self.folder, f"{unit.name}.claim")
         is_taken = claim.exists() and is_alive(int(claim.read_text()))
-        claim.write_text(str(os.getpid()))
+        mine = claim.with_suffix(f".{os.getpid()}")  # others never see half of it
+        mine.write_text(str(os.getpid()))
+        mine.replace(claim)
         for _ in range(3):
             time.sleep(0.02)
             yield 1
