@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine."""
+"""Ray on this machine: clusters of several nodes, and what lies in the object store."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,3 +18,13 @@ def ray_cluster(*, cpus: int) -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+def object_store() -> Any:
+    """Of a Ray with one node: what is there, and what has become of all that was."""
+    import ray
+    from ray._private.internal_api import get_memory_info_reply
+
+    (node,) = ray.nodes()
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    return get_memory_info_reply(None, *address).store_stats

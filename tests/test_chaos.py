@@ -219,7 +219,7 @@ def test_a_cut_link_leaves_two_that_do_the_same(images: Path, quiet: Whole, tmp_
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["found"], found["struck"]) == ([], 1)
-    assert any("a worker was lost with" in line for line in found["log"]), found["log"]
+    assert any("a worker was lost with 1 unit" in line for line in found["log"]), found["log"]
     assert tree(tmp_path / "out") == quiet["pack"]
 
 

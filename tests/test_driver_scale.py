@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from serving import serving
 from work_for_driver import (
     PAGE,
     SETTINGS,
@@ -19,7 +20,6 @@ from work_for_driver import (
     PretendS3,
     Shelf,
     manifest_of,
-    serving,
     units,
 )
 

@@ -2,7 +2,6 @@
 
 import http.server
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -17,6 +16,7 @@ import torch
 from botocore.credentials import RefreshableCredentials
 from latent_sets import write_latents
 from s3 import OTHER_SETTINGS
+from serving import serving
 
 import wdsprep
 from wdsprep.store import open_store
@@ -114,14 +114,8 @@ def server(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ite
     write_latents(str(tmp_path / "latents"))
     server = Server(tmp_path, clock)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(server.http):
         yield server
-    finally:
-        server.http.shutdown()
-        thread.join()
-        server.http.server_close()
 
 
 def read(store: Any, folder: Path, number: int) -> None:
@@ -160,7 +154,7 @@ def test_credentials_that_ended_while_the_machine_slept_are_renewed(
     assert clock.last == 3
 
 
-def test_a_loader_reads_with_refreshed_credentials(server: Server, tmp_path: Path) -> None:
+def test_a_loader_reads_with_credentials_that_end(server: Server, tmp_path: Path) -> None:
     there = wdsprep.load("s3://bucket/latents", global_batch=BATCH, rank=0, world_size=1)
     here = wdsprep.load(str(tmp_path / "latents"), global_batch=BATCH, rank=0, world_size=1)
     for one, other in zip(there, here, strict=True):

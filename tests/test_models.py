@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
+from serving import serving
 
 from wdsprep.arrays import Field
 from wdsprep.errors import UsageError, WorkError
@@ -316,17 +316,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:  # noqa: ARG001
-    hub = Hub()
-    thread = Thread(target=hub.serve_forever, args=(0.01,))
-    thread.start()
     constants = huggingface_hub.constants
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.url)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    yield hub
-    hub.shutdown()
-    hub.server_close()
-    thread.join()
+    with serving(Hub()) as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.url)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub
 
 
 def put_in_cache(cache: Path, files: dict[str, bytes], commit: str = COMMIT) -> Path:

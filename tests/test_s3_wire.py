@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
+from serving import serving
 
 from wdsprep.store.s3_wire import Wire
 
@@ -89,16 +90,11 @@ def refuses_in_chunks_from_the_second_time_on(handler: Handler) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.silent.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Server()) as server:
+        try:
+            yield server
+        finally:
+            server.silent.set()
 
 
 def get(wire: Wire, url: str) -> bytes:

@@ -17,10 +17,10 @@ from unittest.mock import patch
 import pytest
 import ray
 import torch
+from clusters import object_store
 from encodes import COUNT, encode_here, packed, pictures
 from packs import tree, write_files
 from PIL import Image
-from ray._private.internal_api import get_memory_info_reply
 from work_for_encode import Making
 
 import wdsprep
@@ -192,13 +192,6 @@ def flat(side: int, number: int) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (side, side), (number, 2 * number, 3 * number)).save(out, "JPEG")
     return out.getvalue()
-
-
-def object_store() -> Any:
-    """What has become of all that the tests so far have put there."""
-    (node,) = ray.nodes()
-    address = node["NodeManagerAddress"], node["NodeManagerPort"]
-    return get_memory_info_reply(None, *address).store_stats
 
 
 def test_a_stream_ends_with_its_pace(images: Path) -> None:

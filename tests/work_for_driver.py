@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -242,15 +241,3 @@ def _page(count: int, query: dict[str, list[str]]) -> str:
         )
         + "</ListBucketResult>"
     )
-
-
-@contextlib.contextmanager
-def serving(server: PretendS3) -> Iterator[PretendS3]:
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

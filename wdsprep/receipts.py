@@ -57,10 +57,6 @@ class Receipt:
     counts: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[Callable[..., "Receipt"], tuple[Any, ...]]:
-        """In a third of a dataclass's time: the driver takes thousands a second from workers."""
-        return _receipt, tuple([getattr(self, name) for name in Receipt.__slots__])
-
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)
         body = {"dataset": self.dataset, "fingerprint": fingerprint(settings), "settings": settings}
@@ -102,10 +98,6 @@ class Receipt:
             counts=body["counts"],
             files=body["files"],
         )
-
-
-def _receipt(*values: Any) -> Receipt:
-    return Receipt(**dict(zip(Receipt.__slots__, values, strict=True)))
 
 
 def _shards(said: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:

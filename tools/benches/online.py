@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clusters import object_store
+
 from benches import CORES, Group, Rival, Role, call, note, took
 from benches.encode import make_images, photo
 
@@ -218,16 +220,6 @@ def memory(home: str, times: float) -> None:
     assert all(len(set(each)) == len(each) for each in passes), "a key was repeated"
     note(f"{store.cumulative_created_bytes >> 20:,} MB went through, each key once a pass")
     note(f"at most {used_mb} MB in use, {store.spilled_bytes_total >> 20} MB spilled")
-
-
-def object_store() -> Any:
-    """What becomes of the object store of a Ray that was started here."""
-    import ray
-    from ray._private.internal_api import get_memory_info_reply
-
-    (node,) = ray.nodes()
-    address = node["NodeManagerAddress"], node["NodeManagerPort"]
-    return get_memory_info_reply(None, *address).store_stats
 
 
 def processes_mb() -> int:
