@@ -63,7 +63,8 @@ PLACES = {
     "numpy": {
         *("order", "order.permute", "order.mixing", "order.passes"),
         *("loader.catalog", "loader.grid", "loader.blocks", "loader.shelf", "loader.effects"),
-        *("loader.reading", "loader.serving", "loader.shared", "streaming.stages"),
+        *("loader.fetching", "loader.reading", "loader.serving", "loader.shared"),
+        "streaming.stages",
         *("checks.rules", "inspecting", "report.pictures", "report.spectrum"),
     },
     "torch": {

@@ -96,6 +96,11 @@ def test_a_batch_that_is_kept_does_not_change(data: str) -> None:
             assert np.array_equal(batch["latent"][row].numpy(), wanted)
 
 
+def test_memory_of_a_batch_is_used_again_once_nobody_has_it(data: str) -> None:
+    places = {b["emb"].data_ptr() for b in load(data, epochs=20, threads=1, ahead=1)}
+    assert len(places) < 8  # of 180 batches
+
+
 def test_batches_on_the_cpu_are_the_same(data: str) -> None:
     for one, other in zip(load(data, device="cpu", epochs=2), load(data, epochs=2), strict=True):
         assert one["key"] == other["key"]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loader.shelf import pieces_of
+from wdsprep.loader.fetching import pieces_of
 from wdsprep.order import VERSION, Order, Samples, Stream
 from wdsprep.order.mixing import Want, shares_of, split, tree_of
 from wdsprep.order.passes import Passes

@@ -4,8 +4,8 @@
 together. wdsprep reads in its global order; the others in order, which is their fastest, and
 webdataset once with shuffle(1000). MosaicML streaming and litdata read copies in their own formats.
 A resume is the time from opening the dataset to the first batch; webdataset has none but reading
-everything before. Imports and making the data are left out. The limit is one thread that copies the
-same bytes out of the page cache into one buffer.
+everything before. Imports and making the data are left out. The limit is a thread for each core
+that does nothing but read the same samples, in a random order, into the rows of a few batches.
 
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
@@ -18,12 +18,16 @@ import os
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benches import TOOLS, Group, Rival, Role, call, note, peers, took
+import numpy as np
+
+from benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
 
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
+AHEAD = 4  # batches, where reading alone is measured
 PEERS = ("litdata", "streaming")
 
 
@@ -61,7 +65,7 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
             *theirs,
             rival("webdataset, in order", "webdataset"),
             rival("webdataset, shuffle(1000)", "webdataset", 1000),
-            Rival(name="copying out of the page cache", command=call(copy, data), role=Role.LIMIT),
+            Rival(name="reading alone, all cores", command=call(copy, data), role=Role.LIMIT),
         ],
         targets={theirs[0].name: 1.2 if workers else 3.0},
     )
@@ -156,7 +160,6 @@ def start_gateway(home: Path) -> None:
 def make(url: str, shards: int) -> str:
     """Every array has bytes of its own, so that no cache serves it."""
     import latent_sets
-    import numpy as np
 
     def random_array(_key: str, item: Any) -> Any:
         return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
@@ -176,7 +179,6 @@ def _ours(url: str, batch: int, **options: Any) -> Iterable[Any]:
 
 
 def _webdataset(folder: str, shuffle: int = 0) -> Any:
-    import numpy as np
     import torch
     import webdataset
 
@@ -211,13 +213,25 @@ def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
 
 
 def copy(folder: str) -> None:
-    """What one core copies out of the page cache, into memory that stays in its own."""
-    block = bytearray(1 << 20)
-    started = time.perf_counter()
+    """What all cores together bring out of the page cache into batches, with nothing else to do."""
+    import random
+
+    reads = []
     for path in sorted(Path(folder).glob("*/*.tar")):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(block):
-                pass
+        fd, ends = os.open(path, os.O_RDONLY), np.fromfile(f"{path}.idx", "<u8").tolist()
+        reads += [(fd, start, end - start) for start, end in itertools.pairwise(ends)]
+    random.Random(0).shuffle(reads)
+    most = max(nbytes for _, _, nbytes in reads)
+
+    def some(first: int) -> None:
+        batches = [memoryview(bytearray(BATCH * most)) for _ in range(AHEAD)]
+        for number, (fd, start, nbytes) in enumerate(reads[first::CORES]):
+            row = number % BATCH * most
+            os.preadv(fd, [batches[number // BATCH % AHEAD][row : row + nbytes]], start)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(CORES) as pool:
+        list(pool.map(some, range(CORES)))
     took(time.perf_counter() - started)
 
 
@@ -257,8 +271,6 @@ def read_s3(url: str, cache: str) -> None:
 
 
 def whole_tars(url: str) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     import boto3  # noqa: F401
 
     from wdsprep.store import open_store

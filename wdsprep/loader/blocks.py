@@ -24,7 +24,8 @@ class Blocks:
             base = self._free.setdefault(size, []).pop()
         except IndexError:
             base = np.empty(size, np.uint8)
-        used = base[:nbytes]
+        # From bytes, not as a slice: views of a slice would hold the whole block, and not it.
+        used = np.frombuffer(base.data, np.uint8, nbytes)
         weakref.finalize(used, self._give_back, base).atexit = False
         return used
 

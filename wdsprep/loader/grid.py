@@ -38,14 +38,21 @@ class Grid:
             for item, head in zip(self.fields, self.heads, strict=True)
         ]
 
-    def buffers(self, scratch: memoryview, views: Mapping[str, memoryview], row: int) -> list[Any]:
-        """Heads and arrays as they lie in the sample, each array as a row of what holds it."""
-        found: list[Any] = []
+    def buffers(
+        self, scratch: memoryview, views: Mapping[str, memoryview], rows: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        """For each row, its heads and arrays as they lie in the sample: the heads one row after
+        another in `scratch`, each array as that row of what holds it."""
+        columns = []
         for name, nbytes, head in self._parts:
-            start, view = row * nbytes, views.get(name)
-            array = memoryview(bytearray(nbytes)) if view is None else view[start : start + nbytes]
-            found += (scratch[head], array)
-        return found
+            tops = range(head.start, self.heads_nbytes * len(rows), self.heads_nbytes)
+            columns.append([scratch[top : top + head.stop - head.start] for top in tops])
+            view = views.get(name)
+            if view is None:
+                columns.append([memoryview(bytearray(nbytes))] * len(rows))
+            else:
+                columns.append([view[row * nbytes : (row + 1) * nbytes] for row in rows])
+        return list(zip(*columns, strict=True))
 
     def keys(self, heads: Bytes) -> list[str | None]:
         """The key of each row, or None where a head is not what it should be."""
@@ -84,7 +91,7 @@ def _sound(tar: Bytes, item: Field) -> NDArray[np.bool_]:
     size = header(item.name, item.nbytes)[124:136]
     digits = tar[:, _SUM].astype(np.int64) - ord("0")
     field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
-    total = tar.sum(axis=1, dtype=np.int64) - field_sum + 8 * ord(" ")
+    total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
     same: NDArray[np.bool_] = (digits * _DIGITS).sum(axis=1) == total
     same &= (tar[:, 124:136] == _bytes(size)).all(axis=1)
     return same

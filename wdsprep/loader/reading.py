@@ -4,7 +4,8 @@ A batch is begun by the thread that iterates and filled by any number of threads
 each. In latent shards all arrays lie at fixed places, so one positioned read of a sample puts each
 array straight into its row of a tensor and the headers between them into a scratch row; headers
 are then checked for many rows at once. In a flame graph nine tenths of the threads' time is that
-read, which is the kernel's copying.
+read, which is the kernel's copying; so what is done before and after the reads is done for all rows
+at once, where the threads do not stand in each other's way.
 """
 
 import json
@@ -12,23 +13,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loader.batches import Batch, Memory
+from wdsprep.loader.blocks import Blocks
 from wdsprep.loader.catalog import Dataset
 from wdsprep.loader.effects import Effects
 from wdsprep.loader.grid import grid_of, short
-from wdsprep.loader.shelf import Shelf
+from wdsprep.loader.shelf import Buffers, Found, Shelf
 from wdsprep.order.permute import key_of
 from wdsprep.samples import RejectedError
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError, TarSample, scan
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+SCRATCHES = 8  # kept, of each size: one for each thread that reads
 END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
 DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
@@ -48,6 +50,7 @@ class Reader:
     memory: Memory
     raw: bool = False
     skip_missing: bool = False
+    scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
     _told: set[tuple[int, int, int]] = field(default_factory=set)
 
     def begin(self, batch: Batch) -> Batch:
@@ -127,23 +130,31 @@ class Reader:
         _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
 
     def _get(
-        self, batch: Batch, row: int, buffers: Sequence[Any], *, rest: bool
-    ) -> "bytearray | str":
-        """What follows the buffers, or why the sample cannot be had."""
-        shelf = self.shelves[batch.stream[row]]
-        try:
-            return shelf.fill(batch.shard[row], batch.index[row], buffers, rest=rest)
-        except BadSampleError as error:
-            return str(error)
-        except NotFoundError:
+        self, batch: Batch, rows: Sequence[int], buffers: Sequence[Buffers], *, rest: bool
+    ) -> "list[bytearray | str]":
+        """Of each row what follows the buffers, or why the sample cannot be had."""
+        by_stream: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            by_stream.setdefault(batch.stream[row], []).append(number)
+        found: dict[int, bytearray | str] = {}
+        for stream, own in by_stream.items():
+            places = [(batch.shard[rows[number]], batch.index[rows[number]]) for number in own]
+            into = [buffers[number] for number in own]
+            came = self.shelves[stream].fill(places, into, rest=rest)
+            found.update(zip(own, map(self._had, came), strict=True))
+        return [found[number] for number in range(len(rows))]
+
+    def _had(self, found: Found) -> "bytearray | str":
+        if isinstance(found, NotFoundError):
             if not self.skip_missing:
-                raise
+                raise found
             return "missing"
+        return str(found) if isinstance(found, BadSampleError) else found
 
     def _read_whole(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
         faults = {}
-        for row in rows:
-            data = self._get(batch, row, [], rest=True)
+        came = self._get(batch, rows, [()] * len(rows), rest=True)
+        for row, data in zip(rows, came, strict=True):
             sample = data if isinstance(data, str) else parsed(data)
             fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
             if fault:
@@ -201,21 +212,16 @@ class Reader:
     def _read_arrays(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
         fields = self.datasets[batch.stream[0]].fields
         grid = grid_of(fields, tuple(batch.views))
-        heads = np.empty((len(rows), grid.heads_nbytes), np.uint8)
-        scratch = heads.reshape(-1).data
+        heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
+        buffers = grid.buffers(heads.reshape(-1).data, batch.views, rows)
         rest = not {*TEXTS, "json"}.isdisjoint(self.names)
+        came = self._get(batch, rows, buffers, rest=rest)
         faults: dict[int, str] = {}
-        tails: dict[int, bytearray] = {}
-        for number, row in enumerate(rows):
-            head = scratch[number * grid.heads_nbytes : (number + 1) * grid.heads_nbytes]
-            found = self._get(batch, row, grid.buffers(head, batch.views, row), rest=rest)
-            if isinstance(found, str):
-                faults[row] = found
-            else:
-                tails[row] = found
-        for row, key in zip(rows, grid.keys(heads), strict=True):
-            if row not in faults and (key is None or rest):
-                fault = self._take_tail(batch, row, tails[row], grid.padding, key)
+        for row, tail, key in zip(rows, came, grid.keys(heads), strict=True):
+            if isinstance(tail, str):
+                faults[row] = tail
+            elif key is None or rest:
+                fault = self._take_tail(batch, row, tail, grid.padding, key)
                 if fault:
                     faults[row] = fault
             batch.keys[row] = key or ""

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from wdsprep.errors import UsageError
 from wdsprep.loader.batches import Batch, Memory
+from wdsprep.loader.cache import CacheDir
+from wdsprep.loader.catalog import Dataset
+from wdsprep.loader.fetching import RemoteShelf
 from wdsprep.loader.plan import Plan
 from wdsprep.loader.reading import Reader
 from wdsprep.loader.shared import Shared
-from wdsprep.loader.shelf import Shelf, open_shelf
+from wdsprep.loader.shelf import LocalShelf, Shelf
 from wdsprep.order import Samples
 from wdsprep.order.permute import Ints
+from wdsprep.store.local import LocalStore
+from wdsprep.store.s3 import S3Store
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
 FIRST_ROWS = 16  # of the first batch, which all threads read
@@ -39,13 +45,21 @@ def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
 def open_reader(plan: Plan) -> Reader:
     return Reader(
         datasets=plan.datasets,
-        shelves=tuple(open_shelf(dataset, FETCHERS, plan.cache) for dataset in plan.datasets),
+        shelves=tuple(open_shelf(dataset, plan.cache) for dataset in plan.datasets),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
         raw=plan.raw,
         skip_missing=plan.skip_missing,
     )
+
+
+def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
+    if isinstance(dataset.store, LocalStore):
+        return LocalShelf(dataset, dataset.store.root)
+    if isinstance(dataset.store, S3Store):
+        return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
+    raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")
 
 
 def filled(plan: Plan, steps: range, reader: Reader | None = None) -> Iterator[Batch]:
@@ -95,23 +109,24 @@ def _planned(plan: Plan, reader: Reader, steps: range) -> Iterator[Batch]:
         for group in groups:
             yield from group.batches
         return
-    told: list[Batch] = []
-    now = next(groups, None)
+    told: Iterator[Batch] = iter(())
+    now, first = next(groups, None), True
     while now is not None:
         after = next(groups, None)
         for number, shelf in enumerate(reader.shelves):
-            soon = after.of(number) if after is not None and told else NOTHING
+            soon = after.of(number) if after is not None and not first else NOTHING
             shelf.expect(now.of(number), soon)
         yield from told
-        told, now = now.batches, after
+        told, now, first = now.batches, after, False
     yield from told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Some steps, and where all their samples are."""
+    """Some steps, each made when it is its turn so that none is kept here, and where all their
+    samples are."""
 
-    batches: list[Batch]
+    batches: Iterator[Batch]
     samples: Samples
 
     def of(self, stream: int) -> tuple[Ints, Ints]:
@@ -129,17 +144,16 @@ def _groups(plan: Plan, steps: range) -> Iterator[_Group]:
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
-        yield _Group(
-            batches=[_batch(plan, step, own, row) for row, step in enumerate(some)], samples=own
-        )
+        yield _Group(batches=_batches(plan, some, own), samples=own)
         done, count = done + count, min(2 * count, most)
 
 
-def _batch(plan: Plan, step: int, found: Samples, row: int) -> Batch:
-    return Batch(
-        step=step,
-        first=plan.rank * plan.share,
-        stream=found.stream[row].tolist(),
-        shard=found.shard[row].tolist(),
-        index=found.index[row].tolist(),
-    )
+def _batches(plan: Plan, steps: range, found: Samples) -> Iterator[Batch]:
+    for row, step in enumerate(steps):
+        yield Batch(
+            step=step,
+            first=plan.rank * plan.share,
+            stream=found.stream[row].tolist(),
+            shard=found.shard[row].tolist(),
+            index=found.index[row].tolist(),
+        )

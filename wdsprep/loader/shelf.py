@@ -1,44 +1,30 @@
 """Samples of a dataset by shard and number, one positioned read each.
 
 A *shelf* gives the bytes of a sample: into buffers from its start (`fill`), or whole (`sample`).
-On a local disk that is one `preadv` into where the bytes belong. On S3 a request costs too much for
-one sample, so the loader says beforehand what it will want (`expect`): neighbours are fetched
-together, and `fill` copies from what has come.
+On a local disk that is one `preadv` into where the bytes belong. A shelf that fetches from afar is
+told beforehand what will be wanted (`expect`); that one is in `fetching.py`.
 """
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.loader.blocks import Blocks
-from wdsprep.loader.cache import Cache, CacheDir
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loader.catalog import Dataset
 from wdsprep.order.permute import Ints
-from wdsprep.store.local import LocalStore
-from wdsprep.store.s3 import S3Store
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError
 
 OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
-PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
-STEP_NBYTES = 256 << 10  # by which the memory for requests grows
-MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
-LARGE_NBYTES = 1 << 20
-LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
-GAP = 1  # unwanted samples between two wanted ones that are fetched with them
-
-NONE = memoryview(b"")
 
 Buffers = Sequence[Any]
+Place = tuple[int, int]  # of a sample: its shard, and its number there
+Found = bytearray | BadSampleError | NotFoundError  # what follows the buffers, or why it cannot
 Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
@@ -49,9 +35,11 @@ class Shelf(Protocol):
     def fetches(self) -> bool:
         """Whether it makes use of being told what to expect."""
 
-    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
-        """Put the first bytes of a sample into the buffers, one after another; the rest of it, if
-        that is wanted. With no buffers, the rest is the whole sample."""
+    def fill(
+        self, places: Sequence[Place], buffers: Sequence[Buffers], *, rest: bool = False
+    ) -> list[Found]:
+        """Put the first bytes of each sample into its buffers, one after another, and give the rest
+        of it, if that is wanted. With no buffers, the rest is the whole sample."""
 
     def expect(self, wanted: Wanted, soon: Wanted) -> None:
         """Say what will be asked for, each sample once, and what will be said next; it may be
@@ -60,15 +48,7 @@ class Shelf(Protocol):
     def close(self) -> None: ...
 
 
-def open_shelf(dataset: Dataset, fetchers: int, cache: CacheDir | None = None) -> Shelf:
-    if isinstance(dataset.store, LocalStore):
-        return LocalShelf(dataset, dataset.store.root)
-    if isinstance(dataset.store, S3Store):
-        return RemoteShelf(dataset, dataset.store, fetchers, cache)
-    raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")
-
-
-class _OpenShard:
+class OpenShard:
     """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
     from a number that means another file by now."""
 
@@ -82,16 +62,16 @@ class _OpenShard:
             close(self.fd)
 
 
-class _Shards:
+class OpenShards:
     """The shards in use: opened when first needed, the longest unused closed first."""
 
     def __init__(self, dataset: Dataset, open_tar: Callable[[str], int]) -> None:
         self._dataset, self._open_tar = dataset, open_tar
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
 
-    def get(self, shard: int) -> _OpenShard:
+    def get(self, shard: int) -> OpenShard:
         with self._lock:
             found = self._open.get(shard)
             if found is not None:
@@ -105,7 +85,7 @@ class _Shards:
                     self._open.popitem(last=False)
         return found
 
-    def _opened(self, shard: int) -> _OpenShard:
+    def _opened(self, shard: int) -> OpenShard:
         data, name = self._dataset, self._dataset.names[shard]
         what = f"{data.store.url}/{name}"
         try:
@@ -120,20 +100,39 @@ class _Shards:
                 f"{what}.idx has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} should "
                 f'be: delete it and run "wdsprep index {data.store.url}"'
             )
-        return _OpenShard(fd, offsets)
+        return OpenShard(fd, offsets)
 
-    def place(self, shard: int, index: int) -> tuple[_OpenShard, int, int]:
-        """The file, and where the sample begins and ends in it."""
-        opened = self.get(shard)
-        start, end = opened.offsets[index], opened.offsets[index + 1]
-        if not start < end or (start | end) % BLOCK:
-            raise BadSampleError("its place in the index is damaged", code="truncated")
-        return opened, start, end
+
+def reach(opened: OpenShard, index: int) -> tuple[int, int]:
+    """Where the sample begins and ends in its file."""
+    start, end = opened.offsets[index], opened.offsets[index + 1]
+    if not start < end or (start | end) % BLOCK:
+        raise BadSampleError("its place in the index is damaged", code="truncated")
+    return start, end
 
 
 def _offsets(data: bytes) -> memoryview:
     whole = data[: len(data) // 8 * 8]
     return np.frombuffer(whole, "<u8").astype(np.uint64, copy=False).data
+
+
+class _Read(NamedTuple):
+    """A read with all it needs. `rest` is where its last bytes go, if they are wanted."""
+
+    opened: OpenShard
+    buffers: Buffers
+    start: int
+    nbytes: int
+    rest: bytearray
+
+    def done(self) -> Found:
+        if os.preadv(self.opened.fd, self.buffers, self.start) == self.nbytes:
+            return self.rest
+        try:
+            _fill_slowly(self.opened.fd, self.buffers, self.start)
+        except BadSampleError as error:
+            return error
+        return self.rest
 
 
 class LocalShelf:
@@ -145,19 +144,33 @@ class LocalShelf:
         def open_tar(name: str) -> int:
             return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
 
-        self._shards = _Shards(dataset, open_tar)
+        self._shards = OpenShards(dataset, open_tar)
 
-    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
-        opened, start, end = self._shards.place(shard, index)
+    def fill(
+        self, places: Sequence[Place], buffers: Sequence[Buffers], *, rest: bool = False
+    ) -> list[Found]:
+        """All is worked out before the first read: threads that copy at the same time meet in what
+        little Python lies between two reads, and there they would wait for each other."""
+        reads = [
+            self._ready(*place, into, rest) for place, into in zip(places, buffers, strict=True)
+        ]
+        return [one.done() if isinstance(one, _Read) else one for one in reads]
+
+    def _ready(
+        self, shard: int, index: int, buffers: Buffers, rest: bool
+    ) -> _Read | BadSampleError | NotFoundError:
+        try:
+            opened = self._shards.get(shard)
+            start, end = reach(opened, index)
+        except (BadSampleError, NotFoundError) as error:
+            return error
         nbytes = sum(map(len, buffers))
         if end - start < nbytes:
-            raise too_short()
-        more = bytearray(end - start - nbytes if rest else 0)
-        if rest:
-            buffers, nbytes = [*buffers, more], end - start
-        if os.preadv(opened.fd, buffers, start) != nbytes:
-            _fill_slowly(opened.fd, buffers, start)
-        return more
+            return too_short()
+        if not rest:
+            return _Read(opened, buffers, start, nbytes, bytearray())
+        more = bytearray(end - start - nbytes)
+        return _Read(opened, [*buffers, more], start, end - start, more)
 
     def expect(self, wanted: Wanted, soon: Wanted) -> None:
         """Nothing to do."""
@@ -180,117 +193,3 @@ def _fill_slowly(fd: int, buffers: Buffers, start: int) -> None:
                 raise too_short()
             start += count
             view = view[count:]
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
-
-    start: int
-    data: memoryview
-
-    def part(self, start: int, end: int) -> memoryview:
-        """What it has of the bytes from start to end."""
-        return self.data[start - self.start : end - self.start] if start >= self.start else NONE
-
-
-class RemoteShelf:
-    """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
-    been asked for; what nobody announced is a request of its own, as is what its range, by a
-    damaged index, does not hold."""
-
-    fetches = True
-
-    def __init__(
-        self, dataset: Dataset, store: S3Store, fetchers: int, cache: CacheDir | None = None
-    ) -> None:
-        self._dataset, self._store = dataset, store
-        self._cache = Cache(cache, dataset.contents) if cache else None
-        self._shards = _Shards(dataset, lambda _name: -1)
-        self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
-        self._coming: dict[tuple[int, int], Future[_Piece]] = {}
-        self._large = threading.Semaphore(LARGE_AT_ONCE)
-        self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
-
-    def fill(self, shard: int, index: int, buffers: Buffers, *, rest: bool = False) -> bytearray:
-        data = self._bytes(shard, index)
-        nbytes = sum(map(len, buffers))
-        if len(data) < nbytes:
-            raise too_short()
-        start = 0
-        for buffer in buffers:
-            part = data[start : start + len(buffer)]  # NumPy lets other threads go on meanwhile
-            np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(part, np.uint8))
-            start += len(buffer)
-        return bytearray(data[start:] if rest else b"")
-
-    def _bytes(self, shard: int, index: int) -> memoryview:
-        coming = self._coming.pop((shard, index), None)
-        piece = coming.result() if coming else None
-        _, start, end = self._shards.place(shard, index)
-        data = piece.part(start, end) if piece else NONE
-        if len(data) < end - start:
-            data = self._fetch(shard, index, index + 1).part(start, end)
-        if len(data) < end - start:
-            raise too_short()
-        return data
-
-    def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
-        offsets, name = self._shards.get(shard).offsets, self._dataset.names[shard]
-
-        def fetch(first: int, _stop: int, buffer: memoryview) -> int:
-            with self._large if len(buffer) > LARGE_NBYTES else nullcontext():
-                return self._store.read_into(name, buffer, start=offsets[first])
-
-        nbytes = offsets[stop] - offsets[first]
-        if not 0 < nbytes <= MOST_NBYTES:
-            return _Piece(offsets[first], NONE)
-        data = self._blocks.take(nbytes).data
-        try:
-            if self._cache is None:
-                count = fetch(first, stop, data)
-            else:
-                count = self._cache.read(shard, offsets, first, stop, data, fetch)
-        except NotFoundError as error:
-            raise NotFoundError(f"{error}: bring it back, or load with skip_missing=True") from None
-        return _Piece(offsets[first], data[:count])
-
-    def expect(self, wanted: Wanted, soon: Wanted) -> None:
-        most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
-        left = self._not_coming(wanted), self._not_coming(soon)
-        for shard, indices in pieces_of(*left, gap=GAP, most=most):
-            coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
-            self._coming.update(((shard, index), coming) for index in indices)
-
-    def _not_coming(self, wanted: Wanted) -> Wanted:
-        places = zip(*(numbers.tolist() for numbers in wanted), strict=True)
-        left = np.fromiter((place not in self._coming for place in places), np.bool_)
-        return wanted[0][left], wanted[1][left]
-
-    def close(self) -> None:
-        self._coming.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def pieces_of(
-    wanted: Wanted, soon: Wanted, *, gap: int, most: int
-) -> Iterator[tuple[int, list[int]]]:
-    """The wanted samples in groups to fetch together, those first that hold the most urgent one;
-    with each, those wanted soon that are its neighbours. A group reaches over `most` samples."""
-    shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
-    if not len(wanted[0]):
-        return
-    by = np.lexsort((indices, shards))
-    shards, indices = shards[by], indices[by]
-    new = np.diff(shards, prepend=-1) != 0
-    new[1:] |= np.diff(indices) > gap + 1
-    heads = np.flatnonzero(new)
-    reach = indices - np.repeat(indices[heads], np.diff(heads, append=len(by)))
-    new[1:] |= np.diff(reach // most) != 0
-    starts = np.flatnonzero(new)
-    urgency = np.minimum.reduceat(by, starts)
-    stops = np.append(starts[1:], len(by))
-    for group in np.argsort(urgency):
-        if urgency[group] < len(wanted[0]):
-            some = slice(starts[group], stops[group])
-            yield int(shards[starts[group]]), indices[some].tolist()
