@@ -29,7 +29,8 @@ def record(found: Sequence[Measured], order: Sequence[str], machine: dict[str, A
     kept = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     kept |= {one.group.name: tables.facts(one) | {"machine": machine} for one in found}
     ranks = {name: rank for rank, name in enumerate(order)}
-    kept = dict(sorted(kept.items(), key=lambda item: ranks[item[0].partition("-")[0]]))
+    rank = {name: ranks.get(name.partition("-")[0], len(ranks)) for name in kept}
+    kept = dict(sorted(kept.items(), key=lambda item: rank[item[0]]))
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
     show(kept)
 

@@ -2,7 +2,8 @@
 
 20 shards of 500 samples, each a latent (4, 32, 32) and an embedding (77, 1024) in fp16, 166 KB
 together. wdsprep reads in its global order; the others in order, which is their fastest, and
-webdataset once with shuffle(1000). MosaicML streaming and litdata read copies in their own formats.
+webdataset once with shuffle(1000) and litdata once shuffled. MosaicML streaming and litdata read
+copies in their own formats.
 A resume is the time from opening the dataset to the first batch; webdataset has none but reading
 everything before. Imports and making the data are left out. The limit is a thread for each core
 that does nothing but read the same samples, in a random order, into the rows of a few batches.
@@ -28,7 +29,7 @@ from benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
 
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
 AHEAD = 4  # batches, where reading alone is measured
-PEERS = ("litdata", "streaming")
+PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
 
 def groups(home: Path, scale: float) -> Iterator[Group]:
@@ -56,6 +57,7 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
         Rival(name=f"{name}, in order", command=_peer("rate", name, home / name, workers))
         for name in PEERS
     ]
+    shuffled = _peer("rate", SHUFFLED, home / "litdata", workers)
     return Group(
         name=f"load-{workers}",
         title=f"an epoch, {workers} worker processes" if workers else "an epoch, threads or none",
@@ -63,6 +65,7 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
         rivals=[
             rival("wdsprep.load, global order", "wdsprep", role=Role.OURS),
             *theirs,
+            Rival(name="litdata, shuffled", command=shuffled),
             rival("webdataset, in order", "webdataset"),
             rival("webdataset, shuffle(1000)", "webdataset", 1000),
             Rival(name="reading alone, all cores", command=call(copy, data), role=Role.LIMIT),
@@ -73,12 +76,12 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
 
 def _resuming(home: Path, data: Path, steps: int) -> Group:
     at = steps * 90 // 100
-    for name in PEERS:
-        subprocess.run(_peer("save", name, home / name, at), check=True, capture_output=True)
-    theirs = [
-        Rival(name=f"{name} at 90 %", command=_peer("resume", name, home / name, at))
-        for name in PEERS
-    ]
+    theirs = []
+    for name in (*PEERS, SHUFFLED):
+        data_of = home / name.partition("-")[0]
+        subprocess.run(_peer("save", name, data_of, at), check=True, capture_output=True)
+        command = _peer("resume", name, data_of, at)
+        theirs.append(Rival(name=f"{name} at 90 %", command=command))
     return Group(
         name="load-resume",
         title="from opening to the first batch",

@@ -28,7 +28,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     files = home / "files"
     explode(count, files)
     yield Group(
-        name="tar-write",
+        name="pack-tar",
         title="one tar from memory",
         count=count,
         rivals=[
@@ -48,7 +48,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     for kind in ("shardwriter", "tarfile"):
         WRITERS[kind](list(samples(count)), home / f"{kind}.tar")
     yield Group(
-        name="tar-index",
+        name="pack-index",
         title="the index of a tar of others, one thread",
         count=count,
         rivals=[

@@ -155,5 +155,5 @@ def _forget_the_ended() -> None:
     for worker in list(_received):
         try:
             os.kill(worker[0], 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # gone, or another user's by now
             del _received[worker]
