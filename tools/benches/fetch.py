@@ -118,7 +118,6 @@ def _holes(home: Path, url: str, count: int, env: dict[str, str]) -> Group:
         unit="images",
         count=count,
         rivals=[
-            Rival(name="an ideal pool", command=call(ideal, ideal_s), role=Role.LIMIT),
             Rival(
                 name="wdsprep's fetcher alone",
                 command=call(fetch, "wdsprep", table, patient()),
@@ -131,6 +130,7 @@ def _holes(home: Path, url: str, count: int, env: dict[str, str]) -> Group:
                 role=Role.OURS,
                 env=env,
             ),
+            Rival(name="an ideal pool", command=call(ideal, ideal_s), role=Role.LIMIT),
         ],
     )
 

@@ -28,7 +28,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     files = home / "files"
     explode(count, files)
     yield Group(
-        name="pack-tar",
+        name="pack-write",
         title="one tar from memory",
         count=count,
         rivals=[
