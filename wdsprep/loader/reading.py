@@ -41,7 +41,8 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """Reads rows of some datasets. `names` is what a batch is to hold, beside arrays and key."""
+    """Reads rows of some datasets. `names` is what a batch is to hold, beside arrays and key;
+    `scratch` is where headers are read to."""
 
     datasets: tuple[Dataset, ...]
     shelves: tuple[Shelf, ...]

@@ -24,7 +24,7 @@ OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
 
 Buffers = Sequence[Any]
 Place = tuple[int, int]  # of a sample: its shard, and its number there
-Found = bytearray | BadSampleError | NotFoundError  # what follows the buffers, or why it cannot
+Found = bytearray | BadSampleError | NotFoundError  # what follows the buffers, or why nothing came
 Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
