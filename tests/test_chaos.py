@@ -213,7 +213,7 @@ def test_a_cut_link_leaves_two_that_do_the_same(images: Path, quiet: Whole, tmp_
         env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # a Ray that ran here has set what it had
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

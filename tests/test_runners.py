@@ -345,6 +345,12 @@ def test_a_unit_that_leaves_its_thread_ends_the_worker() -> None:
     assert quarantined.reason == "worker exited with code 143"
 
 
+def test_a_signal_that_another_thread_takes_ends_the_worker() -> None:
+    work = Square(signals=frozenset({0}))
+    _, finished, (quarantined,) = run("local", work, numbers(1), units_per_worker=3)
+    assert (finished, quarantined.reason) == ([], "worker exited with code 143")
+
+
 def test_workers_see_the_gpus_in_turn() -> None:
     _, finished, _ = run("local", Visible(), numbers(8), workers=0, gpus=("3", "5"))
     assert {e.result for e in finished} == {"3", "5"}

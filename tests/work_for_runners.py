@@ -37,6 +37,7 @@ class Square:
     unpicklable: frozenset[int] = frozenset()
     exits: frozenset[int] = frozenset()
     leaves: frozenset[int] = frozenset()
+    signals: frozenset[int] = frozenset()
     breaks: frozenset[int] = frozenset()
     despairs: frozenset[int] = frozenset()
     step_s: float = 0.0
@@ -54,6 +55,11 @@ class Square:
             os._exit(7)
         if unit.value in self.leaves:
             raise SystemExit(7)
+        if unit.value in self.signals:
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            while True:
+                yield 3
+                time.sleep(0.01)
         if unit.value in self.breaks:
             raise BrokenWorkerError("the GPU is poisoned")
         if unit.value in self.despairs:

@@ -13,12 +13,13 @@ import os
 import pickle
 import select
 import signal
+import socket
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from wdsprep.runners import Unit
 from wdsprep.runners.desk import GRACE_S, Desk, one_line, open_desk
@@ -47,14 +48,29 @@ def _serve(pipe: Connection, units_at_once: int) -> None:
     line.send(0, message)
     if desk is None:
         return
-    with _stopping(desk):
+    with _stopping(desk), _woken_by_signals() as woken:
         while True:
+            wait([pipe, woken])
             order, unit = pipe.recv()
             if units_at_once == 1:
                 _work(desk, line, order, unit)
             else:
                 job = (desk, line, order, unit)
                 threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[socket.socket]:
+    """What a signal makes readable. A bare `recv` would sleep on where one comes just before it, or
+    to another thread: the handler runs in this one, and only when it is awake."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno())
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(-1)
 
 
 @contextmanager
