@@ -53,7 +53,7 @@ class RemoteShelf:
         self._cache = Cache(cache, dataset.contents) if cache else None
         self._shards = OpenShards(dataset, lambda _name: -1)
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
-        self._coming: dict[tuple[int, int], Future[_Piece]] = {}
+        self._coming: dict[Place, Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)
         self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
