@@ -21,6 +21,7 @@ import wdsprep
 from wdsprep import Stream
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.index import index
+from wdsprep.loader import aio
 from wdsprep.noise import noise_keys, normal
 
 HERE = Path(__file__).parent
@@ -54,7 +55,13 @@ def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
 # What a batch holds
 
 
-def test_values_are_those_numpy_reads_from_the_tar(data: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_values_are_those_numpy_reads_from_the_tar(
+    data: str, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(aio, "_NUMBERS", {})
+        monkeypatch.setattr(aio, "_spare", [])
     stored = {}
     for path in Path(data).glob("*/*.tar"):
         with tarfile.open(path) as tar:

@@ -99,7 +99,7 @@ def load(
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
-    threads = threads or (THREADS if encoding is None else max(THREADS, usable_cpus()))
+    threads = threads or _threads(encoding)
     effects = effects_of(
         datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
     )
@@ -133,10 +133,17 @@ def load(
     return Loader(plan, step=step, encoding=encoding, tee=tee)
 
 
+def _threads(encoding: "Encoding | None") -> int:
+    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
+    if encoding is None:
+        return max(2, min(THREADS, usable_cpus()))
+    return max(THREADS, usable_cpus())
+
+
 def _ahead(threads: int, encoding: "Encoding | None", share: int) -> int:
     """Steps that are read beforehand; crops are large, and a machine may have many threads."""
     if encoding is None:
-        return threads + 2
+        return threads + 1
     step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
     return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 

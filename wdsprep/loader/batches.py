@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from wdsprep.loader.blocks import Blocks
+from wdsprep.loader.blocks import Blocks, Bytes
 from wdsprep.loader.shared import ring
 from wdsprep.samples import Reject
 
@@ -14,9 +14,10 @@ from wdsprep.samples import Reject
 @dataclass(slots=True)
 class Batch:
     """A step's rows: where each comes from, and what has been read. `first` is the place of the
-    first row in the global batch, `views` are the bytes of the tensors in `out`, and `moments` what
-    a latent is yet to be sampled from. `refused` are samples that gave their place to others: by
-    shard and index, and what `encode` says of them, or None where that is a damaged shard."""
+    first row in the global batch, `views` are the bytes of each row of the tensors in `out`, and
+    `moments` what a latent is yet to be sampled from. `refused` are samples that gave their place
+    to others: by shard and index, and what `encode` says of them, or None where that is a damaged
+    shard."""
 
     step: int
     first: int
@@ -24,7 +25,7 @@ class Batch:
     shard: list[int]
     index: list[int]
     out: dict[str, Any] = field(default_factory=dict)
-    views: dict[str, memoryview] = field(default_factory=dict)
+    views: dict[str, Bytes] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     moments: torch.Tensor | None = None
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)

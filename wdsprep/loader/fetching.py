@@ -2,7 +2,7 @@
 soon are fetched beforehand, neighbours together, and copied from what has come."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,10 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsprep.errors import NotFoundError
-from wdsprep.loader.blocks import Blocks
+from wdsprep.loader.blocks import Blocks, Bytes
 from wdsprep.loader.cache import Cache, CacheDir
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.shelf import Buffers, Found, OpenShards, Place, Wanted, reach, too_short
+from wdsprep.loader.shelf import (
+    NONE,
+    Columns,
+    Found,
+    OpenShards,
+    Place,
+    Wanted,
+    reach,
+    too_short,
+)
 from wdsprep.store.s3 import S3Store
 from wdsprep.tar.read import BadSampleError
 
@@ -23,8 +32,6 @@ MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
 LARGE_NBYTES = 1 << 20
 LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
-
-NONE = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +65,25 @@ class RemoteShelf:
         self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(
-        self, places: Sequence[Place], buffers: Sequence[Buffers], *, rest: bool = False
-    ) -> list[Found]:
-        found: list[Found] = []
-        for place, into in zip(places, buffers, strict=True):
+        self, places: Mapping[int, Place], columns: Columns, *, rest: bool = False
+    ) -> dict[int, Found]:
+        found: dict[int, Found] = {}
+        for row, place in places.items():
             try:
-                found.append(self._fill(*place, into, rest))
+                found[row] = self._fill(place, [column[row] for column in columns], rest)
             except (BadSampleError, NotFoundError) as error:
-                found.append(error)
+                found[row] = error
         return found
 
-    def _fill(self, shard: int, index: int, buffers: Buffers, rest: bool) -> bytearray:
-        data = self._bytes(shard, index)
-        nbytes = sum(map(len, buffers))
-        if len(data) < nbytes:
+    def _fill(self, place: Place, buffers: Sequence[Bytes], rest: bool) -> memoryview:
+        data = np.frombuffer(self._bytes(*place), np.uint8)
+        if len(data) < sum(map(len, buffers)):
             raise too_short()
         start = 0
-        for buffer in buffers:
-            part = data[start : start + len(buffer)]  # NumPy lets other threads go on meanwhile
-            np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(part, np.uint8))
+        for buffer in buffers:  # NumPy lets other threads go on meanwhile
+            np.copyto(buffer, data[start : start + len(buffer)])
             start += len(buffer)
-        return bytearray(data[start:] if rest else b"")
+        return data[start:].data if rest else NONE
 
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)

@@ -1,19 +1,22 @@
 """The fixed part of a latent sample: what to read where, and headers checked for many at once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from wdsprep.arrays import Field, layout
+from wdsprep.loader.blocks import Bytes
 from wdsprep.tar import BLOCK, padded
 from wdsprep.tar.write import header
 
 _DIGITS = 8 ** np.arange(5, -1, -1)
+_NAME = slice(100)
 _SUM = slice(148, 154)
-Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
 
 
 class Grid:
@@ -33,43 +36,66 @@ class Grid:
             ends.append(line["offset"] + item.array_nbytes)
         self.heads_nbytes = start
         self.padding = padded(ends[-1]) - ends[-1]
-        self._parts = [
-            (short(item), item.array_nbytes, head)
-            for item, head in zip(self.fields, self.heads, strict=True)
-        ]
+        self._usual = [_usual(item) for item in self.fields]
 
-    def buffers(
-        self, scratch: memoryview, views: Mapping[str, memoryview], rows: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
-        """For each row, its heads and arrays as they lie in the sample: the heads one row after
-        another in `scratch`, each array as that row of what holds it."""
+    def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
+        """The heads and arrays of many samples, as they lie there. An array that nobody wants goes
+        where all rows are one."""
         columns = []
-        for name, nbytes, head in self._parts:
-            tops = range(head.start, self.heads_nbytes * len(rows), self.heads_nbytes)
-            columns.append([scratch[top : top + head.stop - head.start] for top in tops])
-            view = views.get(name)
-            if view is None:
-                columns.append([memoryview(bytearray(nbytes))] * len(rows))
-            else:
-                columns.append([view[row * nbytes : (row + 1) * nbytes] for row in rows])
-        return list(zip(*columns, strict=True))
+        for item, place in zip(self.fields, self.heads, strict=True):
+            columns.append(heads[:, place])
+            into = arrays.get(short(item))
+            if into is None:
+                into = as_strided(
+                    np.empty(item.array_nbytes, np.uint8), (len(heads), item.array_nbytes), (0, 1)
+                )
+            columns.append(into)
+        return columns
 
     def keys(self, heads: Bytes) -> list[str | None]:
         """The key of each row, or None where a head is not what it should be."""
         good = np.ones(len(heads), np.bool_)
         stems = []
-        for item, place in zip(self.fields, self.heads, strict=True):
-            npy = len(item.header)
-            tar = heads[:, place.stop - npy - BLOCK : place.stop - npy]
-            good &= (heads[:, place.stop - npy : place.stop] == _bytes(item.header)).all(axis=1)
-            good &= _sound(tar, item)
-            stems.append(_stems(tar, f".{item.name}".encode()))
+        for item, place, usual in zip(self.fields, self.heads, self._usual, strict=True):
+            own = heads[:, place.stop - len(item.header) - BLOCK : place.stop]
+            sound = usual.fits(own)
+            if not sound.all():
+                sound[~sound] = _sound(own[~sound], item)
+            good &= sound
+            stems.append(_stems(own, f".{item.name}".encode()))
         return [
             stem[0].decode("utf-8", "surrogateescape")
             if fine and stem[0] and stem.count(stem[0]) == len(stem)
             else None
             for fine, stem in zip(good.tolist(), zip(*stems, strict=True), strict=True)
         ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Usual:
+    """What we write before an array: the same bytes but for a name, which is short, and its sum."""
+
+    words: Words
+    mask: Words
+    rest_sum: int
+
+    def fits(self, heads: Bytes) -> NDArray[np.bool_]:
+        others = (heads.view(np.uint64) ^ self.words) & self.mask
+        digits = heads[:, _SUM].astype(np.int64) - ord("0")
+        total = heads[:, _NAME].sum(axis=1, dtype=np.uint32) + self.rest_sum
+        same: NDArray[np.bool_] = (digits @ _DIGITS == total) & ~others.any(axis=1)
+        return same
+
+
+def _usual(item: Field) -> _Usual:
+    tar = header(item.name, item.nbytes)
+    mask = np.full(BLOCK + len(item.header), 255, np.uint8)
+    mask[_NAME] = mask[_SUM] = 0
+    return _Usual(
+        words=_bytes(tar + item.header).view(np.uint64),
+        mask=mask.view(np.uint64),
+        rest_sum=int(tar[_SUM], 8) - sum(tar[_NAME]),
+    )
 
 
 @lru_cache(64)
@@ -86,14 +112,16 @@ def _bytes(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _sound(tar: Bytes, item: Field) -> NDArray[np.bool_]:
-    """Whether the headers state the right size and their own checksum."""
+def _sound(heads: Bytes, item: Field) -> NDArray[np.bool_]:
+    """Whether others may have written them: they state the size and their own checksum."""
+    tar = heads[:, :BLOCK]
     size = header(item.name, item.nbytes)[124:136]
-    digits = tar[:, _SUM].astype(np.int64) - ord("0")
     field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
     total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
-    same: NDArray[np.bool_] = (digits * _DIGITS).sum(axis=1) == total
+    digits = tar[:, _SUM].astype(np.int64) - ord("0")
+    same: NDArray[np.bool_] = digits @ _DIGITS == total
     same &= (tar[:, 124:136] == _bytes(size)).all(axis=1)
+    same &= (heads[:, BLOCK:] == _bytes(item.header)).all(axis=1)
     return same
 
 

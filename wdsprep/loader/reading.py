@@ -11,7 +11,6 @@ where the threads do not stand in each other's way.
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -24,7 +23,7 @@ from wdsprep.loader.blocks import Blocks
 from wdsprep.loader.catalog import Dataset
 from wdsprep.loader.effects import Effects
 from wdsprep.loader.grid import grid_of, short
-from wdsprep.loader.shelf import Buffers, Found, Shelf
+from wdsprep.loader.shelf import Columns, Found, Place, Shelf
 from wdsprep.order.permute import key_of
 from wdsprep.samples import RejectedError
 from wdsprep.tar import BLOCK
@@ -70,37 +69,37 @@ class Reader:
         for name in self.names:
             if name in shapes:
                 dtype, shape = shapes[name]
-                made = batch.out[name] = self._tensor(dtype, count, *shape)
-                batch.views[name] = made.view(-1).view(torch.uint8).numpy().data
+                made = self.memory.take(count * prod(shape) * dtype.itemsize)
+                batch.views[name] = made.numpy().reshape(count, -1)
+                batch.out[name] = made.view(dtype).view(count, *shape)
             elif name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
         if dataset.has_moments and "latent" in self.names:
             batch.moments = batch.out["latent"]
             _, channels, *sides = batch.moments.shape
-            latent = self._tensor(batch.moments.dtype, count, channels // 2, *sides)
-            batch.out["latent"] = latent
+            made = self.memory.take(batch.moments.nbytes // 2)
+            batch.out["latent"] = made.view(batch.moments.dtype).view(-1, channels // 2, *sides)
         return batch
-
-    def _tensor(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        return self.memory.take(prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read these rows. A damaged sample gives its place to another one of its stream, which
         depends on nothing but the damaged one."""
         whole = self.raw or not self.datasets[batch.stream[0]].fields
-        left: Sequence[int] = rows
+        left = [rows]
         wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
         for attempt in range(ATTEMPTS):
-            faults = (self._read_whole if whole else self._read_arrays)(batch, left)
+            read = self._read_whole if whole else self._read_arrays
+            faults = {row: why for some in left for row, why in read(batch, some).items()}
             if not faults:
                 return self.effects.finish(batch, rows)
             for row, reason in faults.items():
                 self._tell(batch, row, reason)
                 self._substitute(batch, row, wanted[row], attempt)
-            left = list(faults)
+            left = [range(row, row + 1) for row in faults]
+        lost = left[0].start
         raise FormatError(
-            f"{self._name(batch, left[0])}: {ATTEMPTS} samples in a row cannot be read: run "
-            f'"wdsprep verify {self.datasets[batch.stream[left[0]]].store.url}"'
+            f"{self._name(batch, lost)}: {ATTEMPTS} samples in a row cannot be read: run "
+            f'"wdsprep verify {self.datasets[batch.stream[lost]].store.url}"'
         )
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
@@ -132,30 +131,29 @@ class Reader:
         _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
 
     def _get(
-        self, batch: Batch, rows: Sequence[int], buffers: Sequence[Buffers], *, rest: bool
-    ) -> "list[bytearray | str]":
-        """Of each row what follows the buffers, or why the sample cannot be had."""
-        by_stream: dict[int, list[int]] = {}
+        self, batch: Batch, rows: range, columns: Columns, *, rest: bool
+    ) -> "list[memoryview | str]":
+        """Of each row what follows its part of the columns, or why the sample cannot be had."""
+        places: dict[int, dict[int, Place]] = {}
         for number, row in enumerate(rows):
-            by_stream.setdefault(batch.stream[row], []).append(number)
-        found: dict[int, bytearray | str] = {}
-        for stream, own in by_stream.items():
-            places = [(batch.shard[rows[number]], batch.index[rows[number]]) for number in own]
-            into = [buffers[number] for number in own]
-            came = self.shelves[stream].fill(places, into, rest=rest)
-            found.update(zip(own, map(self._had, came), strict=True))
+            own = places.setdefault(batch.stream[row], {})
+            own[number] = batch.shard[row], batch.index[row]
+        found: dict[int, memoryview | str] = {}
+        for stream, own in places.items():
+            for number, came in self.shelves[stream].fill(own, columns, rest=rest).items():
+                found[number] = self._had(came)
         return [found[number] for number in range(len(rows))]
 
-    def _had(self, found: Found) -> "bytearray | str":
+    def _had(self, found: Found) -> "memoryview | str":
         if isinstance(found, NotFoundError):
             if not self.skip_missing:
                 raise found
             return "missing"
         return str(found) if isinstance(found, BadSampleError) else found
 
-    def _read_whole(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
+    def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
         faults = {}
-        came = self._get(batch, rows, [()] * len(rows), rest=True)
+        came = self._get(batch, rows, (), rest=True)
         for row, data in zip(rows, came, strict=True):
             sample = data if isinstance(data, str) else parsed(data)
             fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
@@ -211,13 +209,13 @@ class Reader:
                 return "its json is damaged"
         return ""
 
-    def _read_arrays(self, batch: Batch, rows: Sequence[int]) -> dict[int, str]:
+    def _read_arrays(self, batch: Batch, rows: range) -> dict[int, str]:
         fields = self.datasets[batch.stream[0]].fields
         grid = grid_of(fields, tuple(batch.views))
         heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
-        buffers = grid.buffers(heads.reshape(-1).data, batch.views, rows)
+        own = {name: view[rows.start : rows.stop] for name, view in batch.views.items()}
         rest = not {*TEXTS, "json"}.isdisjoint(self.names)
-        came = self._get(batch, rows, buffers, rest=rest)
+        came = self._get(batch, rows, grid.columns(heads, own), rest=rest)
         faults: dict[int, str] = {}
         for row, tail, key in zip(rows, came, grid.keys(heads), strict=True):
             if isinstance(tail, str):
@@ -230,7 +228,7 @@ class Reader:
         return faults
 
     def _take_tail(
-        self, batch: Batch, row: int, tail: bytearray, padding: int, key: "str | None"
+        self, batch: Batch, row: int, tail: memoryview, padding: int, key: "str | None"
     ) -> str:
         if key is None:
             return "its headers are not those of the dataset"
@@ -242,7 +240,7 @@ class Reader:
         return self._take_texts(batch, row, sample)
 
 
-def parsed(data: bytearray) -> "TarSample | str":
+def parsed(data: memoryview) -> "TarSample | str":
     """The one sample in these bytes of a tar, or what is wrong with it."""
     whole = bytes(data) + END
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")

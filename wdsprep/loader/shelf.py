@@ -1,20 +1,23 @@
 """Samples of a dataset by shard and number, one positioned read each.
 
-A *shelf* gives the bytes of a sample: into buffers from its start (`fill`), or whole (`sample`).
-On a local disk that is one `preadv` into where the bytes belong. A shelf that fetches from afar is
-told beforehand what will be wanted (`expect`); that one is in `fetching.py`.
+A *shelf* gives the bytes of many samples at a time: what each begins with goes where the caller
+wants it, the rest comes as it is. On a local disk that is one system call, straight into where the
+bytes belong. A shelf that fetches from afar is told beforehand what will be wanted (`expect`); that
+one is in `fetching.py`.
 """
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.loader.aio import address_of, read_all
+from wdsprep.loader.blocks import Bytes
 from wdsprep.loader.catalog import Dataset
 from wdsprep.order.permute import Ints
 from wdsprep.tar import BLOCK
@@ -22,9 +25,12 @@ from wdsprep.tar.read import BadSampleError
 
 OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
 
-Buffers = Sequence[Any]
+MOST_NBYTES = 2**63 - 1  # of a file
+NONE = memoryview(b"")
+
+Columns = Sequence[Bytes]  # of each part that samples begin with: a row of so many bytes for each
 Place = tuple[int, int]  # of a sample: its shard, and its number there
-Found = bytearray | BadSampleError | NotFoundError  # what follows the buffers, or why nothing came
+Found = memoryview | BadSampleError | NotFoundError  # what follows, or why nothing came
 Wanted = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
@@ -36,10 +42,10 @@ class Shelf(Protocol):
         """Whether it makes use of being told what to expect."""
 
     def fill(
-        self, places: Sequence[Place], buffers: Sequence[Buffers], *, rest: bool = False
-    ) -> list[Found]:
-        """Put the first bytes of each sample into its buffers, one after another, and give the rest
-        of it, if that is wanted. With no buffers, the rest is the whole sample."""
+        self, places: Mapping[int, Place], columns: Columns, *, rest: bool = False
+    ) -> dict[int, Found]:
+        """Put the first bytes of the sample for each row into that row of the columns, one after
+        another, and give the rest of it, if that is wanted. With no columns that is all of it."""
 
     def expect(self, wanted: Wanted, soon: Wanted) -> None:
         """Say what will be asked for, each sample once, and what will be said next; it may be
@@ -106,7 +112,7 @@ class OpenShards:
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:
     """Where the sample begins and ends in its file."""
     start, end = opened.offsets[index], opened.offsets[index + 1]
-    if not start < end or (start | end) % BLOCK:
+    if not start < end <= MOST_NBYTES or (start | end) % BLOCK:
         raise BadSampleError("its place in the index is damaged", code="truncated")
     return start, end
 
@@ -117,22 +123,10 @@ def _offsets(data: bytes) -> memoryview:
 
 
 class _Read(NamedTuple):
-    """A read with all it needs. `rest` is where its last bytes go, if they are wanted."""
-
-    opened: OpenShard
-    buffers: Buffers
+    row: int
+    fd: int
     start: int
     nbytes: int
-    rest: bytearray
-
-    def done(self) -> Found:
-        if os.preadv(self.opened.fd, self.buffers, self.start) == self.nbytes:
-            return self.rest
-        try:
-            _fill_slowly(self.opened.fd, self.buffers, self.start)
-        except BadSampleError as error:
-            return error
-        return self.rest
 
 
 class LocalShelf:
@@ -147,30 +141,25 @@ class LocalShelf:
         self._shards = OpenShards(dataset, open_tar)
 
     def fill(
-        self, places: Sequence[Place], buffers: Sequence[Buffers], *, rest: bool = False
-    ) -> list[Found]:
-        """All is worked out before the first read: threads that copy at the same time meet in what
-        little Python lies between two reads, and there they would wait for each other."""
-        reads = [
-            self._ready(*place, into, rest) for place, into in zip(places, buffers, strict=True)
-        ]
-        return [one.done() if isinstance(one, _Read) else one for one in reads]
-
-    def _ready(
-        self, shard: int, index: int, buffers: Buffers, rest: bool
-    ) -> _Read | BadSampleError | NotFoundError:
-        try:
-            opened = self._shards.get(shard)
-            start, end = reach(opened, index)
-        except (BadSampleError, NotFoundError) as error:
-            return error
-        nbytes = sum(map(len, buffers))
-        if end - start < nbytes:
-            return too_short()
-        if not rest:
-            return _Read(opened, buffers, start, nbytes, bytearray())
-        more = bytearray(end - start - nbytes)
-        return _Read(opened, [*buffers, more], start, end - start, more)
+        self, places: Mapping[int, Place], columns: Columns, *, rest: bool = False
+    ) -> dict[int, Found]:
+        least = sum(column.shape[1] for column in columns)
+        found: dict[int, Found] = dict.fromkeys(places, NONE)
+        reads = []
+        opened: dict[int, OpenShard] = {}  # until all is read
+        for row, (shard, index) in places.items():
+            try:
+                if shard not in opened:
+                    opened[shard] = self._shards.get(shard)
+                start, end = reach(opened[shard], index)
+                if end - start < least:
+                    raise too_short()
+            except (BadSampleError, NotFoundError) as error:
+                found[row] = error
+            else:
+                nbytes = end - start if rest else least
+                reads.append(_Read(row, opened[shard].fd, start, nbytes))
+        return found | _done(reads, columns, least if rest else None) if reads else found
 
     def expect(self, wanted: Wanted, soon: Wanted) -> None:
         """Nothing to do."""
@@ -183,10 +172,32 @@ def too_short() -> BadSampleError:
     return BadSampleError("it has fewer bytes than it should", code="truncated")
 
 
-def _fill_slowly(fd: int, buffers: Buffers, start: int) -> None:
+def _done(reads: Sequence[_Read], columns: Columns, tails_from: int | None) -> dict[int, Found]:
+    """What each row has after its first bytes, if it is wanted."""
+    rows, fds, starts, sizes = (list(each) for each in zip(*reads, strict=True))
+    tails: list[Bytes] = []
+    if tails_from is not None:
+        tails = [np.empty(size - tails_from, np.uint8) for size in sizes]
+    vectors = np.empty((len(reads), len(columns) + bool(tails), 2), np.uint64)
+    for part, column in enumerate(columns):
+        vectors[:, part, 0] = address_of(column) + np.multiply(rows, column.strides[0])
+        vectors[:, part, 1] = column.shape[1]
+    if tails:
+        vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
+    found: list[Found] = [tail.data for tail in tails] or [NONE] * len(reads)
+    for number in np.flatnonzero(read_all(fds, starts, vectors) != sizes).tolist():
+        buffers = [column[rows[number]] for column in columns] + list(tails[number : number + 1])
+        try:
+            _fill_slowly(fds[number], buffers, starts[number])
+        except BadSampleError as error:
+            found[number] = error
+    return dict(zip(rows, found, strict=True))
+
+
+def _fill_slowly(fd: int, buffers: Sequence[Bytes], start: int) -> None:
     """Over 2 GB, or on a network file system, one call may bring less than all."""
     for buffer in buffers:
-        view = memoryview(buffer)
+        view = buffer.data
         while len(view):
             count = os.preadv(fd, [view], start)
             if not count:

@@ -1,0 +1,125 @@
+"""Many reads in one call, and the same one by one where the kernel has no such call."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wdsprep.loader import aio
+from wdsprep.loader.aio import AT_ONCE, address_of, read_all
+
+NBYTES = 1 << 20
+
+
+@pytest.fixture(params=["at once", "one by one"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The second with a kernel that does not know the call."""
+    if request.param == "one by one":
+        monkeypatch.setattr(aio, "_spare", [])
+        unknown = dict.fromkeys(("io_setup", "io_getevents", "io_submit"), 9999)
+        monkeypatch.setattr(aio, "_NUMBERS", dict.fromkeys(aio._NUMBERS, unknown))
+    return str(request.param)
+
+
+@pytest.fixture
+def data() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8)
+
+
+@pytest.fixture
+def fd(tmp_path: Path, data: np.ndarray) -> Iterator[int]:
+    data.tofile(tmp_path / "data")
+    fd = os.open(tmp_path / "data", os.O_RDONLY | os.O_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def vectors_of(rows: list[list[np.ndarray]]) -> np.ndarray:
+    return np.array([[(address_of(part), len(part)) for part in row] for row in rows], np.uint64)
+
+
+def read_some(fd: int, data: np.ndarray, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, NBYTES - 3000, count).tolist()
+    rows = [[np.zeros(size, np.uint8) for size in rng.integers(0, 999, 3)] for _ in starts]
+    came = read_all([fd] * count, starts, vectors_of(rows))
+    for start, row, size in zip(starts, rows, came, strict=True):
+        assert size == sum(map(len, row))
+        assert np.array_equal(np.concatenate(row), data[start : start + size])
+
+
+@pytest.mark.parametrize("count", [1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 5])
+@pytest.mark.usefixtures("kind")
+def test_every_read_brings_its_bytes_to_its_places(fd: int, data: np.ndarray, count: int) -> None:
+    read_some(fd, data, count, seed=count)
+
+
+def test_the_kind_is_what_it_is_said_to_be(kind: str, fd: int, data: np.ndarray) -> None:
+    """Or the other tests would show the same thing twice."""
+    read_some(fd, data, 1, seed=0)
+    assert bool(aio._spare) == (kind == "at once")
+
+
+@pytest.mark.usefixtures("kind")
+def test_reads_that_cannot_be_are_told_from_those_beside_them(
+    fd: int, data: np.ndarray, tmp_path: Path
+) -> None:
+    closed = os.open(tmp_path / "data", os.O_RDONLY)
+    os.close(closed)
+    only_to_write = os.open(tmp_path / "data", os.O_WRONLY)
+    fds = [closed, fd, only_to_write, fd, closed, fd, fd]
+    starts = [0, 10, 0, NBYTES - 30, 0, NBYTES + 5, 20]
+    rows = [[np.zeros(100, np.uint8)] for _ in fds]
+    came = read_all(fds, starts, vectors_of(rows)).tolist()
+    assert [max(0, size) for size in came] == [0, 100, 0, 30, 0, 0, 100]
+    assert np.array_equal(rows[1][0], data[10:110])
+    assert np.array_equal(rows[3][0][:30], data[-30:])
+    assert np.array_equal(rows[6][0], data[20:120])
+    read_some(fd, data, AT_ONCE, seed=1)  # and nothing is left of them
+
+
+@pytest.mark.usefixtures("kind")
+def test_threads_do_not_meet(fd: int, data: np.ndarray) -> None:
+    failed = []
+
+    def work(seed: int) -> None:
+        try:
+            for number in range(30):
+                read_some(fd, data, 50, seed=1000 * seed + number)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_fork_reads_with_what_is_its_own(fd: int, data: np.ndarray) -> None:
+    read_some(fd, data, 3, seed=0)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            read_some(fd, data, 100, seed=1)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    read_some(fd, data, 3, seed=2)
+
+
+def test_queues_are_used_again(fd: int, data: np.ndarray) -> None:
+    for number in range(20):
+        read_some(fd, data, 5, seed=number)
+    before = len(aio._spare)
+    for number in range(20):
+        read_some(fd, data, 5, seed=number)
+    assert len(aio._spare) == before
