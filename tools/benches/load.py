@@ -6,7 +6,8 @@ webdataset once with shuffle(1000) and litdata once shuffled. MosaicML streaming
 copies in their own formats.
 A resume is the time from opening the dataset to the first batch; webdataset has none but reading
 everything before. Imports and making the data are left out. The limit is a thread for each core
-that does nothing but read the same samples, in a random order, into the rows of a few batches.
+that does nothing but read the same samples, in a random order, into the rows of a few batches of
+fresh memory; of a resume, one batch of them from shards that are open.
 
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
@@ -96,6 +97,7 @@ def _resuming(home: Path, data: Path, steps: int) -> Group:
             ),
             *theirs,
             Rival(name="webdataset at 90 %", command=call(first, "webdataset", data, at, BATCH)),
+            Rival(name="reading a batch alone", command=call(copy, data, 1), role=Role.LIMIT),
         ],
         targets={rival.name: 3.0 for rival in theirs},
     )
@@ -215,8 +217,9 @@ def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
     took(time.perf_counter() - started)
 
 
-def copy(folder: str) -> None:
-    """What all cores together bring out of the page cache into batches, with nothing else to do."""
+def copy(folder: str, batches: int = 0) -> None:
+    """What all cores together bring out of the page cache into batches, with nothing else to do:
+    all samples, or so many batches of them."""
     import random
 
     reads = []
@@ -225,12 +228,15 @@ def copy(folder: str) -> None:
         reads += [(fd, start, end - start) for start, end in itertools.pairwise(ends)]
     random.Random(0).shuffle(reads)
     most = max(nbytes for _, _, nbytes in reads)
+    del reads[batches * BATCH or len(reads) :]
 
     def some(first: int) -> None:
-        batches = [memoryview(bytearray(BATCH * most)) for _ in range(AHEAD)]
+        made: list[memoryview] = []
         for number, (fd, start, nbytes) in enumerate(reads[first::CORES]):
+            if number % BATCH == 0 and len(made) < AHEAD:
+                made.append(memoryview(np.empty(min(BATCH, len(reads)) * most, np.uint8)))
             row = number % BATCH * most
-            os.preadv(fd, [batches[number // BATCH % AHEAD][row : row + nbytes]], start)
+            os.preadv(fd, [made[number // BATCH % AHEAD][row : row + nbytes]], start)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(CORES) as pool:
