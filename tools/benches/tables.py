@@ -9,6 +9,7 @@ from benches.turns import Measured, Taken
 
 BAR, ROW, LEFT, WIDTH = 360, 22, 330, 800
 COLOURS = {Role.OURS: "#2563a8", Role.RIVAL: "#8a8f98", Role.LIMIT: "#c9a227"}
+LEGEND = "Speed, wdsprep's being 1. Blue is wdsprep, grey are others, yellow is a part of the work."
 
 
 def rows(measured: Measured) -> Iterator[tuple[str, ...]]:
@@ -97,7 +98,7 @@ def facts(measured: Measured) -> dict[str, Any]:
 
 def plot(found: Sequence[Measured]) -> str:
     """Bars of each rival's speed, that of wdsprep being 1, as SVG."""
-    lines, y = [], 10
+    lines, y = [f'<text x="10" y="{ROW}">{LEGEND}</text>'], ROW + 10
     for measured in found:
         y += ROW
         lines.append(
