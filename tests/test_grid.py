@@ -12,7 +12,7 @@ from wdsprep.loader.grid import Grid, grid_of
 from wdsprep.tar import BLOCK, padded
 from wdsprep.tar.write import header
 
-FIELDS = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
+FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
 Make = Callable[[str, int], bytes]
 
 
@@ -75,5 +75,5 @@ def test_members_of_two_samples_make_none() -> None:
 
 
 def test_a_field_of_another_shape_is_none_of_the_dataset() -> None:
-    wide = (FIELDS[0], field("emb", (16, 7)))
+    wide = (*FIELDS[:2], field("emb", (16, 7)))
     assert grid().keys(rows_of(heads_of("a", header, wide), heads_of("b", header))) == [None, "b"]

@@ -21,7 +21,7 @@ import wdsprep
 from wdsprep import Stream
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.index import index
-from wdsprep.loader import aio
+from wdsprep.loader import aio, shelf
 from wdsprep.noise import noise_keys, normal
 
 HERE = Path(__file__).parent
@@ -55,13 +55,27 @@ def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
 # What a batch holds
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("reads", ["at once", "one by one", "slowly", "in pieces"])
 def test_values_are_those_numpy_reads_from_the_tar(
-    data: str, monkeypatch: pytest.MonkeyPatch, at_once: bool
+    data: str, monkeypatch: pytest.MonkeyPatch, reads: str
 ) -> None:
-    if not at_once:
+    monkeypatch.setattr(aio, "_spare", [])
+    if reads == "one by one":
         monkeypatch.setattr(aio, "_NUMBERS", {})
-        monkeypatch.setattr(aio, "_spare", [])
+    if reads in ("slowly", "in pieces"):  # as a network file system may
+
+        def read_little(fds: list[int], *_: object) -> np.ndarray:
+            return np.zeros(len(fds), np.int64)
+
+        def read_pieces(fd: int, buffers: list[memoryview], start: int) -> int:
+            return preadv(fd, [buffers[0][:1000]], start)
+
+        preadv = os.preadv
+        monkeypatch.setattr(shelf, "read_all", read_little)
+        if reads == "in pieces":
+            monkeypatch.setattr(os, "preadv", read_pieces)
+    else:
+        monkeypatch.delattr(shelf, "_fill_slowly")
     stored = {}
     for path in Path(data).glob("*/*.tar"):
         with tarfile.open(path) as tar:

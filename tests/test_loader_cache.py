@@ -100,8 +100,10 @@ def test_a_damaged_index_costs_its_own_samples_alone(
         file.write(value.to_bytes(8, "little"))
     upload(local, url)
     lost = {f"{number:012d}" for number in (199, 200)}
-    for options in ({}, {"cache": tmp_path / "cache", "cache_nbytes": ROOM}):
-        for found, wanted in zip(load(url, **options), load(data), strict=True):
+    cached = {"cache": tmp_path / "cache", "cache_nbytes": ROOM}
+    texts = {"fields": ("emb", "txt", "key")}
+    for place, options in ((url, {}), (url, cached), (str(local), {}), (str(local), texts)):
+        for found, wanted in zip(load(place, **options), load(data), strict=True):
             kept = [n for n, key in enumerate(wanted["key"]) if key not in lost]
             assert [found["key"][n] for n in kept] == [wanted["key"][n] for n in kept]
             assert torch.equal(found["emb"][kept], wanted["emb"][kept])

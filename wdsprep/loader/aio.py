@@ -36,8 +36,18 @@ _EVENT = np.dtype(
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls for which the C library has no functions.
 _NUMBERS = {
-    ("linux", "x86_64"): {"io_setup": 206, "io_getevents": 208, "io_submit": 209},
-    ("linux", "aarch64"): {"io_setup": 0, "io_getevents": 4, "io_submit": 2},
+    ("linux", "x86_64"): {
+        "io_setup": 206,
+        "io_destroy": 207,
+        "io_getevents": 208,
+        "io_submit": 209,
+    },
+    ("linux", "aarch64"): {
+        "io_setup": 0,
+        "io_destroy": 1,
+        "io_getevents": 4,
+        "io_submit": 2,
+    },
 }
 Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length for each part
 
@@ -47,11 +57,16 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
     again and learns why."""
     came = np.zeros(len(fds), np.int64)
     queue = _taken()
-    for top in range(0, len(fds), AT_ONCE):
-        some = slice(top, top + AT_ONCE)
-        read = _one_by_one if queue is None else queue.read
-        came[some] = read(fds[some], starts[some], vectors[some])
-    if queue is not None:  # not after an error: something may still be in it
+    read = _one_by_one if queue is None else queue.read
+    try:
+        for top in range(0, len(fds), AT_ONCE):
+            some = slice(top, top + AT_ONCE)
+            came[some] = read(fds[some], starts[some], vectors[some])
+    except BaseException:
+        if queue is not None:
+            queue.end()
+        raise
+    if queue is not None:
         _spare.append(queue)
     return came
 
@@ -74,6 +89,16 @@ class _Queue:
         steps = np.arange(AT_ONCE, dtype=np.uint64) * _READ.itemsize
         self._list = address_of(self._reads) + steps
         self._events = np.zeros(AT_ONCE, _EVENT)
+        try:  # nothing yet: a sandbox may allow one call and forbid another
+            _call("io_submit", self._id, ctypes.c_long(0), ctypes.c_void_p(address_of(self._list)))
+            self._found(least=0, most=1)
+        except OSError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Wait for what is being read, and give the room back."""
+        _call("io_destroy", self._id)
 
     def read(self, fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
         reads = self._reads[: len(fds)]
@@ -82,7 +107,7 @@ class _Queue:
         came = np.zeros(len(fds), np.int64)
         begun = self._submitted(len(fds))
         while begun:
-            found = self._ended(begun)
+            found = self._found(least=1, most=begun)
             came[found["data"]] = found["result"]
             begun -= len(found)
         return came
@@ -101,14 +126,15 @@ class _Queue:
                 begun += some
         return begun
 
-    def _ended(self, count: int) -> NDArray[Any]:
-        where, most = ctypes.c_void_p(address_of(self._events)), ctypes.c_long(count)
+    def _found(self, *, least: int, most: int) -> NDArray[Any]:
+        where = ctypes.c_void_p(address_of(self._events))
+        counts = ctypes.c_long(least), ctypes.c_long(most)
         while True:
             try:
-                found = _call("io_getevents", self._id, ctypes.c_long(1), most, where, None)
+                count = _call("io_getevents", self._id, *counts, where, None)
             except InterruptedError:
                 continue
-            return self._events[:found]
+            return self._events[:count]
 
 
 def _call(name: str, *words: Any) -> int:
@@ -122,7 +148,7 @@ def _call(name: str, *words: Any) -> int:
 
 
 _spare: list[_Queue] = []  # a thread's after another's: making one and ending it takes long
-os.register_at_fork(after_in_child=_spare.clear)  # they are the parent's
+os.register_at_fork(after_in_child=lambda: _spare.clear())  # they are the parent's
 
 
 def _taken() -> _Queue | None:

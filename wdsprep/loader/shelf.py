@@ -25,7 +25,7 @@ from wdsprep.tar.read import BadSampleError
 
 OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
 
-MOST_NBYTES = 2**63 - 1  # of a file
+MOST_NBYTES = 2**63 - 1  # of a file, where its size is not known
 NONE = memoryview(b"")
 
 Columns = Sequence[Bytes]  # of each part that samples begin with: a row of so many bytes for each
@@ -58,10 +58,11 @@ class OpenShard:
     """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
     from a number that means another file by now."""
 
-    __slots__ = ("fd", "offsets")
+    __slots__ = ("fd", "nbytes", "offsets")
 
     def __init__(self, fd: int, offsets: memoryview) -> None:
         self.fd, self.offsets = fd, offsets
+        self.nbytes = os.fstat(fd).st_size if fd >= 0 else MOST_NBYTES
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:  # at the end of the program, when the module may be gone
@@ -112,8 +113,10 @@ class OpenShards:
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:
     """Where the sample begins and ends in its file."""
     start, end = opened.offsets[index], opened.offsets[index + 1]
-    if not start < end <= MOST_NBYTES or (start | end) % BLOCK:
+    if not start < end or (start | end) % BLOCK:
         raise BadSampleError("its place in the index is damaged", code="truncated")
+    if end > opened.nbytes:
+        raise too_short()
     return start, end
 
 
@@ -180,6 +183,9 @@ def _done(reads: Sequence[_Read], columns: Columns, tails_from: int | None) -> d
         tails = [np.empty(size - tails_from, np.uint8) for size in sizes]
     vectors = np.empty((len(reads), len(columns) + bool(tails), 2), np.uint64)
     for part, column in enumerate(columns):
+        last = column[max(rows)].data
+        if last.readonly or not last.c_contiguous or last.itemsize != 1:
+            raise ValueError("the rows of a column must be bytes to write to, one after another")
         vectors[:, part, 0] = address_of(column) + np.multiply(rows, column.strides[0])
         vectors[:, part, 1] = column.shape[1]
     if tails:
