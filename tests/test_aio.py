@@ -12,16 +12,19 @@ from wdsprep.loader import aio
 from wdsprep.loader.aio import AT_ONCE, address_of, read_all
 
 NBYTES = 1 << 20
-WAITING = ("io_getevents",)
+UNKNOWN = {
+    "at once": (),
+    "one by one": ("io_setup", "io_getevents", "io_submit"),
+    "not its events": ("io_getevents",),
+}
 
 
-@pytest.fixture(params=["at once", "one by one", "not its events"])
+@pytest.fixture(params=UNKNOWN)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The second with a kernel that knows none of the calls, the third as in a sandbox."""
     monkeypatch.setattr(aio, "_spare", [])
-    wrong = {"one by one": ("io_setup", "io_getevents", "io_submit"), "not its events": WAITING}
     for own in aio._NUMBERS.values():
-        for name in wrong.get(request.param, ()):
+        for name in UNKNOWN[request.param]:
             monkeypatch.setitem(own, name, 9999)
     return str(request.param)
 

@@ -62,15 +62,9 @@ PLACES = {
     | {"streaming", "streaming.source", "streaming.trainer", "streaming.works"},
     "numpy": {
         *("order", "order.permute", "order.mixing", "order.passes"),
-        *(
-            "loader.catalog",
-            "loader.grid",
-            "loader.blocks",
-            "loader.shelf",
-            "loader.aio",
-            "loader.effects",
-        ),
+        *("loader.catalog", "loader.grid", "loader.blocks", "loader.shelf", "loader.effects"),
         *("loader.fetching", "loader.reading", "loader.serving", "loader.shared"),
+        "loader.aio",
         "streaming.stages",
         *("checks.rules", "inspecting", "report.pictures", "report.spectrum"),
     },

@@ -35,19 +35,16 @@ from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loader.cache import cache_dir
 from wdsprep.loader.catalog import Stream, open_all, to_be_encoded
 from wdsprep.loader.effects import effects_of
-from wdsprep.loader.plan import Plan, names_of, placed
+from wdsprep.loader.plan import Plan, ahead_of, names_of, placed, threads_for
 from wdsprep.loader.serving import serve
 from wdsprep.loader.transfer import transferred
 from wdsprep.order import RUN, Order
-from wdsprep.runners.local import usable_cpus
 
 if TYPE_CHECKING:
     from wdsprep.loader.encoded import Session
     from wdsprep.online import Encode, Encoding
 
 Numbered = Iterator[tuple[int, dict[str, Any]]]
-THREADS = 3
-CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
 
 
 def load(
@@ -99,7 +96,7 @@ def load(
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
-    threads = threads or _threads(encoding)
+    threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
     )
@@ -124,28 +121,13 @@ def load(
         effects=effects,
         raw=raw,
         threads=threads,
-        ahead=_ahead(threads, encoding, global_batch // world) if ahead is None else ahead,
+        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
         cache=cache_dir(cache, cache_nbytes),
     )
     return Loader(plan, step=step, encoding=encoding, tee=tee)
-
-
-def _threads(encoding: "Encoding | None") -> int:
-    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
-    if encoding is None:
-        return max(2, min(THREADS, usable_cpus()))
-    return max(THREADS, usable_cpus())
-
-
-def _ahead(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
-    if encoding is None:
-        return threads + 1
-    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
-    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def _encoding(

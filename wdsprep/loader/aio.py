@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -152,14 +153,11 @@ os.register_at_fork(after_in_child=lambda: _spare.clear())  # they are the paren
 
 
 def _taken() -> _Queue | None:
-    try:
+    with suppress(IndexError):
         return _spare.pop()
-    except IndexError:
-        pass
-    try:
+    with suppress(OSError):
         return _Queue()
-    except OSError:
-        return None
+    return None
 
 
 def _one_by_one(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> list[int]:

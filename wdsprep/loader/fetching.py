@@ -13,16 +13,7 @@ from wdsprep.errors import NotFoundError
 from wdsprep.loader.blocks import Blocks, Bytes
 from wdsprep.loader.cache import Cache, CacheDir
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.shelf import (
-    NONE,
-    Columns,
-    Found,
-    OpenShards,
-    Place,
-    Wanted,
-    reach,
-    too_short,
-)
+from wdsprep.loader.shelf import NONE, Columns, Found, OpenShards, Place, Wanted, reach, too_short
 from wdsprep.store.s3 import S3Store
 from wdsprep.tar.read import BadSampleError
 

@@ -81,9 +81,8 @@ class _Usual:
 
     def fits(self, heads: Bytes) -> NDArray[np.bool_]:
         others = (heads.view(np.uint64) ^ self.words) & self.mask
-        digits = heads[:, _SUM].astype(np.int64) - ord("0")
         total = heads[:, _NAME].sum(axis=1, dtype=np.uint32) + self.rest_sum
-        same: NDArray[np.bool_] = (digits @ _DIGITS == total) & ~others.any(axis=1)
+        same: NDArray[np.bool_] = (_stated_sums(heads) == total) & ~others.any(axis=1)
         return same
 
 
@@ -118,16 +117,20 @@ def _sound(heads: Bytes, item: Field) -> NDArray[np.bool_]:
     size = header(item.name, item.nbytes)[124:136]
     field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
     total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
-    digits = tar[:, _SUM].astype(np.int64) - ord("0")
-    same: NDArray[np.bool_] = digits @ _DIGITS == total
+    same: NDArray[np.bool_] = _stated_sums(tar) == total
     same &= (tar[:, 124:136] == _bytes(size)).all(axis=1)
     same &= (heads[:, BLOCK:] == _bytes(item.header)).all(axis=1)
     return same
 
 
+def _stated_sums(tar: Bytes) -> NDArray[np.int64]:
+    sums: NDArray[np.int64] = (tar[:, _SUM].astype(np.int64) - ord("0")) @ _DIGITS
+    return sums
+
+
 def _stems(tar: Bytes, suffix: bytes) -> list[bytes]:
     """The names without their suffix; empty where it is another."""
-    names = np.ascontiguousarray(tar[:, :100]).view("S100").ravel().tolist()
+    names = np.ascontiguousarray(tar[:, _NAME]).view("S100").ravel().tolist()
     if tar[:, 345].any():
         folders = np.ascontiguousarray(tar[:, 345:500]).view("S155").ravel().tolist()
         names = [f + b"/" + n if f else n for f, n in zip(folders, names, strict=True)]

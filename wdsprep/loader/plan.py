@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +13,13 @@ from wdsprep.loader.catalog import Dataset
 from wdsprep.loader.effects import Effects
 from wdsprep.loader.grid import short
 from wdsprep.order import Order
+from wdsprep.runners.local import usable_cpus
 
+if TYPE_CHECKING:
+    from wdsprep.online import Encoding
+
+THREADS = 3
+CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
 OF_IMAGES = ("image", "txt", "key")
 TEXTS = ("txt", "caption", "json", "key")
 
@@ -68,6 +75,20 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def threads_for(encoding: "Encoding | None") -> int:
+    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
+    cpus = usable_cpus()
+    return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
+
+
+def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
+    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
+    if encoding is None:
+        return threads + 1
+    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def _check_devices(*, pin: bool, device: torch.device | None) -> None:

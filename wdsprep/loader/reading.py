@@ -83,10 +83,10 @@ class Reader:
         """Read these rows. A damaged sample gives its place to another one of its stream, which
         depends on nothing but the damaged one."""
         whole = self.raw or not self.datasets[batch.stream[0]].fields
+        read = self._read_whole if whole else self._read_arrays
         left = [rows]
         wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
         for attempt in range(ATTEMPTS):
-            read = self._read_whole if whole else self._read_arrays
             faults = {row: why for some in left for row, why in read(batch, some).items()}
             if not faults:
                 return self.effects.finish(batch, rows)

@@ -7,6 +7,7 @@ one is in `fetching.py`.
 """
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +25,6 @@ from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError
 
 OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
-
-MOST_NBYTES = 2**63 - 1  # of a file, where its size is not known
 NONE = memoryview(b"")
 
 Columns = Sequence[Bytes]  # of each part that samples begin with: a row of so many bytes for each
@@ -62,7 +61,7 @@ class OpenShard:
 
     def __init__(self, fd: int, offsets: memoryview) -> None:
         self.fd, self.offsets = fd, offsets
-        self.nbytes = os.fstat(fd).st_size if fd >= 0 else MOST_NBYTES
+        self.nbytes = os.fstat(fd).st_size if fd >= 0 else sys.maxsize
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:  # at the end of the program, when the module may be gone
