@@ -16,6 +16,7 @@ making a client of S3.
 
 import io
 import itertools
+import mmap
 import os
 import subprocess
 import time
@@ -29,6 +30,7 @@ import numpy as np
 from benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
 
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
 PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
@@ -234,7 +236,7 @@ def copy(folder: str, batches: int = 0) -> None:
         made: list[memoryview] = []
         for number, (fd, start, nbytes) in enumerate(reads[first::CORES]):
             if number % BATCH == 0 and len(made) < AHEAD:
-                made.append(memoryview(np.empty(min(BATCH, len(reads)) * most, np.uint8)))
+                made.append(memoryview(mmap.mmap(-1, min(BATCH, len(reads)) * most, PRIVATE)))
             row = number % BATCH * most
             os.preadv(fd, [made[number // BATCH % AHEAD][row : row + nbytes]], start)
 

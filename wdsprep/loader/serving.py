@@ -29,7 +29,7 @@ FIRST_ROWS = 16  # of the first batch, which all threads read
 CROPS_AT_ONCE = 8  # that it reads and decodes
 STEPS_AT_ONCE = 32  # that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
-AHEAD_NBYTES = 192 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
+AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
