@@ -104,8 +104,9 @@ def _planned(plan: Plan, reader: Reader, steps: range) -> Iterator[Batch]:
     """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
     are read, and at the same time what comes after, so that neighbours are fetched together. For
     the first group they do not: the less is fetched, the sooner it comes."""
-    groups = _groups(plan, steps)
-    if not any(shelf.fetches for shelf in reader.shelves):
+    fetches = any(shelf.fetches for shelf in reader.shelves)
+    groups = _groups(plan, steps, fetches=fetches)
+    if not fetches:
         for group in groups:
             yield from group.batches
         return
@@ -134,10 +135,12 @@ class _Group:
         return self.samples.shard[here], self.samples.index[here]
 
 
-def _groups(plan: Plan, steps: range) -> Iterator[_Group]:
+def _groups(plan: Plan, steps: range, *, fetches: bool) -> Iterator[_Group]:
     """The first groups are small, so that the first batch comes soon."""
-    nbytes = plan.share * max(dataset.sample_nbytes for dataset in plan.datasets)
-    most = min(STEPS_AT_ONCE, max(1, AHEAD_NBYTES // nbytes))
+    most = STEPS_AT_ONCE
+    if fetches:
+        nbytes = plan.share * max(dataset.sample_nbytes for dataset in plan.datasets)
+        most = min(most, max(1, AHEAD_NBYTES // nbytes))
     done, count = 0, 1
     while done < len(steps):
         some = steps[done : done + count]
