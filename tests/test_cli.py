@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -248,3 +249,32 @@ def test_the_commands_of_the_readme_run_one_after_the_other(downloads: Path) -> 
         server.server_close()
     assert len(ran) >= 12, ran
     assert "wdsprep report" in "".join(ran)
+
+
+# Ctrl-C comes while Python can raise nothing: it prints such an exception and goes on.
+LOST = """
+import os, sys, time
+from wdsprep.cli import cli
+from wdsprep.__main__ import main
+
+class Deaf:
+    def __del__(self):
+        os.kill(os.getpid(), {signum:d})
+        time.sleep(1)
+
+def command(**_options):
+    Deaf()
+    time.sleep(30)
+
+cli.commands["pack"].callback = command
+sys.argv[1:] = ["pack"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_cannot_raise_comes_again(signum: signal.Signals) -> None:
+    code = LOST.format(signum=signum)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 130
+    assert done.stderr.strip() == "wdsprep: interrupted: run the same command to go on from here"

@@ -64,7 +64,7 @@ class Run:
             time.sleep(0.002)
 
     def wait_for_main(self) -> None:
-        """Until it takes SIGTERM, which is the first that it does; Python itself starts before."""
+        """Until it takes SIGTERM, before it imports the rest; Python itself starts before."""
         status = Path(f"/proc/{self._process.pid}/status")
         caught = 1 << (signal.SIGTERM - 1)
         while self.going:

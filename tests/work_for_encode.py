@@ -87,7 +87,8 @@ class Plain:
 
 def command(pause_s: str, white: str, *arguments: str) -> None:
     """`wdsprep` as a process of its own, with these encoders."""
-    from wdsprep.cli import main
+    from wdsprep.__main__ import main
 
     encoding.make_encoder = Making(pause_s=float(pause_s), white=white)  # type: ignore[assignment]
-    sys.exit(main(list(arguments)))
+    sys.argv[1:] = arguments
+    sys.exit(main())

@@ -1,9 +1,28 @@
-"""What the console script and `python -m wdsprep` run: Ctrl-C is one line, even this early."""
+"""What the console script and `python -m wdsprep` run: Ctrl-C and SIGTERM are one line, even this
+early, and are never lost."""
 
+import signal
 import sys
+import threading
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _again(lost: "sys.UnraisableHookArgs") -> None:
+    """An interrupt that hits a destructor, or a weak reference's callback as importing has many,
+    ends there. It comes again once that is over."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        main_thread = threading.get_ident()
+        threading.Timer(0.01, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.unraisablehook = _again
     try:
         from wdsprep.cli import main as command
     except KeyboardInterrupt:  # nothing has begun

@@ -5,7 +5,6 @@ option for the same thing.
 """
 
 import json
-import signal
 import sys
 import traceback
 from typing import Any
@@ -244,15 +243,10 @@ def demo(folder: str) -> int:
     return show_all(folder, run=run, say=click.echo)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; every failure is one line and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         found = cli.main(
             [a for a in arguments if a != "--debug"], prog_name="wdsprep", standalone_mode=False
