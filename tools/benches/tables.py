@@ -36,8 +36,10 @@ def rows(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 def speed(measured: Measured, name: str) -> str:
     """Its rate, or its time where a single thing is timed."""
-    count, middle = measured.group.count, measured.median(name)
-    return f"{_number(count / middle)}/s" if count else _time(middle)
+    group, middle = measured.group, measured.median(name)
+    if not group.count:
+        return _time(middle)
+    return _number(group.count / middle) + (" MB/s" if group.unit == "MB" else "/s")
 
 
 def table(measured: Measured) -> str:

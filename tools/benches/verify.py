@@ -13,6 +13,7 @@ from pathlib import Path
 from benches import CORES, Group, Rival, Role, ours
 from wdsprep.arrays import Field, layout
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Shard
+from wdsprep.progress import plural
 from wdsprep.store import Store, open_store, write_bytes
 from wdsprep.tar.write import TarWriter
 
@@ -33,7 +34,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
             tars = "find {} -name '*.tar' -print0 | xargs -0 -n1 -P{} sha256sum"
             yield Group(
                 name=f"verify-{dataset}-{processes}",
-                title=f"{dataset}, {processes} processes",
+                title=f"verify {dataset}, {plural(processes, 'process', 'processes')}",
                 unit="MB",
                 count=nbytes / 1e6,
                 rivals=[
