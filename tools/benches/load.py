@@ -56,25 +56,25 @@ def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:
     def rival(name: str, kind: str, *more: object, role: Role = Role.RIVAL) -> Rival:
         return Rival(name=name, command=call(read, kind, data, workers, *more), role=role)
 
-    theirs = {
-        kind: Rival(
+    theirs = [
+        Rival(
             name="litdata, shuffled" if kind == SHUFFLED else f"{kind}, in order",
             command=_peer("rate", kind, home / kind.partition("-")[0], workers),
         )
         for kind in (*PEERS, SHUFFLED)
-    }
+    ]
     return Group(
         name=f"load-{workers}",
         title=f"an epoch, {workers} worker processes" if workers else "an epoch, threads or none",
         count=shards * SAMPLES,
         rivals=[
             rival("wdsprep.load, global order", "wdsprep", role=Role.OURS),
-            *theirs.values(),
+            *theirs,
             rival("webdataset, in order", "webdataset"),
             rival("webdataset, shuffle(1000)", "webdataset", 1000),
             Rival(name="reading alone, all cores", command=call(copy, data), role=Role.LIMIT),
         ],
-        targets={one.name: 1.2 if workers else 3.0 for one in theirs.values()},
+        targets={one.name: 1.2 if workers else 3.0 for one in theirs},
     )
 
 
