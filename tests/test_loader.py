@@ -6,8 +6,10 @@ import itertools
 import json
 import logging
 import os
+import resource
 import shutil
 import tarfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from latent_sets import EMB, LATENT, array_of, field, write_latents
+from PIL import Image
 
 import wdsprep
 from wdsprep import Stream
@@ -157,7 +160,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_and_rates_are_refused(data: str) -> None:
-    with pytest.raises(UsageError, match="there are"):
+    with pytest.raises(UsageError, match="holds latents, which have"):
         load(data, fields=("latents",))
     with pytest.raises(UsageError, match="rate"):
         load(data, drop_text=1.5)
@@ -222,6 +225,9 @@ def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keys(wdsprep.load(data, global_batch=BATCH)) == keys(load(data, rank=1, world_size=2))
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UsageError, match="RANK is not set"):
+        wdsprep.load(data, global_batch=BATCH)
 
 
 def test_streams_are_mixed_by_weight(data: str, tmp_path: Path) -> None:
@@ -249,6 +255,54 @@ def test_homogeneous_batches_keep_shapes_apart(data: str, tmp_path: Path) -> Non
 def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
     url = write_latents(str(tmp_path), [40, 40])
     assert len(load(Stream(url, buckets=[256])).urls()) == 2
+    assert len(load(Stream(url, buckets="256")).urls()) == 2
+    with pytest.raises(UsageError, match="has the buckets 256, not 512"):
+        load(Stream(url, buckets=["256", "512"]))
+
+
+def test_what_is_given_may_be_paths_and_numbers_of_numpy(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = keys(load(data, seed=3))
+    monkeypatch.chdir(Path(data).parent)
+    options = {"seed": np.int64(3), "global_batch": np.int32(BATCH), "step": np.int64(2)}
+    loaders = [load(Path(data), **options), load(Path(data).name, **options)]
+    loaders.append(load([Stream(Path(data))], **options))
+    monkeypatch.chdir(tmp_path)
+    for loader in loaders:
+        loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert keys(loader) == whole[2:]
+    for wrong in ({data: 3}, [(data, 3)], [3]):
+        with pytest.raises(UsageError, match="give paths, URLs"):
+            load(wrong)
+    for option in ({"seed": 1.0}, {"seed": None}, {"global_batch": "32"}, {"window": 2.5}):
+        with pytest.raises(UsageError, match="give a whole number"):
+            load(data, **option)
+
+
+def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "in/latents")
+    with pytest.raises(UsageError, match=rf"load {tmp_path}/in/latents$"):
+        load(str(tmp_path / "in"))
+    with pytest.raises(NotFoundError, match="give the folder"):
+        load(f"{data}/256/000000.tar")
+    (tmp_path / "in/latents/wdsprep.json").rename(tmp_path / "kept")
+    (tmp_path / "in/latents/receipts").mkdir(exist_ok=True)
+    (tmp_path / "in/latents/receipts/000000.json").write_text("{}")
+    with pytest.raises(UsageError, match="wdsprep rebuild"):
+        load(str(tmp_path / "in/latents"))
+
+
+def test_many_streams_do_not_use_up_open_files(tmp_path: Path) -> None:
+    """A process is usually allowed 1,024 of them."""
+    urls = [write_latents(str(tmp_path / f"{n}"), [3] * 90, base=1000 * n) for n in range(4)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 200, hard))
+    try:
+        assert len(set(flat(keys(load(urls, global_batch=64))))) > 900
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # Resume
@@ -271,6 +325,27 @@ def test_resume_under_another_world_goes_on_exactly(data: str, stop: int, world:
         loader.load_state_dict(json.loads(states[0]))
     rest = [flat(parts) for parts in zip(*map(keys, resumed), strict=True)]
     assert rest == whole[stop:]
+
+
+def test_moving_the_loader_ends_an_iteration_and_begins_where_it_says(data: str) -> None:
+    whole = keys(load(data))
+    loader = load(data)
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    next(running)
+    loader.load_state_dict(state)
+    with pytest.raises(UsageError, match="moved to step 1"):
+        next(running)
+    assert keys(loader) == whole[1:]
+    raw = load(data, raw=True)
+    for _ in itertools.islice(raw, 40):
+        pass
+    raw.step = 2
+    assert [sample["__key__"] for sample in raw] == flat(whole[2:])
+    for step in (-3, "3", 1.5):
+        with pytest.raises((UsageError, TypeError)):
+            loader.step = step
 
 
 def test_the_state_counts_what_was_yielded(data: str) -> None:
@@ -355,7 +430,7 @@ def test_a_damaged_sample_is_replaced_and_nothing_shifts(
     bad = f"{67:012d}"
     assert found == flat(keys(load(url, threads=1, ahead=0)))
     assert [k for k, w in zip(found, whole, strict=True) if k != w] == [found[whole.index(bad)]]
-    assert "000001.tar: sample 7 is damaged" in caplog.text
+    assert "000001.tar: sample 7 cannot be served" in caplog.text
 
 
 def test_a_missing_shard_is_an_error_or_replaced(
@@ -371,6 +446,20 @@ def test_a_missing_shard_is_an_error_or_replaced(
         assert (key == wanted) is not (120 <= int(wanted) < 180)
         assert not 120 <= int(key) < 180
     assert caplog.text.count("the shard is missing") == 1
+
+
+def test_most_of_a_dataset_may_be_missing_but_not_all(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [20] * 40)
+    for number in range(38):
+        (tmp_path / f"256/{number:06d}.tar").unlink()
+    found = keys(load(url, skip_missing=True))
+    assert {int(key) // 20 for key in flat(found)} == {38, 39}
+    ranks = [load(url, skip_missing=True, rank=r, world_size=2, threads=1) for r in range(2)]
+    assert [one + other for one, other in zip(*map(keys, ranks), strict=True)] == found
+    for number in range(38, 40):
+        (tmp_path / f"256/{number:06d}.tar").unlink()
+    with pytest.raises(NotFoundError, match="all its shards are missing"):
+        keys(load(url, skip_missing=True))
 
 
 def test_a_cut_shard_is_replaced_from_where_it_ends(tmp_path: Path) -> None:
@@ -412,9 +501,57 @@ def test_raw_mode_resumes_at_any_sample(data: str) -> None:
         assert [sample["__key__"] for sample in again] == whole[stop:]
 
 
-def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
-    from PIL import Image
+def test_raw_samples_are_as_stored_and_nothing_else_is_asked_of_them(data: str) -> None:
+    for option in ({"drop_text": 0.5}, {"pixels": 64}, {"fields": ("emb",)}, {"device": "cpu"}):
+        with pytest.raises(UsageError, match="raw=True"):
+            load(data, raw=True, **option)
 
+
+def test_foreign_tars_that_are_written_anew_are_indexed_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(count: int, later_s: float) -> None:
+        with tarfile.open(tmp_path / "0.tar", "w") as tar:
+            for n in range(count):
+                info = tarfile.TarInfo(f"{n}.txt")
+                tar.addfile(info)
+        at = time.time() + later_s
+        os.utime(tmp_path / "0.tar", (at, at))
+
+    url = str(tmp_path)
+    write(5, -5)
+    assert index(url) == {"0.tar": 5}
+    assert index(url) == {}
+    assert len(list(load(url, raw=True, global_batch=5))) == 5
+    assert not caplog.text
+    write(10, 5)
+    load(url, raw=True)
+    assert 'newer than the index, as 0.tar: if written anew, run "wdsprep index' in caplog.text
+    assert index(url) == {"0.tar": 10}
+    (tmp_path / "0.tar.idx").write_bytes(b"")
+    with pytest.raises(UsageError, match="wdsprep index"):
+        load(url, raw=True)
+    assert index(url) == {"0.tar": 10}
+
+
+def test_a_json_that_nests_too_deep_is_damaged(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for n in range(6):
+            out = io.BytesIO()
+            Image.new("RGB", (40, 32)).save(out, "PNG")
+            deep = b"[" * 100_000 + b"]" * 100_000 if n == 3 else b"{}"
+            for name, body in (("png", out.getvalue()), ("json", deep)):
+                info = tarfile.TarInfo(f"{n}.{name}")
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+    index(str(tmp_path))
+    options = {"pixels": 16, "global_batch": 6, "fields": ("json", "key")}
+    found = flat(keys(load(str(tmp_path), **options)))
+    assert len(found) == 6
+    assert "3" not in found
+
+
+def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
     for number in range(2):
         with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
             for n in range(20):

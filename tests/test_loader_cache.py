@@ -246,10 +246,21 @@ def test_a_cut_tar_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     assert data.read(cache, 0, 0, 20) == offsets[20] - offsets[19]
 
 
+def test_a_small_cache_fills_until_64_samples_are_free(tmp_path: Path) -> None:
+    data = Data("a")
+    for share, most in ((2, 0.0), (1, 0.6)):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        cache = Cache(CacheDir(folder=folder, nbytes=int(share * data.nbytes)), data.contents)
+        for _ in range(40):
+            data.read_all(cache)
+        assert data.read_all(cache) <= most * data.nbytes
+
+
 def test_a_cache_that_cannot_be_is_refused(data: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="give cache another folder"):
         load(data, cache=tmp_path / "file" / "below", cache_nbytes=ROOM)
-    for folder, nbytes in ((tmp_path, None), (None, 5), (tmp_path, 0)):
+    for folder, nbytes in ((tmp_path, None), (None, 5), (tmp_path, 0), (tmp_path, 5)):
         with pytest.raises(UsageError, match="cache_nbytes"):
             load(data, cache=folder, cache_nbytes=nbytes)

@@ -52,6 +52,27 @@ def test_crops_are_those_of_the_packed_images(images: Path, stored: dict[str, An
             assert text == stored[key]["txt"]
 
 
+def test_crops_are_of_images_that_are_large_enough(images: Path, stored: dict[str, Any]) -> None:
+    """As encode takes them: those of the phase, each once a pass."""
+    found = [key for batch in load(str(images), pixels=64) for key in batch["key"]]
+    large = [
+        key
+        for key, sample in stored.items()
+        if min(sample["json"]["width"], sample["json"]["height"]) >= 64
+    ]
+    assert sorted(found) == sorted(large)
+    assert len(found) == COUNT // 2
+    with pytest.raises(UsageError, match="no image of 128 pixels"):
+        load(str(images), pixels=128)
+
+
+def test_a_dropped_caption_is_in_no_field(images: Path) -> None:
+    names = ("txt", "json")
+    for batch in load(str(images), fields=names, drop_text=0.5, epochs=4):
+        for text, facts in zip(batch["txt"], batch["json"], strict=True):
+            assert facts["caption"] == text
+
+
 def test_a_state_is_of_crops_of_one_size(images: Path) -> None:
     state = load(str(images), pixels=32).state_dict()
     with pytest.raises(FingerprintError, match="pixels: 32 -> 64"):

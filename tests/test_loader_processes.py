@@ -14,6 +14,7 @@ import pytest
 import torch
 from latent_sets import write_latents
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 from work_for_cache import forked
 
 import wdsprep
@@ -83,6 +84,30 @@ def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
     assert found == keys(load(data, epochs=3))
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("stateful", [False, True])
+def test_workers_that_outlive_a_broken_iteration_do_not_guess(data: str, stateful: bool) -> None:
+    """They have read ahead, and only the trainer knows how far it came."""
+    kind = StatefulDataLoader if stateful else DataLoader
+    loader = kind(load(data), batch_size=None, num_workers=2, persistent_workers=True)
+    for _ in itertools.islice(loader, 3):
+        pass
+    with pytest.raises(UsageError, match="broken off"):
+        keys(loader)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 3, 20])
+def test_dataloader_workers_keep_the_order_of_raw_samples(data: str, workers: int) -> None:
+    options = {"raw": True, "epochs": 2, "rank": 1, "world_size": 2}
+    whole = [sample["__key__"] for sample in load(data, **options)]
+    loader = load(data, **options)
+    for _ in itertools.islice(loader, 21):  # into the second step
+        pass
+    found = DataLoader(loader, batch_size=None, num_workers=workers)
+    assert [sample["__key__"] for sample in found] == whole[21:]
+
+
 def whole_of(url: str, epochs: int) -> dict[str, torch.Tensor]:
     return {
         key: emb
@@ -150,7 +175,6 @@ def test_workers_use_their_memory_again(data: str) -> None:
 def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
     data: str, workers: int, stop: int
 ) -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def made() -> Any:
         return StatefulDataLoader(load(data, epochs=2), batch_size=None, num_workers=workers)
@@ -176,8 +200,8 @@ def test_the_state_of_a_worker_is_for_that_worker(
         again.load_state_dict(worker.state_dict())
         Info.num_workers = 3
         with pytest.raises(FingerprintError, match="worker 1 of 2"):
-            iter(again)
+            next(iter(again))
         with pytest.raises(UsageError, match="pin_memory"):
-            iter(load(data, device="cpu"))
+            next(iter(load(data, device="cpu")))
     with pytest.raises(FingerprintError, match="worker"):
-        iter(again)
+        next(iter(again))

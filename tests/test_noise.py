@@ -159,6 +159,12 @@ def test_neighbours_are_independent(million: np.ndarray, power: int):
     assert correlation(numbers, other) < 4.5
 
 
+def test_a_key_of_any_bytes_has_noise():
+    """As tars of other programs may name their members."""
+    keys = ["a\udcff", "a\udcfe", "a"]
+    assert len(set(noise_keys(0, keys).tolist())) == 3
+
+
 def test_each_element_is_normal_over_the_keys():
     numbers = normal(noise_keys(3, [f"{number:09d}" for number in range(20_000)]), (4, 4))
     assert numbers.mean(0).abs().max() < 4.5 / 20_000**0.5

@@ -221,7 +221,7 @@ def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
     assert len(set(first)) == COUNT - 1
     (key,) = rejected(kept)
     assert key not in first
-    assert "is damaged (truncated): others are served in its place" in caplog.text
+    assert "cannot be served (truncated): others are served in its place" in caplog.text
     assert encode_here(damaged, stored).manifest.samples == COUNT - 1
     assert tree(kept) == tree(stored)
     with pytest.raises(FingerprintError, match="41 samples"):

@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--online", choices=["own", "ray"], help="the datasets are of images")
     parser.add_argument("--model", default="tiny", help="that encodes images, with --online")
     parser.add_argument("--resolutions", default="256,512", help="of each phase, with --online")
-    parser.add_argument("--steps", default="300,40", help="of each phase")
+    parser.add_argument("--steps", help="of each phase; by default 300, then 40 each")
     parser.add_argument("--batch", type=int, default=8, help="samples of a step, over all ranks")
     parser.add_argument("--width", type=int, default=32, help="channels of the first level")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
@@ -78,10 +78,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vae", default=str(TINY / "vae"), help="what the latents were made by")
     parser.add_argument("--out", type=Path, default=Path("training"))
     options = parser.parse_args()
-    options.steps = [int(count) for count in options.steps.split(",")]
+    steps = options.steps or ",".join(["300", *["40"] * (len(options.data) - 1)])
+    options.steps = [int(count) for count in steps.split(",")]
     options.resolutions = [int(side) for side in options.resolutions.split(",")]
     if len(options.steps) != len(options.data):
-        parser.error(f"--steps names {len(options.steps)} phases of {len(options.data)}")
+        parser.error(
+            f"--steps names {len(options.steps)} phases, and there are {len(options.data)}"
+        )
     if options.online and len(options.resolutions) != len(options.data):
         parser.error(f"--resolutions names {len(options.resolutions)} of {len(options.data)}")
     if options.online == "ray" and "WORLD_SIZE" in os.environ:

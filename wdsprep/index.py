@@ -4,25 +4,30 @@ from pathlib import Path
 
 from wdsprep.errors import SourceError
 from wdsprep.progress import Counting, unheard
-from wdsprep.store import Store, open_store, stream, write_bytes
+from wdsprep.store import Entry, Store, open_store, stream, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.tar.read import file_tape, index_tar, stream_tape
 
 
 def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
-    """Write the missing index of each tar below `folder`. Returns how many samples each of those
-    has; `heard` is told how many are done, of how many."""
+    """Write the index of each tar below `folder` that has none, or an empty or an older one.
+    Returns how many samples each of those has; `heard` is told how many are done, of how many."""
     store = open_store(folder)
-    there = {entry.name for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
+    there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
         raise SourceError(f"{folder} is no folder that holds tars to index")
-    missing = [name for name in tars if f"{name}.idx" not in there]
+    missing = [n for n in tars if not is_indexed(there[n], there.get(f"{n}.idx"))]
     done: dict[str, int] = {}
     for name in missing:
         heard(len(done), len(missing))
         done[name] = write_index(store, name)
     return done
+
+
+def is_indexed(tar: Entry, index: Entry | None) -> bool:
+    """Whether the index may be that of this tar: one that was written later may hold others."""
+    return index is not None and index.nbytes >= 8 and tar.written_s <= index.written_s
 
 
 def write_index(store: Store, tar: str) -> int:

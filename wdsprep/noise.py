@@ -35,7 +35,10 @@ _COS = tuple((-1) ** (n // 2) / factorial(n) for n in (14, 12, 10, 8, 6, 4, 2, 0
 
 def noise_keys(seed: int, keys: Sequence[str]) -> torch.Tensor:
     """The 64 bits, as int64, that stand for each key under this seed."""
-    digests = (blake2b(f"{seed}:{key}".encode(), digest_size=8).digest() for key in keys)
+    digests = (
+        blake2b(f"{seed}:{key}".encode(errors="surrogateescape"), digest_size=8).digest()
+        for key in keys
+    )
     numbers = [int.from_bytes(digest, "little", signed=True) for digest in digests]
     return torch.tensor(numbers, dtype=torch.int64)
 

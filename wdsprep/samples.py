@@ -93,6 +93,9 @@ class RejectedError(Exception):
         super().__init__(code, detail)
         self.code, self.detail = code, detail
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else str(self.code)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:

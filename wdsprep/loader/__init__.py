@@ -25,6 +25,7 @@ torchdata's StatefulDataLoader asks each worker for its state, and needs as many
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loader.cache import cache_dir
-from wdsprep.loader.catalog import Stream, open_all, to_be_encoded
+from wdsprep.loader.catalog import Streams, of_phase, open_all, to_be_encoded
 from wdsprep.loader.effects import effects_of
-from wdsprep.loader.plan import Plan, ahead_of, names_of, placed, threads_for
-from wdsprep.loader.serving import serve
+from wdsprep.loader.plan import Plan, ahead_of, encoding_of, names_of, placed, threads_for
+from wdsprep.loader.serving import serve, serve_raw
 from wdsprep.loader.transfer import transferred
 from wdsprep.order import RUN, Order
 
@@ -48,7 +49,7 @@ Numbered = Iterator[tuple[int, dict[str, Any]]]
 
 
 def load(
-    streams: str | Stream | Iterable[str | Stream],
+    streams: Streams,
     *,
     global_batch: int,
     encode: "Encode | None" = None,
@@ -90,12 +91,16 @@ def load(
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
     """
+    if raw and (pixels or drop_text or pin or fields is not None or device is not None):
+        raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     datasets = open_all(streams)
-    encoding = _encoding(encode, device, raw=raw, pixels=pixels, tee=tee)
+    encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if encoding is not None:
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+    if pixels > 0:
+        datasets = tuple(d if d.kind != "images" else of_phase(d, pixels) for d in datasets)
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
@@ -111,6 +116,7 @@ def load(
         also=effects.parameters,
     )
     rank, world = placed(rank, world_size)
+    order.check(step, rank=rank, world=world)
     plan = Plan(
         datasets=datasets,
         order=order,
@@ -121,33 +127,13 @@ def load(
         effects=effects,
         raw=raw,
         threads=threads,
-        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
+        ahead=ahead_of(threads, encoding, order.global_batch // world) if ahead is None else ahead,
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
         cache=cache_dir(cache, cache_nbytes),
     )
     return Loader(plan, step=step, encoding=encoding, tee=tee)
-
-
-def _encoding(
-    encode: "Encode | None",
-    device: str | torch.device | None,
-    *,
-    raw: bool,
-    pixels: int,
-    tee: str,
-) -> "Encoding | None":
-    if encode is None:
-        if tee:
-            raise UsageError("tee= keeps what encode= makes: give both, or none")
-        return None
-    if raw or pixels:
-        raise UsageError("encode= makes latents: leave out raw= and pixels=")
-    from wdsprep.online import find_encoding  # all that encoding needs, which stored latents do not
-
-    own = "cuda" if torch.cuda.is_available() else "cpu"
-    return find_encoding(encode, own if device is None else str(device))
 
 
 class Loader(IterableDataset[dict[str, Any]]):
@@ -157,18 +143,29 @@ class Loader(IterableDataset[dict[str, Any]]):
     def __init__(
         self, plan: Plan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
     ) -> None:
-        plan.order.check(step, rank=plan.rank, world=plan.world)
         self._plan, self._encoding, self._tee = plan, encoding, tee
-        self._row = 0  # in raw mode, the samples of the step that were served
+        self._unit = plan.share if plan.raw else 1  # items a step
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
+        self._is_entered = False  # as a worker, and not yet at the end
+        self._moves = 0  # from outside, which ends an iteration
         self.step = step
+
+    @property
+    def step(self) -> int:
+        """The steps served so far. Set, it is where the next iteration begins."""
+        return self._place // self._unit
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._plan.order.check(index(step), rank=self._plan.rank, world=self._plan.world)
+        self._move(index(step) * self._unit, None)
 
     def __len__(self) -> int:
         """The batches, or in raw mode the samples, of an iteration from its start."""
         if self._plan.epochs is None:
             raise TypeError("an endless loader has no length")
         steps = self._plan.epochs * self._plan.order.steps_per_epoch
-        return steps * (self._plan.share if self._plan.raw else 1)
+        return steps * self._unit
 
     @property
     def epoch(self) -> int:
@@ -201,8 +198,8 @@ class Loader(IterableDataset[dict[str, Any]]):
     def state_dict(self) -> dict[str, Any]:
         """Under 1 KB of JSON, the same on every rank: resume with `load_state_dict`."""
         state = self._plan.order.state(self.step)
-        if self._row:
-            state["row"] = [self._row, self._plan.world]
+        if row := self._place % self._unit:
+            state["row"] = [row, self._plan.world]
         if self._worker:
             state["worker"] = list(self._worker)
         return state
@@ -218,8 +215,12 @@ class Loader(IterableDataset[dict[str, Any]]):
                 "mode with as many, or save states between steps"
             )
         worker = state.get("worker")
-        self.step, self._row = step, row
-        self._worker = (worker[0], worker[1], worker[2]) if worker else None
+        self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
+
+    def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
+        """Let the next iteration begin at this place: a step, or in raw mode a sample."""
+        self._place, self._worker, self._is_entered = place, worker, False
+        self._moves += 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -233,18 +234,26 @@ class Loader(IterableDataset[dict[str, Any]]):
         if info is None and self._worker is not None:
             raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
         stride = 1 if info is None else info.num_workers
-        last = self._end(self.step) if info is None else self._enter(info.id, stride)
-        batches = self._serve(range(self.step, max(self.step, last), stride))
-        if self._plan.raw:
-            return self._one_by_one(batches, stride, last)
-        if self._plan.device is not None:
-            batches = transferred(batches, self._plan.device)
-        return self._counted(batches, stride, last)
+        end = self._unit * (self._end(self.step) if info is None else self._enter(info.id, stride))
+        moves = self._moves
+        for place, item in self._serve(range(self._place, max(self._place, end), stride)):
+            self._place = place + stride
+            yield item
+            if self._moves != moves:
+                raise UsageError(
+                    f"the loader was moved to step {self.step} while it was iterated: begin "
+                    "another iteration there"
+                )
+        self._place, self._worker, self._is_entered = end, None, False
 
-    def _serve(self, steps: range) -> Numbered:
-        if self._encoding is None:
-            return serve(self._plan, steps)
-        return self._session.serve(steps)
+    def _serve(self, places: range) -> Numbered:
+        if self._plan.raw:
+            return serve_raw(self._plan, places)
+        if self._encoding is not None:
+            return self._session.serve(places)
+        batches = serve(self._plan, places)
+        device = self._plan.device
+        return batches if device is None else transferred(batches, device)
 
     @cached_property
     def _session(self) -> "Session":
@@ -261,28 +270,22 @@ class Loader(IterableDataset[dict[str, Any]]):
         return 1 << 39 if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:
-        """Begin as a worker, whose step is its own next one from then on; where it ends."""
+        """Begin as a worker, whose place is its own next one from then on; at which step it ends.
+
+        A DataLoader's persistent workers live on when an iteration is broken off, but have read
+        ahead by then: only the trainer knows how far it came."""
+        if self._is_entered:
+            raise UsageError(
+                "the last iteration was broken off, and its workers have read ahead of it: make a "
+                "new DataLoader, of a loader whose step is the next one"
+            )
         if self._worker is None:
             self._worker = (number, workers, self._end(self.step))
-            self.step += number
+            self._place += number
         elif self._worker[:2] != (number, workers):
             raise FingerprintError(
                 f"the state is of worker {self._worker[0]} of {self._worker[1]}: resume with as "
                 "many workers, or count steps in the trainer and set loader.step"
             )
+        self._is_entered = True
         return self._worker[2]
-
-    def _counted(self, batches: Numbered, stride: int, last: int) -> Iterator[dict[str, Any]]:
-        for step, batch in batches:
-            self.step = step + stride
-            yield batch
-        self.step, self._worker = last, None
-
-    def _one_by_one(self, batches: Numbered, stride: int, last: int) -> Iterator[dict[str, Any]]:
-        for step, batch in batches:
-            samples = batch["samples"]
-            for row in range(self._row, len(samples)):
-                self._row = (row + 1) % len(samples)
-                self.step = step if self._row else step + stride
-                yield samples[row]
-        self.step, self._worker = last, None

@@ -72,6 +72,13 @@ def cache_dir(folder: "str | Path | None", nbytes: int | None) -> CacheDir | Non
     return CacheDir(folder=path, nbytes=nbytes)
 
 
+def check_room(cache: CacheDir, sample_nbytes: int) -> None:
+    """Refuse a cache that could not take a sample at a time."""
+    least = SHARERS * sample_nbytes
+    if cache.nbytes < least:
+        raise UsageError(f"cache_nbytes {cache.nbytes:,}: give {least:,} or more for such samples")
+
+
 class Cache:
     """What is cached of one dataset, for any number of threads. `contents` says for each shard what
     it holds."""
@@ -103,7 +110,7 @@ class Cache:
         start, end = (offsets[number] - offsets[first] for number in (low, high))
         count = fetch(low, high, data[start:end])
         with self._complaining():
-            file.write(low, high, data[start : start + count], self._room.grant)
+            file.write(low, high, data[start : start + count], self._room)
         return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
@@ -149,13 +156,14 @@ class _File:
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end])
 
-    def write(self, first: int, stop: int, data: memoryview, grant: Callable[[int], int]) -> None:
+    def write(self, first: int, stop: int, data: memoryview, room: "_Room") -> None:
         """Keep as many of these samples as are whole and granted."""
         begin = self._offsets[first]
         whole = min(len(data), self._offsets[stop] - begin)
-        granted = grant(whole)
+        granted = room.grant(whole, least=self._offsets[first + 1] - begin)
         stop = bisect_right(self._offsets, begin + granted, first, stop + 1) - 1
-        if stop <= first:
+        room.take_back(granted - (self._offsets[stop] - begin))
+        if stop == first:
             return
         words = [self._word(number, data, first) for number in range(first, stop)]
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -181,17 +189,22 @@ class _Room:
             with self._lock:
                 self._look()
 
-    def grant(self, nbytes: int) -> int:
-        """How much of that may be written."""
+    def grant(self, nbytes: int, *, least: int) -> int:
+        """How much of that may be written. When not even the least may, the folder is full."""
         with self._lock:
             now = time.monotonic()
             if self._granted < nbytes and now - self._full > FULL_S:
                 self._look()
-                if self._granted < nbytes:
+                if self._granted < least:
                     self._full = now
             given = min(nbytes, self._granted)
             self._granted -= given
             return given
+
+    def take_back(self, nbytes: int) -> None:
+        """What was granted and not used."""
+        with self._lock:
+            self._granted += nbytes
 
     def _look(self) -> None:
         self._claimed = time.monotonic()

@@ -11,9 +11,12 @@ settings say: a state carries their fingerprint.
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,10 +26,14 @@ from wdsprep.arrays import Field, fields_of
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.manifest import Manifest
+from wdsprep.index import is_indexed
+from wdsprep.manifest import MANIFEST, Manifest
 from wdsprep.order.mixing import Want
 from wdsprep.order.permute import Ints
-from wdsprep.store import Store, open_store
+from wdsprep.progress import plural
+from wdsprep.store import Entry, Store, open_store
+
+_log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True)
@@ -38,11 +45,11 @@ class Stream:
     default each sample comes once. `buckets` names the folders to take, by default all.
     """
 
-    url: str
+    url: "str | os.PathLike[str]"
     weight: float | None = None
     repeat: float | None = None
     count: int | None = None
-    buckets: Sequence[str | int] | None = None
+    buckets: Sequence[str | int] | str | int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +78,11 @@ class Dataset:
         """Where each shard ends, if the samples of all are counted through."""
         return np.cumsum(np.asarray(self.sizes, np.int64))
 
+    @cached_property
+    def filled(self) -> int:
+        """The shards that hold samples."""
+        return sum(size > 0 for size in self.sizes)
+
     @property
     def sample_nbytes(self) -> int:
         """The mean, so that reading ahead can be bounded in bytes."""
@@ -88,23 +100,32 @@ class Dataset:
         return order.Stream(digest=self.digest, sizes=sizes, want=self.want)
 
 
-def open_all(streams: "str | Stream | Iterable[str | Stream]") -> tuple[Dataset, ...]:
+Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
+
+
+def open_all(streams: Streams) -> tuple[Dataset, ...]:
     """The datasets behind what `load` was given."""
     return tuple(open_dataset(stream) for stream in as_streams(streams))
 
 
-def as_streams(streams: "str | Stream | Iterable[str | Stream]") -> list[Stream]:
-    given = [streams] if isinstance(streams, str | Stream) else list(streams)
+def as_streams(streams: Streams) -> list[Stream]:
+    given = [streams] if isinstance(streams, str | os.PathLike | Stream) else list(streams)
     if not given:
         raise UsageError("nothing to load: give the path or URL of a dataset")
+    for each in given:
+        if isinstance(streams, Mapping) or not isinstance(each, str | os.PathLike | Stream):
+            raise UsageError(
+                f"{each!r} is no dataset: give paths, URLs, or Stream(url, weight=...)"
+            )
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
 def open_dataset(stream: Stream) -> Dataset:
     """One GET where there is a manifest; a listing for tars that something else made."""
-    store = open_store(stream.url)
+    store = open_store(os.fspath(stream.url))
     want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
-    buckets = None if stream.buckets is None else frozenset(map(str, stream.buckets))
+    chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
+    buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
         return _of_tars(store, want, buckets)
@@ -117,9 +138,18 @@ def _of_manifest(
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
-    if not shards:
-        hint = f"it has the buckets {', '.join(sorted(there))}" if there else "it has no shards yet"
-        raise UsageError(f"{store.url} holds nothing to load: {hint}")
+    if not there:
+        command = "encode" if manifest.dataset == "latents" else "pack"
+        raise UsageError(
+            f'{store.url} holds no shards yet: "wdsprep {command}", the same as before, goes on'
+        )
+    lacking = sorted((buckets or frozenset()) - there)
+    if lacking or not shards:
+        raise UsageError(
+            f"{store.url} has the buckets {', '.join(sorted(there))}, not {', '.join(lacking)}"
+        )
+    if not any(shard.samples for shard in shards):
+        raise UsageError(f"{store.url} holds no samples: its shards are empty")
     return Dataset(
         store=store,
         kind=manifest.dataset,
@@ -156,8 +186,13 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
             '"wdsprep pack" has made'
         )
-    resolution, buckets = settings["resolution"], images.settings["buckets"]
-    phase = set(map(str, buckets_of_phase(resolution, buckets)))
+    chosen = of_phase(images, settings["resolution"])
+    return replace(chosen, kind="latents", settings=settings, images=chosen)
+
+
+def of_phase(images: Dataset, resolution: int) -> Dataset:
+    """The images that are large enough."""
+    phase = set(map(str, buckets_of_phase(resolution, images.settings["buckets"])))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
     if not chosen:
         raise UsageError(f"{images.store.url} holds no image of {resolution} pixels or more here")
@@ -166,7 +201,7 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
     contents = tuple(images.contents[n] for n in chosen)
     share = sum(sizes) / sum(images.sizes)
     digest = _digest(zip(names, sizes, contents, strict=True))
-    chosen_images = replace(
+    return replace(
         images,
         names=names,
         sizes=sizes,
@@ -174,23 +209,30 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
         nbytes=round(images.nbytes * share),
         digest=digest,
     )
-    return replace(chosen_images, kind="latents", settings=settings, images=chosen_images)
 
 
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
+    _check_place(store.url, listed, bool(names))
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
-        raise NotFoundError(f"{store.url} holds no dataset: no wdsprep.json and no tars")
-    bare = [name for name in names if f"{name}.idx" not in listed]
+        raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
+    bare = [n for n in names if f"{n}.idx" not in listed or listed[f"{n}.idx"].nbytes < 8]
     if bare:
         raise UsageError(
             f"{store.url}/{bare[0]} has no index ({len(bare)} of {len(names)} tars): "
             f'run "wdsprep index {store.url}" first'
         )
+    old = [n for n in names if not is_indexed(listed[n], listed[f"{n}.idx"])]
+    if old:
+        many = plural(len(old), "tar is", "tars are")
+        what = f"{store.url}: {many} newer than the index, as {old[0]}"
+        _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
     sizes = [listed[f"{name}.idx"].nbytes // 8 - 1 for name in names]
+    if not any(sizes):
+        raise UsageError(f"{store.url} holds no samples: its tars are empty")
     nbytes = [listed[name].nbytes for name in names]
     parts = list(zip(names, sizes, nbytes, strict=True))
     return Dataset(
@@ -203,3 +245,18 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         digest=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
         want=want,
     )
+
+
+def _check_place(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
+    """Without a manifest: whether these are tars of another program, or a dataset is elsewhere."""
+    inside = sorted(name for name in listed if name.endswith(f"/{MANIFEST}"))
+    if inside:
+        raise UsageError(
+            f"{url} is no dataset, but holds some: load {url}/{PurePosixPath(inside[0]).parent}"
+        )
+    if any(name.startswith("receipts/") for name in listed):
+        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+    if not has_tars:
+        is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
+        hint = ": give the folder that the tars are in" if is_pattern else ""
+        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} and no tars{hint}")

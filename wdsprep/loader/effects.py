@@ -86,6 +86,10 @@ class Effects:
             for name in TEXTS:
                 if name in batch.out:
                     batch.out[name][row] = ""
+            facts = batch.out.get("json", {row: None})[row]
+            if isinstance(facts, dict) and "caption" in facts:
+                facts["caption"] = ""
+                facts.pop("captions", None)
 
     def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
         first = batch.step * self.global_batch + batch.first

@@ -13,7 +13,18 @@ from wdsprep.errors import NotFoundError
 from wdsprep.loader.blocks import Blocks, Bytes
 from wdsprep.loader.cache import Cache, CacheDir
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.shelf import NONE, Columns, Found, OpenShards, Place, Wanted, reach, too_short
+from wdsprep.loader.shelf import (
+    NONE,
+    OPEN_SHARDS,
+    Columns,
+    Found,
+    OpenShards,
+    Place,
+    Wanted,
+    bring_back,
+    reach,
+    too_short,
+)
 from wdsprep.store.s3 import S3Store
 from wdsprep.tar.read import BadSampleError
 
@@ -49,7 +60,7 @@ class RemoteShelf:
     ) -> None:
         self._dataset, self._store = dataset, store
         self._cache = Cache(cache, dataset.contents) if cache else None
-        self._shards = OpenShards(dataset, lambda _name: -1)
+        self._shards = OpenShards(dataset, lambda _name: -1, OPEN_SHARDS)
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[Place, Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)
@@ -104,7 +115,7 @@ class RemoteShelf:
             else:
                 count = self._cache.read(shard, offsets, first, stop, data, fetch)
         except NotFoundError as error:
-            raise NotFoundError(f"{error}: bring it back, or load with skip_missing=True") from None
+            raise NotFoundError(f"{error}: {bring_back(self._dataset)}") from None
         return _Piece(offsets[first], data[:count])
 
     def expect(self, wanted: Wanted, soon: Wanted) -> None:

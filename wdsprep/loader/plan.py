@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wdsprep.errors import UsageError
-from wdsprep.loader.cache import CacheDir
+from wdsprep.loader.cache import CacheDir, check_room
 from wdsprep.loader.catalog import Dataset
 from wdsprep.loader.effects import Effects
 from wdsprep.loader.grid import short
@@ -16,7 +16,7 @@ from wdsprep.order import Order
 from wdsprep.runners.local import usable_cpus
 
 if TYPE_CHECKING:
-    from wdsprep.online import Encoding
+    from wdsprep.online import Encode, Encoding
 
 THREADS = 3
 CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
@@ -47,6 +47,8 @@ class Plan:
         if self.epochs is not None and self.epochs < 1:
             raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
         _check_devices(pin=self.pin, device=self.device)
+        if self.cache is not None:
+            check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
         for dataset in self.datasets:
             if not self.raw:
                 _check_alike(
@@ -66,6 +68,27 @@ class Plan:
         return self.pin or (self.device is not None and self.device.type == "cuda")
 
 
+def encoding_of(
+    encode: "Encode | None",
+    device: str | torch.device | None,
+    *,
+    raw: bool,
+    pixels: int,
+    tee: str,
+) -> "Encoding | None":
+    """How images become latents on the way, if they do."""
+    if encode is None:
+        if tee:
+            raise UsageError("tee= keeps what encode= makes: give both, or none")
+        return None
+    if raw or pixels:
+        raise UsageError("encode= makes latents: leave out raw= and pixels=")
+    from wdsprep.online import find_encoding  # all that encoding needs, which stored latents do not
+
+    own = "cuda" if torch.cuda.is_available() else "cpu"
+    return find_encoding(encode, own if device is None else str(device))
+
+
 def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
     if rank is not None or world_size is not None:
@@ -74,7 +97,10 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return rank, world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    own, world = os.environ.get("RANK"), int(os.environ.get("WORLD_SIZE") or 1)
+    if not own and world > 1:
+        raise UsageError(f"WORLD_SIZE is {world} and RANK is not set: set both, or give both")
+    return int(own or 0), world
 
 
 def threads_for(encoding: "Encoding | None") -> int:
@@ -129,7 +155,11 @@ def names_of(
             usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
     if fields is None:
         return usual
-    names = tuple(dict.fromkeys(name.removesuffix(".npy") for name in fields))
+    given = (fields,) if isinstance(fields, str) else fields
+    names = tuple(dict.fromkeys(name.removesuffix(".npy") for name in given))
     if not names or not known.issuperset(names):
-        raise UsageError(f"fields {', '.join(names)}: there are {', '.join(sorted(known))}")
+        raise UsageError(
+            f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "
+            f"{datasets[0].kind}, which have {', '.join(sorted(known))}"
+        )
     return names

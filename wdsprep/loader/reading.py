@@ -28,6 +28,7 @@ from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError, TarSample, scan
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+MISSING = "the shard is missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -51,6 +52,8 @@ class Reader:
     skip_missing: bool = False
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
     _told: set[tuple[int, int, int]] = field(default_factory=set)
+    _missing: dict[int, set[int]] = field(default_factory=dict)
+    """The shards of each stream that are known to be missing."""
 
     def begin(self, batch: Batch) -> Batch:
         """Make room for what is to be read."""
@@ -86,33 +89,49 @@ class Reader:
         read = self._read_whole if whole else self._read_arrays
         left = [rows]
         wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
-        for attempt in range(ATTEMPTS):
+        drawn, damaged = dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
+        while left:
             faults = {row: why for some in left for row, why in read(batch, some).items()}
-            if not faults:
-                return self.effects.finish(batch, rows)
             for row, reason in faults.items():
                 self._tell(batch, row, reason)
-                self._substitute(batch, row, wanted[row], attempt)
+                damaged[row] += reason != MISSING
+                if damaged[row] == ATTEMPTS:
+                    raise FormatError(self._lost(batch, row, reason))
+                drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
             left = [range(row, row + 1) for row in faults]
-        lost = left[0].start
-        raise FormatError(
-            f"{self._name(batch, lost)}: {ATTEMPTS} samples in a row cannot be read: run "
-            f'"wdsprep verify {self.datasets[batch.stream[lost]].store.url}"'
-        )
+        self.effects.finish(batch, rows)
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
         """The sample that takes the place of one that was read, but came to nothing later."""
-        one = Batch(batch.step, batch.first + row, [batch.stream[row]], [wanted[0]], [wanted[1]])
-        self._substitute(self.begin(one), 0, wanted, attempt)
-        self.fill(one, range(1))
+        shard, index = self._draw(batch.stream[row], wanted, attempt)
+        one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
+        self.fill(self.begin(one), range(1))
         return one
 
-    def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> None:
-        dataset = self.datasets[batch.stream[row]]
+    def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], drawn: int) -> int:
+        """Put another sample there, the next that is drawn whose shard is not known to be missing;
+        how many are drawn now. What is known changes nothing: those would be drawn and missed."""
+        stream = batch.stream[row]
+        dataset, missing = self.datasets[stream], self._missing.get(stream, set())
+        while len(missing) < dataset.filled:
+            shard, index = self._draw(stream, wanted, drawn)
+            drawn += 1
+            if shard not in missing:
+                batch.shard[row], batch.index[row] = shard, index
+                return drawn
+        raise NotFoundError(f"{dataset.store.url}: all its shards are missing")
+
+    def _draw(self, stream: int, wanted: tuple[int, int], attempt: int) -> tuple[int, int]:
+        dataset = self.datasets[stream]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
         shard = int(np.searchsorted(dataset.ends, number, side="right"))
-        batch.shard[row] = shard
-        batch.index[row] = number - int(dataset.ends[shard]) + dataset.sizes[shard]
+        return shard, number - int(dataset.ends[shard]) + dataset.sizes[shard]
+
+    def _lost(self, batch: Batch, row: int, reason: str) -> str:
+        dataset = self.datasets[batch.stream[row]]
+        url = dataset.store.url
+        hint = "" if dataset.kind == "tars" else f': run "wdsprep verify {url}"'
+        return f"{url}: {ATTEMPTS} samples in a row cannot be served, the last ({reason}){hint}"
 
     def _name(self, batch: Batch, row: int) -> str:
         dataset = self.datasets[batch.stream[row]]
@@ -120,12 +139,14 @@ class Reader:
 
     def _tell(self, batch: Batch, row: int, reason: str) -> None:
         """Once a sample, or once for all of a missing shard."""
-        index = batch.index[row] if reason != "missing" else -1
-        place = (batch.stream[row], batch.shard[row], index)
+        stream, shard, index = batch.stream[row], batch.shard[row], batch.index[row]
+        if reason == MISSING:
+            self._missing.setdefault(stream, set()).add(shard)
+        place = (stream, shard, index if reason != MISSING else -1)
         if place in self._told:
             return
         self._told.add(place)
-        what = "the shard is missing" if index < 0 else f"sample {index} is damaged ({reason})"
+        what = reason if reason == MISSING else f"sample {index} cannot be served ({reason})"
         _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
 
     def _get(
@@ -146,7 +167,7 @@ class Reader:
         if isinstance(found, NotFoundError):
             if not self.skip_missing:
                 raise found
-            return "missing"
+            return MISSING
         return str(found) if isinstance(found, BadSampleError) else found
 
     def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
@@ -203,7 +224,7 @@ class Reader:
                     batch.out[name][row] = sample.fields.get("txt", b"").decode("utf-8", "replace")
                 elif name == "json":
                     batch.out[name][row] = json.loads(sample.fields.get("json", b"{}"))
-            except ValueError:
+            except (ValueError, RecursionError):  # a hostile one is nested 1,000 deep
                 return "its json is damaged"
         return ""
 

@@ -18,7 +18,7 @@ from wdsprep.loader.fetching import RemoteShelf
 from wdsprep.loader.plan import Plan
 from wdsprep.loader.reading import Reader
 from wdsprep.loader.shared import Shared
-from wdsprep.loader.shelf import LocalShelf, Shelf
+from wdsprep.loader.shelf import LocalShelf, Shelf, shards_open_at_most
 from wdsprep.order import Samples
 from wdsprep.order.permute import Ints
 from wdsprep.store.local import LocalStore
@@ -30,12 +30,21 @@ CROPS_AT_ONCE = 8  # that it reads and decodes
 STEPS_AT_ONCE = 32  # that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
+NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def serve(plan: Plan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each step with what its batch holds, of which nothing is kept here."""
     return map(_numbered, filled(plan, steps))
+
+
+def serve_raw(plan: Plan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
+    """These samples of the rank, counted from step 0, one by one."""
+    steps = range(places.start // plan.share, -(-places.stop // plan.share))
+    batches = filled(plan, steps, places=places)
+    samples = (sample for batch in batches for sample in batch.out["samples"])
+    return zip(places, samples, strict=True)
 
 
 def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
@@ -45,7 +54,7 @@ def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
 def open_reader(plan: Plan) -> Reader:
     return Reader(
         datasets=plan.datasets,
-        shelves=tuple(open_shelf(dataset, plan.cache) for dataset in plan.datasets),
+        shelves=open_shelves(plan),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
@@ -54,17 +63,25 @@ def open_reader(plan: Plan) -> Reader:
     )
 
 
-def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
+def open_shelves(plan: Plan) -> tuple[Shelf, ...]:
+    most = shards_open_at_most(len(plan.datasets))
+    return tuple(_open_shelf(dataset, plan.cache, most) for dataset in plan.datasets)
+
+
+def _open_shelf(dataset: Dataset, cache: CacheDir | None, most: int) -> Shelf:
     if isinstance(dataset.store, LocalStore):
-        return LocalShelf(dataset, dataset.store.root)
+        return LocalShelf(dataset, dataset.store.root, most)
     if isinstance(dataset.store, S3Store):
         return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
     raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")
 
 
-def filled(plan: Plan, steps: range, reader: Reader | None = None) -> Iterator[Batch]:
-    """Batches in order. Threads fill them in any order, a few steps ahead; not so the first, which
-    would come later for it. A reader that is given is closed at the end."""
+def filled(
+    plan: Plan, steps: range, reader: Reader | None = None, *, places: range | None = None
+) -> Iterator[Batch]:
+    """Batches in order, or what they have of some places. Threads fill them in any order, a few
+    steps ahead; not so the first, which would come later for it. A reader that is given is closed
+    at the end."""
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
@@ -73,7 +90,7 @@ def filled(plan: Plan, steps: range, reader: Reader | None = None) -> Iterator[B
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
-        for batch in _planned(plan, reader, steps):
+        for batch in _planned(plan, reader, steps, places):
             reader.begin(batch)
             at_once = most if served or queue else min(most, FIRST_ROWS)
             tops = range(0, len(batch), at_once)
@@ -100,12 +117,12 @@ def _finished(batch: Batch, filling: list[Future[None]]) -> Batch:
     return batch
 
 
-def _planned(plan: Plan, reader: Reader, steps: range) -> Iterator[Batch]:
+def _planned(plan: Plan, reader: Reader, steps: range, places: range | None) -> Iterator[Batch]:
     """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
     are read, and at the same time what comes after, so that neighbours are fetched together. For
     the first group they do not: the less is fetched, the sooner it comes."""
     fetches = any(shelf.fetches for shelf in reader.shelves)
-    groups = _groups(plan, steps, fetches=fetches)
+    groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
         for group in groups:
             yield from group.batches
@@ -135,7 +152,7 @@ class _Group:
         return self.samples.shard[here], self.samples.index[here]
 
 
-def _groups(plan: Plan, steps: range, *, fetches: bool) -> Iterator[_Group]:
+def _groups(plan: Plan, steps: range, places: range | None, *, fetches: bool) -> Iterator[_Group]:
     """The first groups are small, so that the first batch comes soon."""
     most = STEPS_AT_ONCE
     if fetches:
@@ -147,16 +164,21 @@ def _groups(plan: Plan, steps: range, *, fetches: bool) -> Iterator[_Group]:
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
+        if places is not None:
+            numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
+            others = (numbers < 0) | (numbers % places.step != 0)
+            own.stream[others.reshape(own.stream.shape)] = NOBODY
         yield _Group(batches=_batches(plan, some, own), samples=own)
         done, count = done + count, min(2 * count, most)
 
 
 def _batches(plan: Plan, steps: range, found: Samples) -> Iterator[Batch]:
     for row, step in enumerate(steps):
+        own = found.stream[row] != NOBODY
         yield Batch(
             step=step,
             first=plan.rank * plan.share,
-            stream=found.stream[row].tolist(),
-            shard=found.shard[row].tolist(),
-            index=found.index[row].tolist(),
+            stream=found.stream[row][own].tolist(),
+            shard=found.shard[row][own].tolist(),
+            index=found.index[row][own].tolist(),
         )

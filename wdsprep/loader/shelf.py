@@ -7,6 +7,7 @@ one is in `fetching.py`.
 """
 
 import os
+import resource
 import sys
 import threading
 from collections import OrderedDict
@@ -24,7 +25,7 @@ from wdsprep.order.permute import Ints
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError
 
-OPEN_SHARDS = 256  # of one stream; a window of one slot lies in one or two
+OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
 NONE = memoryview(b"")
 
 Columns = Sequence[Bytes]  # of each part that samples begin with: a row of so many bytes for each
@@ -68,14 +69,22 @@ class OpenShard:
             close(self.fd)
 
 
+def shards_open_at_most(streams: int) -> int:
+    """So many for each stream, that all take half of the files that the process may open."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return OPEN_SHARDS
+    return max(1, min(OPEN_SHARDS, allowed // 2 // streams))
+
+
 class OpenShards:
     """The shards in use: opened when first needed, the longest unused closed first."""
 
-    def __init__(self, dataset: Dataset, open_tar: Callable[[str], int]) -> None:
-        self._dataset, self._open_tar = dataset, open_tar
+    def __init__(self, dataset: Dataset, open_tar: Callable[[str], int], most: int) -> None:
+        self._dataset, self._open_tar, self._most = dataset, open_tar, most
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
-        self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
+        self._opening = [threading.Lock() for _ in range(most)]
 
     def get(self, shard: int) -> OpenShard:
         with self._lock:
@@ -87,7 +96,7 @@ class OpenShards:
             found = self._open.get(shard) or self._opened(shard)
             with self._lock:
                 self._open[shard] = found
-                while len(self._open) > OPEN_SHARDS:
+                while len(self._open) > self._most:
                     self._open.popitem(last=False)
         return found
 
@@ -98,15 +107,25 @@ class OpenShards:
             offsets = _offsets(data.store.read(f"{name}.idx"))
             fd = self._open_tar(name)
         except (NotFoundError, FileNotFoundError) as error:
-            raise NotFoundError(
-                f"{what} or its index is missing: bring it back, or load with skip_missing=True"
-            ) from error
+            raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:
             raise FormatError(
                 f"{what}.idx has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} should "
                 f'be: delete it and run "wdsprep index {data.store.url}"'
             )
         return OpenShard(fd, offsets)
+
+
+def bring_back(dataset: Dataset) -> str:
+    """What to do about a shard that is missing."""
+    again = (
+        ""
+        if dataset.kind == "tars"
+        else (
+            f' or make it again ("wdsprep repair {dataset.store.url}", then the command it is from)'
+        )
+    )
+    return f"bring it back{again}, or load with skip_missing=True"
 
 
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:
@@ -136,11 +155,11 @@ class LocalShelf:
 
     fetches = False
 
-    def __init__(self, dataset: Dataset, root: Path) -> None:
+    def __init__(self, dataset: Dataset, root: Path, open_shards: int = OPEN_SHARDS) -> None:
         def open_tar(name: str) -> int:
             return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
 
-        self._shards = OpenShards(dataset, open_tar)
+        self._shards = OpenShards(dataset, open_tar, open_shards)
 
     def fill(
         self, places: Mapping[int, Place], columns: Columns, *, rest: bool = False

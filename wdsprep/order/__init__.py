@@ -38,6 +38,7 @@ frames of a video), `run=1` takes them apart.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -106,9 +107,16 @@ class Order:
             ("run", 1, 1 << 31),
             ("epoch_steps", 1, 1 << 40),
         ):
-            value = getattr(self, name)
-            if value is not None and not low <= value < high:
-                raise UsageError(f"{name.replace('_', '-')} {value}: not in [{low}, {high})")
+            given = getattr(self, name)
+            if name == "epoch_steps" and given is None:
+                continue
+            try:
+                value = int(index(given))
+            except TypeError:
+                raise UsageError(f"{name} {given!r}: give a whole number") from None
+            if not low <= value < high:
+                raise UsageError(f"{name} {value}: not in [{low}, {high})")
+            object.__setattr__(self, name, value)  # NumPy's numbers are no JSON
         _ = self._shares  # refuses amounts that make no sense
 
     @cached_property
@@ -164,8 +172,9 @@ class Order:
         if lines:
             shown = "\n  ".join(lines)
             raise FingerprintError(
-                f"the state belongs to another order:\n  {shown}\nresume with what it was saved "
-                f"with, or begin another order at its step {step} (step={step})"
+                f"the state belongs to another order (state -> this loader):\n  {shown}\n"
+                "resume with what it was saved with, or begin another order "
+                f"at its step {step} (step={step})"
             )
         return step
 

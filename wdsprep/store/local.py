@@ -34,11 +34,8 @@ class LocalStore:
     """Implements `wdsprep.store.Store` on a folder, which is made when first written to."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser()
-
-    @property
-    def url(self) -> str:
-        return str(self.root)
+        self.url = str(Path(root).expanduser())
+        self.root = Path(self.url).absolute()  # wherever the program goes
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         folder, _, start = check_prefix(prefix).rpartition("/")

@@ -20,6 +20,7 @@ in one and go on in the other. A decoder or encoder that dies is replaced by Ray
 made again; a trainer or the driver that dies begins a new stream from its last state.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,7 +83,7 @@ def stream(
     of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders
     share a GPU.
     """
-    streams = [replace(each, url=absolute(each.url)) for each in as_streams(images)]
+    streams = [replace(each, url=absolute(os.fspath(each.url))) for each in as_streams(images)]
     tee = tee and absolute(tee)  # workers and trainers may run in other folders
     stack = ExitStack()
     with stack:
