@@ -198,12 +198,15 @@ def output(code: str) -> str:
 
 def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
     assert run("pack", str(downloads)).returncode == 0
-    encode, read_images, read_latents, load, *_ = python_blocks("README.md")
+    encode, read_images, read_latents, load, resume, online, *_ = python_blocks("README.md")
     assert output(encode) == "True 2 ()\n"
     assert output(read_images) == "000000000000 (300, 400) a photo\n"
     assert output(read_latents) == "000000000000 (4, 32, 32) (77, 64) a photo\n"
     shapes = "torch.Size([2, 4, 32, 32]) torch.Size([2, 77, 64])"
     assert output(load).startswith(f"{shapes} ['0000")
+    imports = "import wdsprep\n"
+    assert output(imports + resume).startswith("3 ['0000")
+    assert output(online).startswith(f"{shapes} ['0000")
     read_sample = python_blocks("shards/README.md")[0]
     print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
     assert output(print_one) == "000000000000.jpg 000000000000.json 000000000000.txt\n"

@@ -14,8 +14,8 @@ what was read ahead.
 
 Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
 num_workers=V)` each of the V workers takes every V-th step, and the DataLoader's taking turns gives
-the order back. Workers are other processes, so there the count is the trainer's: set `loader.step`
-before each epoch.
+the order back; in raw mode each takes every V-th sample. Workers are other processes, so there the
+count is the trainer's: set `loader.step` before each epoch, or the DataLoader repeats the first.
 
     for batch in DataLoader(loader, batch_size=None, num_workers=2):
         step += 1                                # resume: load(..., step=step)
