@@ -145,9 +145,8 @@ def _of_manifest(
         )
     lacking = sorted((buckets or frozenset()) - there)
     if lacking or not shards:
-        raise UsageError(
-            f"{store.url} has the buckets {', '.join(sorted(there))}, not {', '.join(lacking)}"
-        )
+        wrong = ", ".join(lacking) or "none"
+        raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
     if not any(shard.samples for shard in shards):
         raise UsageError(f"{store.url} holds no samples: its shards are empty")
     return Dataset(
