@@ -73,6 +73,17 @@ def test_a_dropped_caption_is_in_no_field(images: Path) -> None:
             assert facts["caption"] == text
 
 
+def test_a_dataset_that_grows_yet_says_that_states_will_not_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos(tmp_path / "photos", COUNT)
+    cut = ("--samples-per-shard", "10", "--limit", "30")
+    for options, said in ((cut, 1), (cut[:2], 0)):
+        caplog.clear()
+        load(str(pack(tmp_path / "photos", tmp_path / "packed", *options)))
+        assert caplog.text.count("is not complete: once it is, its order is another") == said
+
+
 def test_a_state_is_of_crops_of_one_size(images: Path) -> None:
     state = load(str(images), pixels=32).state_dict()
     with pytest.raises(FingerprintError, match="pixels: 32 -> 64"):

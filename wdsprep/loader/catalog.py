@@ -149,6 +149,9 @@ def _of_manifest(
         raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
     if not any(shard.samples for shard in shards):
         raise UsageError(f"{store.url} holds no samples: its shards are empty")
+    if not manifest.complete:
+        what = f"{store.url} is not complete"
+        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
     return Dataset(
         store=store,
         kind=manifest.dataset,
