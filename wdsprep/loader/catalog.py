@@ -97,7 +97,7 @@ class Dataset:
 
     def as_stream(self) -> order.Stream:
         sizes = np.asarray(self.sizes, np.int64)
-        return order.Stream(digest=self.digest, sizes=sizes, want=self.want)
+        return order.Stream(digest=self.digest, sizes=sizes, want=self.want, place=self.store.url)
 
 
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]

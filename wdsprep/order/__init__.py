@@ -59,11 +59,13 @@ NAMED = 8  # streams a state lists one by one
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stream:
-    """Shards that are served as one: a digest of what they hold, and the samples of each."""
+    """Shards that are served as one: a digest of what they hold, and the samples of each. Messages
+    say `place`, which is no part of the order."""
 
     digest: str
     sizes: Ints
     want: Want = field(default_factory=Want)
+    place: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.ascontiguousarray(self.sizes, np.int64))
@@ -170,13 +172,19 @@ class Order:
         old = {name: value for name, value in state.items() if name not in ("version", "step")}
         lines = differences(old, self._parameters)
         if lines:
-            shown = "\n  ".join(lines)
+            shown = "\n  ".join(map(self._placed, lines))
             raise FingerprintError(
                 f"the state belongs to another order (state -> this loader):\n  {shown}\n"
                 "resume with what it was saved with, or begin another order "
                 f"at its step {step} (step={step})"
             )
         return step
+
+    def _placed(self, line: str) -> str:
+        """What differs, with where the stream is of which it is said."""
+        name, _, rest = line.partition(":")
+        places = {f"stream {number}": stream.place for number, stream in enumerate(self.streams)}
+        return f"{name} ({places[name]}):{rest}" if places.get(name) else line
 
     @cached_property
     def digest(self) -> str:
