@@ -3,8 +3,9 @@
 torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
 a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
 trainer as torch sends it the first time, and by its number from then on. A word in the block says
-whether it is in use; the trainer clears it when no tensor is left in the block. There is no lock
-and no name, and the memory is gone with the last process that has it.
+whether it is in use; the trainer clears it when no tensor is left in the block. It is used again
+once the worker has let go of the batch as well. There is no lock and no name, and the memory is
+gone with the last process that has it.
 
 What else a worker makes of a batch, and sends, is copied as torch does it: only whole batches, and
 only by multiprocessing's pickler, go by number. A trainer lets go of the blocks of workers that
@@ -39,6 +40,8 @@ class _Block:
     data: Bytes
     known: bool = False
     """Whether the trainer has it."""
+    held: bool = False
+    """Whether the worker has it: it may keep a batch longer than the trainer does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +72,9 @@ class Ring:
         self._loans: dict[int, _Loan] = {}
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """So many bytes, of any value, until they have been sent and the trainer is done."""
-        free = (b for b in self._blocks if not b.data[0] and len(b.data) == WORD + nbytes)
+        """So many bytes, of any value, until neither this worker nor the trainer has them."""
+        unused = (b for b in self._blocks if not (b.held or b.data[0]))
+        free = (b for b in unused if len(b.data) == WORD + nbytes)
         block = next(free, None)
         if block is None:
             new = _shared(WORD + nbytes)
@@ -78,7 +82,7 @@ class Ring:
                 return new[WORD:]
             block = _Block(len(self._blocks), new, new.numpy())
             self._blocks.append(block)
-        block.data[0] = 1
+        block.data[0], block.held = 1, True
         used, loan = block.data[WORD:], _Loan(block)
         tensor = torch.from_numpy(used)
         self._loans[tensor.data_ptr()] = loan
@@ -88,10 +92,10 @@ class Ring:
     def _end(self, address: int, loan: _Loan) -> None:
         if os.getpid() != self.worker[0]:
             return
-        if self._loans.get(address) is loan:
-            del self._loans[address]
+        del self._loans[address]
         if not loan.sent:
             loan.block.data[0] = 0
+        loan.block.held = False
 
     def send(self, value: Any) -> Any:
         """What to pickle for a value: a block's number, where it lies in one."""
