@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import re
-import resource
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 from collections import Counter
@@ -227,7 +228,14 @@ def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keys(wdsprep.load(data, global_batch=BATCH)) == keys(load(data, rank=1, world_size=2))
     monkeypatch.delenv("RANK")
-    with pytest.raises(UsageError, match="RANK is not set"):
+    with pytest.raises(UsageError, match="set both"):
+        wdsprep.load(data, global_batch=BATCH)
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(UsageError, match="RANK is 'one'"):
+        wdsprep.load(data, global_batch=BATCH)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UsageError, match="set both"):
         wdsprep.load(data, global_batch=BATCH)
 
 
@@ -267,18 +275,35 @@ def test_what_is_given_may_be_paths_and_numbers_of_numpy(
     whole = keys(load(data, seed=3))
     monkeypatch.chdir(Path(data).parent)
     options = {"seed": np.int64(3), "global_batch": np.int32(BATCH), "step": np.int64(2)}
+    options |= {"epochs": np.int32(1), "rank": np.int64(0), "world_size": np.int64(1)}
     loaders = [load(Path(data), **options), load(Path(data).name, **options)]
     loaders.append(load([Stream(Path(data))], **options))
+    loaders.append(load(Stream(data, count=np.int64(300)), ahead=np.int8(2), **options))
     monkeypatch.chdir(tmp_path)
     for loader in loaders:
         loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         assert keys(loader) == whole[2:]
-    for wrong in ({data: 3}, [(data, 3)], [3]):
+        assert all(map(os.path.exists, loader.urls()))
+    rates = {"drop_text": np.float32(0.5), "step": 1 << 25, "fields": "txt"}
+    far = [next(iter(load(data, **rates | o))) for o in ({}, {"global_batch": np.int32(BATCH)})]
+    assert far[0] == far[1]
+    for wrong in ({data: 3}, [(data, 3)], [3], None, data.encode()):
         with pytest.raises(UsageError, match="give paths, URLs"):
             load(wrong)
-    for option in ({"seed": 1.0}, {"seed": None}, {"global_batch": "32"}, {"window": 2.5}):
+    for option in (
+        *({"seed": 1.0}, {"seed": None}, {"global_batch": "32"}, {"window": 2.5}, {"pixels": "1"}),
+        *({"epochs": 1.5}, {"step": "3"}, {"rank": 0.0, "world_size": 2}, {"ahead": "2"}),
+        {"cache": tmp_path, "cache_nbytes": "5GB"},
+    ):
         with pytest.raises(UsageError, match="give a whole number"):
             load(data, **option)
+    for amount in ({"count": 1.5}, {"weight": "3"}, {"repeat": None, "weight": [1]}):
+        with pytest.raises(UsageError, match=r"give a (whole )?number"):
+            load(Stream(data, **amount))
+    with pytest.raises(UsageError, match="give a number"):
+        load(data, drop_text="0.1")
+    with pytest.raises(UsageError, match="fields 1"):
+        load(data, fields=[1])
 
 
 def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Path) -> None:
@@ -294,16 +319,20 @@ def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Pa
         load(str(tmp_path / "in/latents"))
 
 
-def test_many_streams_do_not_use_up_open_files(tmp_path: Path) -> None:
+def test_many_streams_and_loaders_do_not_use_up_open_files(tmp_path: Path) -> None:
     """A process is usually allowed 1,024 of them."""
-    urls = [write_latents(str(tmp_path / f"{n}"), [3] * 90, base=1000 * n) for n in range(4)]
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 200, hard))
-    try:
-        assert len(set(flat(keys(load(urls, global_batch=64))))) > 900
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    urls = [write_latents(str(tmp_path / f"{n}"), [3] * 120, base=1000 * n) for n in range(4)]
+    program = """
+import resource, sys
+from wdsprep import load
+
+urls = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+assert len({key for batch in load(urls, global_batch=64) for key in batch["key"]}) == 22 * 64
+both = load(urls[:2], global_batch=64), load(urls[2:], global_batch=64)
+assert len(list(zip(*both, strict=True))) == 11
+"""
+    subprocess.run([sys.executable, "-c", program, *urls], check=True, timeout=60)
 
 
 # Resume
@@ -336,9 +365,20 @@ def test_moving_the_loader_ends_an_iteration_and_begins_where_it_says(data: str)
     state = loader.state_dict()
     next(running)
     loader.load_state_dict(state)
-    with pytest.raises(UsageError, match="moved to step 1"):
+    with pytest.raises(UsageError, match=r"was moved, .* is at step 1$"):
         next(running)
     assert keys(loader) == whole[1:]
+    loader.step = 0
+    for number, _ in enumerate(loader, 1):
+        loader.step = number  # where it is
+    assert number == len(whole)
+    loader.step = 2
+    running = iter(loader)
+    next(running)
+    assert keys(loader, 2) == whole[3:5]
+    with pytest.raises(UsageError, match=r"iterated anew, and is at step 5$"):
+        next(running)
+    assert loader.state_dict()["step"] == 5
     raw = load(data, raw=True)
     for _ in itertools.islice(raw, 40):
         pass
@@ -376,8 +416,11 @@ def test_a_changed_dataset_or_parameter_is_refused_and_a_moved_one_is_not(
         with pytest.raises(FingerprintError, match=what):
             load(**{"url": data, **options}).load_state_dict(state)
     load(data, drop_text=0, fields=("emb", "txt"), raw=False).load_state_dict(state)
-    with pytest.raises(FormatError):
-        load(data).load_state_dict({})
+    for wrong in ({}, None, state | {"step": 1 << 50}):
+        with pytest.raises(FormatError):
+            load(data).load_state_dict(wrong)
+    with pytest.raises(FingerprintError, match="version: 1 -> 2"):
+        load(data).load_state_dict(state | {"version": 1})
 
 
 # Chance
@@ -463,6 +506,17 @@ def test_most_of_a_dataset_may_be_missing_but_not_all(tmp_path: Path) -> None:
         keys(load(url, skip_missing=True))
 
 
+def test_an_index_of_another_length_is_an_error_that_leaves_no_file_open(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path))
+    os.truncate(tmp_path / "256/000002.tar.idx", 59 * 8)
+    for _ in range(3):
+        with pytest.raises(FormatError, match=r"000002.tar.idx has 58 samples where 60"):
+            keys(load(url))
+    gc.collect()
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / "256/000002.tar") not in files
+
+
 def test_a_cut_shard_is_replaced_from_where_it_ends(tmp_path: Path) -> None:
     url = write_latents(str(tmp_path))
     path = tmp_path / "256/000002.tar"
@@ -529,10 +583,11 @@ def test_foreign_tars_that_are_written_anew_are_indexed_anew(
     load(url, raw=True)
     assert 'newer than the index, as 0.tar: if written anew, run "wdsprep index' in caplog.text
     assert index(url) == {"0.tar": 10}
-    (tmp_path / "0.tar.idx").write_bytes(b"")
-    with pytest.raises(UsageError, match="wdsprep index"):
-        load(url, raw=True)
-    assert index(url) == {"0.tar": 10}
+    for nbytes in (0, 60):
+        os.truncate(tmp_path / "0.tar.idx", nbytes)
+        with pytest.raises(UsageError, match="wdsprep index"):
+            load(url, raw=True)
+        assert index(url) == {"0.tar": 10}
 
 
 def test_a_json_that_nests_too_deep_is_damaged(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def test_crops_are_of_images_that_are_large_enough(images: Path, stored: dict[st
     ]
     assert sorted(found) == sorted(large)
     assert len(found) == COUNT // 2
-    with pytest.raises(UsageError, match="no image of 128 pixels"):
+    with pytest.raises(
+        UsageError, match=r"none of the buckets to load \(32, 64\) is of 128 pixels"
+    ):
         load(str(images), pixels=128)
 
 

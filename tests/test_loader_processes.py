@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,17 @@ def test_workers_that_outlive_a_broken_iteration_do_not_guess(data: str, statefu
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 3, 20])
-def test_dataloader_workers_keep_the_order_of_raw_samples(data: str, workers: int) -> None:
+@pytest.mark.parametrize("stop", [21, 286])  # in the second step; before the last two samples
+def test_dataloader_workers_keep_the_order_of_raw_samples(
+    data: str, workers: int, stop: int
+) -> None:
     options = {"raw": True, "epochs": 2, "rank": 1, "world_size": 2}
     whole = [sample["__key__"] for sample in load(data, **options)]
     loader = load(data, **options)
-    for _ in itertools.islice(loader, 21):  # into the second step
+    for _ in itertools.islice(loader, stop):
         pass
     found = DataLoader(loader, batch_size=None, num_workers=workers)
-    assert [sample["__key__"] for sample in found] == whole[21:]
+    assert [sample["__key__"] for sample in found] == whole[stop:]
 
 
 def whole_of(url: str, epochs: int) -> dict[str, torch.Tensor]:
@@ -134,6 +138,21 @@ class Halves(IterableDataset[dict[str, Any]]):
                 yield {name: batch[name][half] for name in ("key", "emb")}
 
 
+class Echoes(IterableDataset[dict[str, Any]]):
+    """One that sends each batch again, four later: its worker keeps what the trainer may not."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        kept: deque[dict[str, Any]] = deque()
+        for batch in load(self.url, epochs=8, threads=1):
+            yield batch
+            kept.append(batch)
+            if len(kept) > 4:
+                yield kept.popleft()
+
+
 def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
     """Though most memory is used again: of each three batches, one is kept."""
     wanted, kept = whole_of(data, 2), []
@@ -149,6 +168,8 @@ def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
     parts = list(DataLoader(Halves(data), batch_size=None, num_workers=1))
     assert len(parts) == 2 * 8 * 9
     assert all(right(part, wanted) for part in parts)
+    echoed = DataLoader(Echoes(data), batch_size=None, num_workers=1)
+    assert [right(batch, wanted) for batch in echoed] == [True] * (2 * 8 * 9 - 4)
 
 
 def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:

@@ -201,7 +201,7 @@ def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
 @click.argument("folder")
 @JSON
 def index(folder: str, as_json: bool) -> None:
-    """Write a .tar.idx beside each tar in FOLDER that has none, or an older one."""
+    """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one."""
     from wdsprep.index import index as index_tars
     from wdsprep.progress import ProgressLine, plural
 

@@ -10,14 +10,15 @@ from wdsprep.tar.read import file_tape, index_tar, stream_tape
 
 
 def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
-    """Write the index of each tar below `folder` that has none, or an empty or an older one.
+    """Write the index of each tar below `folder` that has none, or a cut or an older one.
     Returns how many samples each of those has; `heard` is told how many are done, of how many."""
     store = open_store(folder)
     there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
         raise SourceError(f"{folder} is no folder that holds tars to index")
-    missing = [n for n in tars if not is_indexed(there[n], there.get(f"{n}.idx"))]
+    indexes = {name: there.get(f"{name}.idx") for name in tars}
+    missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
     done: dict[str, int] = {}
     for name in missing:
         heard(len(done), len(missing))
@@ -25,9 +26,14 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     return done
 
 
-def is_indexed(tar: Entry, index: Entry | None) -> bool:
-    """Whether the index may be that of this tar: one that was written later may hold others."""
-    return index is not None and index.nbytes >= 8 and tar.written_s <= index.written_s
+def is_whole(index: Entry | None) -> bool:
+    """Whether there is an index, of 8 bytes for each sample and 8 for the end."""
+    return index is not None and index.nbytes >= 8 and index.nbytes % 8 == 0
+
+
+def is_older(index: Entry | None, tar: Entry) -> bool:
+    """Whether the tar was written later, and may hold others."""
+    return index is not None and index.written_s < tar.written_s
 
 
 def write_index(store: Store, tar: str) -> int:

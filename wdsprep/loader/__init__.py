@@ -25,21 +25,21 @@ torchdata's StatefulDataLoader asks each worker for its state, and needs as many
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, UsageError
+from wdsprep.given import whole, whole_or_none
 from wdsprep.loader.cache import cache_dir
 from wdsprep.loader.catalog import Streams, of_phase, open_all, to_be_encoded
 from wdsprep.loader.effects import effects_of
 from wdsprep.loader.plan import Plan, ahead_of, encoding_of, names_of, placed, threads_for
 from wdsprep.loader.serving import serve, serve_raw
 from wdsprep.loader.transfer import transferred
-from wdsprep.order import RUN, Order
+from wdsprep.order import MAX_STEP, RUN, Order
 
 if TYPE_CHECKING:
     from wdsprep.loader.encoded import Session
@@ -93,6 +93,9 @@ def load(
     """
     if raw and (pixels or drop_text or pin or fields is not None or device is not None):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
+    global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
+    pixels, step = whole("pixels", pixels), whole("step", step)
+    threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
     datasets = open_all(streams)
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if encoding is not None:
@@ -122,12 +125,12 @@ def load(
         order=order,
         rank=rank,
         world=world,
-        epochs=epochs,
+        epochs=whole_or_none("epochs", epochs),
         names=() if raw else names_of(datasets, fields, pixels),
         effects=effects,
         raw=raw,
         threads=threads,
-        ahead=ahead_of(threads, encoding, order.global_batch // world) if ahead is None else ahead,
+        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
@@ -145,10 +148,10 @@ class Loader(IterableDataset[dict[str, Any]]):
     ) -> None:
         self._plan, self._encoding, self._tee = plan, encoding, tee
         self._unit = plan.share if plan.raw else 1  # items a step
+        self._place = step * self._unit  # a step, or in raw mode a sample
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
         self._is_entered = False  # as a worker, and not yet at the end
-        self._moves = 0  # from outside, which ends an iteration
-        self.step = step
+        self._moves = 0  # of the place, but for that of the newest iteration
 
     @property
     def step(self) -> int:
@@ -157,8 +160,10 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @step.setter
     def step(self, step: int) -> None:
-        self._plan.order.check(index(step), rank=self._plan.rank, world=self._plan.world)
-        self._move(index(step) * self._unit, None)
+        step = whole("step", step)
+        self._plan.order.check(step, rank=self._plan.rank, world=self._plan.world)
+        if (step * self._unit, None) != (self._place, self._worker):
+            self._move(step * self._unit, None)
 
     def __len__(self) -> int:
         """The batches, or in raw mode the samples, of an iteration from its start."""
@@ -206,6 +211,8 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the step of a state, or say why it does not belong to this loader."""
+        if not isinstance(state, Mapping):
+            raise FormatError(f"this is no state of a loader, but {state!r:.40}")
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         step = self._plan.order.resume(own)
         row, world = state.get("row", (0, self._plan.world))
@@ -218,7 +225,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
-        """Let the next iteration begin at this place: a step, or in raw mode a sample."""
+        """Let the next iteration begin at this place."""
         self._place, self._worker, self._is_entered = place, worker, False
         self._moves += 1
 
@@ -235,14 +242,15 @@ class Loader(IterableDataset[dict[str, Any]]):
             raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
         stride = 1 if info is None else info.num_workers
         end = self._unit * (self._end(self.step) if info is None else self._enter(info.id, stride))
+        self._moves += 1
         moves = self._moves
         for place, item in self._serve(range(self._place, max(self._place, end), stride)):
             self._place = place + stride
             yield item
             if self._moves != moves:
                 raise UsageError(
-                    f"the loader was moved to step {self.step} while it was iterated: begin "
-                    "another iteration there"
+                    f"this iteration has ended: the loader was moved, or iterated anew, and is at "
+                    f"step {self.step}"
                 )
         self._place, self._worker, self._is_entered = end, None, False
 
@@ -267,7 +275,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     def _end(self, step: int) -> int:
         """The step at which an iteration that begins here ends."""
         epochs, length = self._plan.epochs, self._plan.order.steps_per_epoch
-        return 1 << 39 if epochs is None else (step // (epochs * length) + 1) * epochs * length
+        return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:
         """Begin as a worker, whose place is its own next one from then on; at which step it ends.

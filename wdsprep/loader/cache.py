@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
+from wdsprep.given import whole_or_none
 
 VERSION = 1
 STALE_S = 900  # without a claim: then a file gives way to others
@@ -60,6 +61,7 @@ def cache_dir(folder: "str | Path | None", nbytes: int | None) -> CacheDir | Non
     """What a user asked for, with the folder made."""
     if folder is None and nbytes is None:
         return None
+    nbytes = whole_or_none("cache_nbytes", nbytes)
     if folder is None or nbytes is None or nbytes < 1:
         raise UsageError("give cache, a folder, together with cache_nbytes, what it may hold")
     path = Path(folder).expanduser()

@@ -26,12 +26,13 @@ from wdsprep.arrays import Field, fields_of
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.index import is_indexed
+from wdsprep.index import is_older, is_whole
 from wdsprep.manifest import MANIFEST, Manifest
 from wdsprep.order.mixing import Want
 from wdsprep.order.permute import Ints
 from wdsprep.progress import plural
 from wdsprep.store import Entry, Store, open_store
+from wdsprep.store.local import LocalStore
 
 _log = logging.getLogger("wdsprep")
 
@@ -93,7 +94,9 @@ class Dataset:
         return self.settings.get("latents") == "moments"
 
     def urls(self) -> list[str]:
-        return [f"{self.store.url}/{name}" for name in self.names]
+        """Of a folder from the root on, wherever the program goes."""
+        place = self.store.root if isinstance(self.store, LocalStore) else self.store.url
+        return [f"{place}/{name}" for name in self.names]
 
     def as_stream(self) -> order.Stream:
         sizes = np.asarray(self.sizes, np.int64)
@@ -109,11 +112,13 @@ def open_all(streams: Streams) -> tuple[Dataset, ...]:
 
 
 def as_streams(streams: Streams) -> list[Stream]:
-    given = [streams] if isinstance(streams, str | os.PathLike | Stream) else list(streams)
+    given: list[Any] = [streams]
+    if isinstance(streams, Iterable) and not isinstance(streams, str | bytes | Mapping):
+        given = list(streams)
     if not given:
         raise UsageError("nothing to load: give the path or URL of a dataset")
     for each in given:
-        if isinstance(streams, Mapping) or not isinstance(each, str | os.PathLike | Stream):
+        if not isinstance(each, str | os.PathLike | Stream):
             raise UsageError(
                 f"{each!r} is no dataset: give paths, URLs, or Stream(url, weight=...)"
             )
@@ -177,7 +182,7 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def _digest(parts: Iterable[tuple[str, int, str]]) -> str:
+def _digest(parts: Iterable[tuple[str, int, str | int]]) -> str:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
@@ -197,7 +202,10 @@ def of_phase(images: Dataset, resolution: int) -> Dataset:
     phase = set(map(str, buckets_of_phase(resolution, images.settings["buckets"])))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
     if not chosen:
-        raise UsageError(f"{images.store.url} holds no image of {resolution} pixels or more here")
+        there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
+        raise UsageError(
+            f"{images.store.url}: none of the buckets to load ({there}) is of {resolution} pixels"
+        )
     names = tuple(images.names[n] for n in chosen)
     sizes = tuple(images.sizes[n] for n in chosen)
     contents = tuple(images.contents[n] for n in chosen)
@@ -221,13 +229,13 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
-    bare = [n for n in names if f"{n}.idx" not in listed or listed[f"{n}.idx"].nbytes < 8]
+    bare = [n for n in names if not is_whole(listed.get(f"{n}.idx"))]
     if bare:
         raise UsageError(
-            f"{store.url}/{bare[0]} has no index ({len(bare)} of {len(names)} tars): "
+            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
             f'run "wdsprep index {store.url}" first'
         )
-    old = [n for n in names if not is_indexed(listed[n], listed[f"{n}.idx"])]
+    old = [n for n in names if is_older(listed[f"{n}.idx"], listed[n])]
     if old:
         many = plural(len(old), "tar is", "tars are")
         what = f"{store.url}: {many} newer than the index, as {old[0]}"
@@ -236,7 +244,6 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     if not any(sizes):
         raise UsageError(f"{store.url} holds no samples: its tars are empty")
     nbytes = [listed[name].nbytes for name in names]
-    parts = list(zip(names, sizes, nbytes, strict=True))
     return Dataset(
         store=store,
         kind="tars",
@@ -244,7 +251,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
         sizes=tuple(sizes),
         nbytes=sum(nbytes),
-        digest=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+        digest=_digest(zip(names, sizes, nbytes, strict=True)),
         want=want,
     )
 

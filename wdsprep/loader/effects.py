@@ -14,8 +14,10 @@ import torch
 
 from wdsprep.arrays import field_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.given import real
 from wdsprep.loader.batches import Batch
 from wdsprep.loader.catalog import Dataset
+from wdsprep.loader.grid import short
 from wdsprep.manifest import fingerprint
 from wdsprep.noise import noise_keys, normal
 from wdsprep.order.permute import draw, key_of
@@ -102,7 +104,7 @@ def effects_of(
     datasets: tuple[Dataset, ...], *, seed: int, global_batch: int, drop_text: float, pixels: int
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
-    if not 0 <= drop_text < 1:
+    if not 0 <= real("drop_text", drop_text) < 1:
         raise UsageError(f"drop-text {drop_text}: a rate is from 0 to below 1")
     if pixels < 0:
         raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
@@ -120,7 +122,7 @@ def empty_of(dataset: Dataset) -> Empty:
     """What the dataset stores for the empty caption."""
     found = {}
     for item in dataset.fields:
-        name = item.name.removesuffix(".npy")
+        name = short(item.name)
         if name in TEXT_ARRAYS:
             what = f"empty.{item.name}"
             try:

@@ -20,8 +20,10 @@ from wdsprep.engine import Result
 from wdsprep.errors import FormatError
 from wdsprep.latent_shard import json_of
 from wdsprep.loader.batches import Batch, Memory
+from wdsprep.loader.effects import TEXTS
+from wdsprep.loader.grid import short
 from wdsprep.loader.plan import Plan
-from wdsprep.loader.reading import ATTEMPTS, TEXTS, Reader
+from wdsprep.loader.reading import ATTEMPTS, Reader
 from wdsprep.loader.serving import filled, open_reader
 from wdsprep.online import Encoding
 from wdsprep.online.batches import BatchEncoder, Begun
@@ -143,7 +145,7 @@ class Table:
 
     def _put(self, made: Batch, rows: "int | slice", arrays: Sequence[torch.Tensor]) -> None:
         for member, array in zip(self._fields, arrays, strict=False):
-            name = member.removesuffix(".npy")
+            name = short(member)
             if name == "latent" and made.moments is not None:
                 made.moments[rows] = array
             elif name in made.out:
@@ -242,6 +244,6 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
 
 def with_empty(plan: Plan, empty: Mapping[str, torch.Tensor]) -> Plan:
     """Where captions are dropped, what the empty one becomes, by the members' names."""
-    arrays = {name.removesuffix(".npy"): array for name, array in empty.items()}
+    arrays = {short(name): array for name, array in empty.items()}
     known = (arrays,) * len(plan.datasets) if arrays else ()
     return replace(plan, effects=replace(plan.effects, empty=known))

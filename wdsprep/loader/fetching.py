@@ -60,7 +60,7 @@ class RemoteShelf:
     ) -> None:
         self._dataset, self._store = dataset, store
         self._cache = Cache(cache, dataset.contents) if cache else None
-        self._shards = OpenShards(dataset, lambda _name: -1, OPEN_SHARDS)
+        self._shards = OpenShards(dataset, lambda _name: -1, lambda: OPEN_SHARDS)
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[Place, Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)

@@ -24,7 +24,7 @@ class Grid:
     the padding of the array before, a tar header, and the header of the `.npy`."""
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[str]) -> None:
-        last = max((n for n, f in enumerate(fields) if short(f) in wanted), default=0)
+        last = max((n for n, f in enumerate(fields) if short(f.name) in wanted), default=0)
         self.fields = tuple(fields[: last + 1])
         ends = [0]
         self.heads: list[slice] = []
@@ -44,7 +44,7 @@ class Grid:
         columns = []
         for item, place in zip(self.fields, self.heads, strict=True):
             columns.append(heads[:, place])
-            into = arrays.get(short(item))
+            into = arrays.get(short(item.name))
             if into is None:
                 into = as_strided(
                     np.empty(item.array_nbytes, np.uint8), (len(heads), item.array_nbytes), (0, 1)
@@ -102,9 +102,9 @@ def grid_of(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> Grid:
     return Grid(fields, wanted)
 
 
-def short(item: Field) -> str:
+def short(member: str) -> str:
     """What a batch calls a member: latent for latent.npy."""
-    return item.name.removesuffix(".npy")
+    return member.removesuffix(".npy")
 
 
 def _bytes(data: bytes) -> Bytes:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from wdsprep.errors import UsageError
+from wdsprep.given import whole
 from wdsprep.loader.cache import CacheDir, check_room
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.effects import Effects
+from wdsprep.loader.effects import TEXTS, Effects
 from wdsprep.loader.grid import short
 from wdsprep.order import Order
 from wdsprep.runners.local import usable_cpus
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 THREADS = 3
 CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
 OF_IMAGES = ("image", "txt", "key")
-TEXTS = ("txt", "caption", "json", "key")
+OF_ALL = (*TEXTS, "json", "key")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,13 +95,15 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise UsageError("give both rank and world_size, or none")
-        return rank, world_size
+        return whole("rank", rank), whole("world_size", world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    own, world = os.environ.get("RANK"), int(os.environ.get("WORLD_SIZE") or 1)
-    if not own and world > 1:
-        raise UsageError(f"WORLD_SIZE is {world} and RANK is not set: set both, or give both")
-    return int(own or 0), world
+    own, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not ((own or "0") + (world or "1")).isdecimal():
+        raise UsageError(f"RANK is {own!r} and WORLD_SIZE {world!r} here: set whole numbers")
+    if (not own and int(world or 1) > 1) or (not world and int(own or 0) > 0):
+        raise UsageError(f"RANK is {own!r} and WORLD_SIZE {world!r} here: set both, or give both")
+    return int(own or 0), int(world or 1)
 
 
 def threads_for(encoding: "Encoding | None") -> int:
@@ -146,17 +149,17 @@ def names_of(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
     """What a batch holds; where streams differ, what any of them has."""
-    arrays = tuple(dict.fromkeys(short(f) for d in datasets for f in d.fields))
+    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.fields))
     if datasets[0].kind == "latents":
-        usual, known = (*arrays, "key"), {*arrays, *TEXTS}
+        usual, known = (*arrays, "key"), {*arrays, *OF_ALL}
     else:
-        usual, known = OF_IMAGES, {"image", *TEXTS}
+        usual, known = OF_IMAGES, {"image", *OF_ALL}
         if pixels:
             usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
     if fields is None:
         return usual
     given = (fields,) if isinstance(fields, str) else fields
-    names = tuple(dict.fromkeys(name.removesuffix(".npy") for name in given))
+    names = tuple(dict.fromkeys(short(str(name)) for name in given))
     if not names or not known.issuperset(names):
         raise UsageError(
             f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "

@@ -19,7 +19,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loader.batches import Batch, Memory
 from wdsprep.loader.blocks import Blocks
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.effects import Effects
+from wdsprep.loader.effects import TEXTS, Effects
 from wdsprep.loader.grid import grid_of, short
 from wdsprep.loader.shelf import Columns, Found, Place, Shelf
 from wdsprep.order.permute import key_of
@@ -33,7 +33,6 @@ SCRATCHES = 8  # kept, of each size: one for each thread that reads
 END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
 DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
-TEXTS = ("txt", "caption")
 LISTED = (*TEXTS, "json", "key", "image", "made")
 _log = logging.getLogger("wdsprep")
 
@@ -63,7 +62,7 @@ class Reader:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        shapes = {short(f): (DTYPES[f.dtype], f.shape) for f in dataset.fields}
+        shapes = {short(f.name): (DTYPES[f.dtype], f.shape) for f in dataset.fields}
         if self.effects.pixels:
             side = self.effects.pixels
             shapes["pixels"] = (torch.uint8, (3, side, side))

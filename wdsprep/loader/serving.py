@@ -18,7 +18,7 @@ from wdsprep.loader.fetching import RemoteShelf
 from wdsprep.loader.plan import Plan
 from wdsprep.loader.reading import Reader
 from wdsprep.loader.shared import Shared
-from wdsprep.loader.shelf import LocalShelf, Shelf, shards_open_at_most
+from wdsprep.loader.shelf import LocalShelf, Shelf
 from wdsprep.order import Samples
 from wdsprep.order.permute import Ints
 from wdsprep.store.local import LocalStore
@@ -41,6 +41,8 @@ def serve(plan: Plan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def serve_raw(plan: Plan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """These samples of the rank, counted from step 0, one by one."""
+    if not places:
+        return iter(())
     steps = range(places.start // plan.share, -(-places.stop // plan.share))
     batches = filled(plan, steps, places=places)
     samples = (sample for batch in batches for sample in batch.out["samples"])
@@ -54,7 +56,7 @@ def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
 def open_reader(plan: Plan) -> Reader:
     return Reader(
         datasets=plan.datasets,
-        shelves=open_shelves(plan),
+        shelves=tuple(open_shelf(dataset, plan.cache) for dataset in plan.datasets),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
@@ -63,14 +65,9 @@ def open_reader(plan: Plan) -> Reader:
     )
 
 
-def open_shelves(plan: Plan) -> tuple[Shelf, ...]:
-    most = shards_open_at_most(len(plan.datasets))
-    return tuple(_open_shelf(dataset, plan.cache, most) for dataset in plan.datasets)
-
-
-def _open_shelf(dataset: Dataset, cache: CacheDir | None, most: int) -> Shelf:
+def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
     if isinstance(dataset.store, LocalStore):
-        return LocalShelf(dataset, dataset.store.root, most)
+        return LocalShelf(dataset, dataset.store.root)
     if isinstance(dataset.store, S3Store):
         return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
     raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,22 +70,16 @@ class OpenShard:
             close(self.fd)
 
 
-def shards_open_at_most(streams: int) -> int:
-    """So many for each stream, that all take half of the files that the process may open."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if allowed == resource.RLIM_INFINITY:
-        return OPEN_SHARDS
-    return max(1, min(OPEN_SHARDS, allowed // 2 // streams))
-
-
 class OpenShards:
     """The shards in use: opened when first needed, the longest unused closed first."""
 
-    def __init__(self, dataset: Dataset, open_tar: Callable[[str], int], most: int) -> None:
+    def __init__(
+        self, dataset: Dataset, open_tar: Callable[[str], int], most: Callable[[], int]
+    ) -> None:
         self._dataset, self._open_tar, self._most = dataset, open_tar, most
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
-        self._opening = [threading.Lock() for _ in range(most)]
+        self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
 
     def get(self, shard: int) -> OpenShard:
         with self._lock:
@@ -96,7 +91,7 @@ class OpenShards:
             found = self._open.get(shard) or self._opened(shard)
             with self._lock:
                 self._open[shard] = found
-                while len(self._open) > self._most:
+                while len(self._open) > self._most():
                     self._open.popitem(last=False)
         return found
 
@@ -105,7 +100,7 @@ class OpenShards:
         what = f"{data.store.url}/{name}"
         try:
             offsets = _offsets(data.store.read(f"{name}.idx"))
-            fd = self._open_tar(name)
+            opened = OpenShard(self._open_tar(name), offsets)
         except (NotFoundError, FileNotFoundError) as error:
             raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:
@@ -113,7 +108,7 @@ class OpenShards:
                 f"{what}.idx has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} should "
                 f'be: delete it and run "wdsprep index {data.store.url}"'
             )
-        return OpenShard(fd, offsets)
+        return opened
 
 
 def bring_back(dataset: Dataset) -> str:
@@ -155,11 +150,12 @@ class LocalShelf:
 
     fetches = False
 
-    def __init__(self, dataset: Dataset, root: Path, open_shards: int = OPEN_SHARDS) -> None:
+    def __init__(self, dataset: Dataset, root: Path) -> None:
         def open_tar(name: str) -> int:
             return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
 
-        self._shards = OpenShards(dataset, open_tar, open_shards)
+        self._shards = OpenShards(dataset, open_tar, _open_at_most)
+        _in_use.add(self)
 
     def fill(
         self, places: Mapping[int, Place], columns: Columns, *, rest: bool = False
@@ -187,6 +183,19 @@ class LocalShelf:
 
     def close(self) -> None:
         """Files close with the last reader."""
+        _in_use.discard(self)
+
+
+_in_use: "weakref.WeakSet[LocalShelf]" = weakref.WeakSet()
+
+
+def _open_at_most() -> int:
+    """All streams of all loaders share a third of the files that the process may open; what is
+    being read comes to that."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return OPEN_SHARDS
+    return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
 
 def too_short() -> BadSampleError:

@@ -38,12 +38,12 @@ frames of a video), `run=1` takes them apart.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
+from wdsprep.given import whole
 from wdsprep.manifest import differences
 from wdsprep.order.mixing import Node, Shares, Want, shares_of, split, tree_of
 from wdsprep.order.passes import Passes
@@ -112,13 +112,10 @@ class Order:
             given = getattr(self, name)
             if name == "epoch_steps" and given is None:
                 continue
-            try:
-                value = int(index(given))
-            except TypeError:
-                raise UsageError(f"{name} {given!r}: give a whole number") from None
+            value = whole(name, given)
             if not low <= value < high:
                 raise UsageError(f"{name} {value}: not in [{low}, {high})")
-            object.__setattr__(self, name, value)  # NumPy's numbers are no JSON
+            object.__setattr__(self, name, value)
         _ = self._shares  # refuses amounts that make no sense
 
     @cached_property
@@ -162,15 +159,15 @@ class Order:
     def resume(self, state: Mapping[str, Any]) -> int:
         """The step of a state; an error that shows what differs if it is of another order."""
         step, version = state.get("step"), state.get("version")
-        if not (isinstance(version, int) and isinstance(step, int) and step >= 0):
+        if not (isinstance(version, int) and isinstance(step, int) and 0 <= step < MAX_STEP):
             raise FormatError("this is no state of a loader: it has no version and step")
         if version > VERSION:
             raise NewerFormatError(
                 f"the state is of version {version}, newer than this wdsprep reads ({VERSION}): "
                 "upgrade wdsprep"
             )
-        old = {name: value for name, value in state.items() if name not in ("version", "step")}
-        lines = differences(old, self._parameters)
+        old = {name: value for name, value in state.items() if name != "step"}
+        lines = differences(old, {"version": VERSION} | self._parameters)
         if lines:
             shown = "\n  ".join(map(self._placed, lines))
             raise FingerprintError(

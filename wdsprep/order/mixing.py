@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from wdsprep.errors import UsageError
+from wdsprep.given import real, whole
 from wdsprep.order.permute import Ints
 
 MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**63
@@ -39,11 +40,15 @@ class Want:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        given = [v for v in (self.weight, self.repeat, self.count) if v is not None]
-        if len(given) > 1:
+        names = [n for n in ("weight", "repeat", "count") if getattr(self, n) is not None]
+        if len(names) > 1:
             raise UsageError("a stream takes one of weight, repeat and count")
-        if given and not 0 < given[0] < float("inf"):
-            raise UsageError(f"a stream's weight, repeat or count is above 0, not {given[0]}")
+        for name in names:
+            check = whole if name == "count" else real
+            value = check(f"a stream's {name}", getattr(self, name))
+            if not 0 < value < float("inf"):
+                raise UsageError(f"a stream's {name} is above 0, not {value}")
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
