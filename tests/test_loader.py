@@ -385,7 +385,7 @@ def test_moving_the_loader_ends_an_iteration_and_begins_where_it_says(data: str)
     raw.step = 2
     assert [sample["__key__"] for sample in raw] == flat(whole[2:])
     for step in (-3, "3", 1.5):
-        with pytest.raises((UsageError, TypeError)):
+        with pytest.raises(UsageError):
             loader.step = step
 
 

@@ -26,14 +26,14 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     return done
 
 
-def is_whole(index: Entry | None) -> bool:
+def is_whole(idx: Entry | None) -> bool:
     """Whether there is an index, of 8 bytes for each sample and 8 for the end."""
-    return index is not None and index.nbytes >= 8 and index.nbytes % 8 == 0
+    return idx is not None and idx.nbytes >= 8 and idx.nbytes % 8 == 0
 
 
-def is_older(index: Entry | None, tar: Entry) -> bool:
+def is_older(idx: Entry | None, tar: Entry) -> bool:
     """Whether the tar was written later, and may hold others."""
-    return index is not None and index.written_s < tar.written_s
+    return idx is not None and idx.written_s < tar.written_s
 
 
 def write_index(store: Store, tar: str) -> int:

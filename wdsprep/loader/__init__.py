@@ -103,7 +103,7 @@ def load(
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
     if pixels > 0:
-        datasets = tuple(d if d.kind != "images" else of_phase(d, pixels) for d in datasets)
+        datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels

@@ -88,7 +88,7 @@ class Effects:
             for name in TEXTS:
                 if name in batch.out:
                     batch.out[name][row] = ""
-            facts = batch.out.get("json", {row: None})[row]
+            facts = batch.out["json"][row] if "json" in batch.out else None
             if isinstance(facts, dict) and "caption" in facts:
                 facts["caption"] = ""
                 facts.pop("captions", None)

@@ -98,12 +98,15 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return whole("rank", rank), whole("world_size", world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    own, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not ((own or "0") + (world or "1")).isdecimal():
-        raise UsageError(f"RANK is {own!r} and WORLD_SIZE {world!r} here: set whole numbers")
-    if (not own and int(world or 1) > 1) or (not world and int(own or 0) > 0):
-        raise UsageError(f"RANK is {own!r} and WORLD_SIZE {world!r} here: set both, or give both")
-    return int(own or 0), int(world or 1)
+    own, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    here = f"RANK is {own!r} and WORLD_SIZE {size!r} here"
+    try:
+        rank, world = int(own or 0), int(size or 1)
+    except ValueError:
+        raise UsageError(f"{here}: set whole numbers") from None
+    if (rank and not size) or (world > 1 and not own):
+        raise UsageError(f"{here}: set both, or give both")
+    return rank, world
 
 
 def threads_for(encoding: "Encoding | None") -> int:

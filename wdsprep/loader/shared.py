@@ -41,15 +41,9 @@ class _Block:
     known: bool = False
     """Whether the trainer has it."""
     held: bool = False
-    """Whether the worker has it: it may keep a batch longer than the trainer does."""
-
-
-@dataclass(slots=True, eq=False)
-class _Loan:
-    """One use of a block."""
-
-    block: _Block
+    """Whether the worker uses it: it may keep a batch longer than the trainer does."""
     sent: bool = False
+    """Whether the trainer was told of this use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +62,11 @@ class Ring:
 
     def __init__(self) -> None:
         self.worker = (os.getpid(), secrets.token_hex(8))
-        self._blocks: list[_Block] = []
-        self._loans: dict[int, _Loan] = {}
+        self._blocks: dict[int, _Block] = {}  # by address
 
     def take(self, nbytes: int) -> torch.Tensor:
         """So many bytes, of any value, until neither this worker nor the trainer has them."""
-        unused = (b for b in self._blocks if not (b.held or b.data[0]))
+        unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
         free = (b for b in unused if len(b.data) == WORD + nbytes)
         block = next(free, None)
         if block is None:
@@ -81,32 +74,28 @@ class Ring:
             if len(self._blocks) == MOST:
                 return new[WORD:]
             block = _Block(len(self._blocks), new, new.numpy())
-            self._blocks.append(block)
-        block.data[0], block.held = 1, True
-        used, loan = block.data[WORD:], _Loan(block)
-        tensor = torch.from_numpy(used)
-        self._loans[tensor.data_ptr()] = loan
-        weakref.finalize(used, self._end, tensor.data_ptr(), loan).atexit = False
-        return tensor
+            self._blocks[new.data_ptr() + WORD] = block
+        block.data[0], block.held, block.sent = 1, True, False
+        used = block.data[WORD:]
+        weakref.finalize(used, self._end, block).atexit = False
+        return torch.from_numpy(used)
 
-    def _end(self, address: int, loan: _Loan) -> None:
+    def _end(self, block: _Block) -> None:
         if os.getpid() != self.worker[0]:
             return
-        del self._loans[address]
-        if not loan.sent:
-            loan.block.data[0] = 0
-        loan.block.held = False
+        if not block.sent:
+            block.data[0] = 0
+        block.held = False
 
     def send(self, value: Any) -> Any:
         """What to pickle for a value: a block's number, where it lies in one."""
         if not isinstance(value, torch.Tensor) or not value.is_contiguous():
             return value
-        loan = self._loans.get(value.data_ptr())
-        if loan is None or loan.sent:
+        block = self._blocks.get(value.data_ptr())
+        if block is None or block.sent:
             return value
-        loan.sent, block = True, loan.block
         told = None if block.known else block.tensor
-        block.known = True
+        block.known = block.sent = True
         return _Sent(self.worker, block.number, told, value.dtype, tuple(value.shape))
 
 

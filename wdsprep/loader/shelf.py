@@ -113,14 +113,9 @@ class OpenShards:
 
 def bring_back(dataset: Dataset) -> str:
     """What to do about a shard that is missing."""
-    again = (
-        ""
-        if dataset.kind == "tars"
-        else (
-            f' or make it again ("wdsprep repair {dataset.store.url}", then the command it is from)'
-        )
-    )
-    return f"bring it back{again}, or load with skip_missing=True"
+    repair = f'"wdsprep repair {dataset.store.url}"'
+    again = f" or make it again ({repair}, then the command it is from)"
+    return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"
 
 
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:

@@ -169,7 +169,7 @@ class Order:
         old = {name: value for name, value in state.items() if name != "step"}
         lines = differences(old, {"version": VERSION} | self._parameters)
         if lines:
-            shown = "\n  ".join(map(self._placed, lines))
+            shown = "\n  ".join(map(self._with_place, lines))
             raise FingerprintError(
                 f"the state belongs to another order (state -> this loader):\n  {shown}\n"
                 "resume with what it was saved with, or begin another order "
@@ -177,7 +177,7 @@ class Order:
             )
         return step
 
-    def _placed(self, line: str) -> str:
+    def _with_place(self, line: str) -> str:
         """What differs, with where the stream is of which it is said."""
         name, _, rest = line.partition(":")
         places = {f"stream {number}": stream.place for number, stream in enumerate(self.streams)}
