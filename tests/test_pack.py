@@ -488,6 +488,7 @@ def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -
     after = tree(out)
     assert {name: after.pop(name) for name in foreign} == foreign
     fresh = pack(source, tmp_path / "fresh", "--buckets", "16,48")
+    assert len(after.pop("edition")) == 17  # a mark that no other beginning has
     assert after == tree(fresh)
 
 

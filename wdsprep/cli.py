@@ -79,6 +79,12 @@ def pack(source: str, images: str, **options: Any) -> int:
 @click.option("--limit", type=click.IntRange(1), help="Only the first N images, for a trial.")
 @CREW
 @click.option("--overwrite", is_flag=True, help="Start over: remove the dataset LATENTS first.")
+@click.option(
+    "--redo-changed",
+    is_flag=True,
+    help="Encode image shards again that were packed anew since, and remove the latents of those "
+    "that are gone.",
+)
 @JSON
 def encode(images: str, out: str, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
@@ -160,9 +166,10 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
     click.echo(show.intent(found), nl=bool(show.intent(found)))
     done = found.is_needed and (yes or (sys.stdin.isatty() and click.confirm("do this?")))
     if done:
-        show.carry_out(found)
+        found = show.carry_out(found)
     click.echo(show.result(found, done=done))
-    return 0 if done is found.is_needed and not found.beyond else DONE_WITH_DAMAGE
+    is_whole = done is found.is_needed and not found.beyond and not found.changed
+    return 0 if is_whole else DONE_WITH_DAMAGE
 
 
 @cli.command()

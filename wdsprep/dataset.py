@@ -13,10 +13,12 @@ from itertools import chain
 from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
+from wdsprep.edition import MANIFEST_HOLD, Edition, wait_for_holders
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Settings, differences
 from wdsprep.progress import Counting, unheard
-from wdsprep.receipts import by_unit, line_of
+from wdsprep.receipts import FIRST_RETRY, by_unit, line_of
+from wdsprep.rejects import rejects_name
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
@@ -77,16 +79,23 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
             sink.write(piece)
 
 
-def claim(store: Store, dataset: str, settings: Settings) -> Manifest:
-    """Begin a dataset, or go on with it if it was made with the same settings."""
+def open_edition(
+    store: Store, dataset: str, settings: Settings, *, overwrite: bool
+) -> tuple[Edition, Manifest]:
+    """Begin a dataset, or go on with it if it was made with the same settings; with `overwrite`,
+    begin it again."""
+    with store.hold(MANIFEST_HOLD):
+        if overwrite and _is_to_clear(store, dataset):
+            edition = Edition.begun(store)
+            wait_for_holders(store)
+            _clear(store, dataset)
+            return edition, _written(store, Manifest(dataset=dataset, settings=settings))
+        return Edition.of(store), _claim(store, dataset, settings)
+
+
+def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
     fresh = Manifest(dataset=dataset, settings=settings)
-    found = read_manifest(store)
-    if found is None:
-        found = rebuild(store) or fresh
-        try:
-            write_bytes(store, MANIFEST, found.to_bytes(), exclusive=True)
-        except ExistsError:  # another machine began the same just now
-            return claim(store, dataset, settings)
+    found = read_manifest(store) or _written(store, rebuild(store) or fresh)
     check_kind(store, found.dataset, dataset)
     if lines := differences(found.settings, settings):
         raise FingerprintError(
@@ -94,6 +103,11 @@ def claim(store: Store, dataset: str, settings: Settings) -> Manifest:
             "run with those settings to resume, or with --overwrite to start over"
         )
     return found
+
+
+def _written(store: Store, manifest: Manifest) -> Manifest:
+    write_manifest(store, manifest)
+    return manifest
 
 
 def check_kind(store: Store, found: str, wanted: str) -> None:
@@ -164,20 +178,29 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
 
 
 def write_receipt(store: Store, receipt: Receipt) -> None:
-    """Finish a unit. Where two runs made the same of it, all is well. Otherwise the shards may be
-    of either, or gone, so the unit counts as not done."""
+    """Finish a unit that is held. Where a store cannot hold it (a file system without locks), two
+    runs may have made the same of it, and all is well. Otherwise the shards may be of either, so
+    the unit counts as not done."""
     name, data = receipt_name(receipt.unit), receipt.to_bytes()
-    try:
-        for shard in receipt.shards:
-            store.read(shard.name, nbytes=1)
-    except NotFoundError:
-        raise _two_runs(store, receipt.unit) from None
     try:
         write_bytes(store, name, data, exclusive=True)
     except ExistsError:
         if store.read(name) != data:
             store.delete(name)
             raise _two_runs(store, receipt.unit) from None
+
+
+def retract(edition: Edition, unit: str, input_digest: str) -> None:
+    """Take back a unit that was made from this, and its files, unless it is another by now."""
+    store = edition.store
+    with edition.holding(unit), contextlib.suppress(NotFoundError):
+        receipt = read_receipt(store, unit)
+        if receipt.input == input_digest:
+            store.delete(receipt_name(unit))
+            for shard in receipt.shards:
+                store.delete(shard.name)
+                store.delete(f"{shard.name}.idx")
+            store.delete(rejects_name(unit))
 
 
 def _two_runs(store: Store, unit: str) -> FingerprintError:
@@ -201,13 +224,20 @@ def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
 def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
+    if not any(done_units(store)):
+        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+    with Edition.of(store).holding_manifest():
+        return rewrite_manifest(store, heard)
+
+
+def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
+    """Make it again from the receipts, where there are some, while it is held."""
     manifest = rebuild(store, heard)
     if manifest is None:
-        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+        raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):
         manifest = _with_what_receipts_lack(manifest, read_manifest(store))
-    write_manifest(store, manifest)
-    return manifest
+    return _written(store, manifest)
 
 
 def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:
@@ -228,41 +258,58 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
     return found
 
 
-def tidy(store: Store, manifest: Manifest) -> None:
+def tidy(edition: Edition, manifest: Manifest) -> None:
     """Remove what no receipt speaks of from a complete dataset: a killed run made it of files that
     have changed since. What another run finishes meanwhile has a receipt, and stays."""
     ours = set(manifest.ledger.units())
     shards = {shard.name for shard in manifest.shards}
     buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
-    names = [entry.name for entry in store.list()]
-    theirs = {unit for unit in done_units(store) if unit not in ours}
-    finished = ours | theirs
+    strays: dict[str, list[str]] = {}
+    for entry in edition.store.list():
+        shard, beside = SHARD.fullmatch(entry.name), BESIDE.fullmatch(entry.name)
+        if shard and shard[1] in buckets and entry.name.removesuffix(".idx") not in shards:
+            strays.setdefault(shard[2], []).append(entry.name)
+        elif beside and beside[2] not in ours and not _is_planned(beside):
+            strays.setdefault(beside[2], []).append(entry.name)
+    for unit, names in sorted(strays.items()):
+        with edition.holding(unit):
+            _remove_strays(edition.store, unit, names, manifest.settings)
+
+
+def _is_planned(beside: re.Match[str]) -> bool:
+    """Whether it is what a retry is made of, which is written before the retry begins."""
+    return beside[1] == "inputs" and int(beside[2]) >= FIRST_RETRY
+
+
+def _remove_strays(store: Store, unit: str, names: Iterable[str], settings: Settings) -> None:
+    """Of a unit that is held: what its receipt does not speak of now, if it has one."""
+    with contextlib.suppress(NotFoundError):
+        receipt = read_receipt(store, unit, settings)
+        shards = {shard.name for shard in receipt.shards}
+        names = [n for n in names if SHARD.fullmatch(n) and n.removesuffix(".idx") not in shards]
     for name in names:
-        shard, beside = SHARD.fullmatch(name), BESIDE.fullmatch(name)
-        ours_or_nobodys = shard and shard[1] in buckets and shard[2] not in theirs
-        stray_shard = ours_or_nobodys and name.removesuffix(".idx") not in shards
-        if stray_shard or (beside and beside[2] not in finished):
-            store.delete(name)
-
-
-def clear(store: Store, dataset: str) -> None:
-    """Remove a dataset, and nothing else that lies there: receipts first, since without them the
-    rest never happened, and the manifest last, which tells what there is to clear."""
-    receipt, rest = OURS[dataset]
-    names = [entry.name for entry in store.list()]
-    receipts = [name for name in names if receipt.fullmatch(name)]
-    if not receipts and MANIFEST not in names:
-        return  # no dataset, whatever else it is
-    _check_clearable(store, dataset, receipts)
-    for name in (*receipts, *(name for name in names if rest.fullmatch(name)), MANIFEST):
         store.delete(name)
 
 
-def _check_clearable(store: Store, dataset: str, receipts: list[str]) -> None:
-    """Refuse to clear a dataset of another kind. A damaged one can say nothing against it."""
-    with contextlib.suppress(FormatError):
+def _is_to_clear(store: Store, dataset: str) -> bool:
+    """Whether there is a dataset of this kind; another kind is refused, and what is none stays."""
+    receipt, _rest = OURS[dataset]
+    receipts = [e.name for e in store.list("receipts/") if receipt.fullmatch(e.name)]
+    with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
         if found := read_manifest(store):
             check_kind(store, found.dataset, dataset)
         elif receipts:
             unit = receipts[0].removeprefix("receipts/").removesuffix(".json")
             check_kind(store, read_receipt(store, unit).dataset, dataset)
+        else:
+            return False
+    return True
+
+
+def _clear(store: Store, dataset: str) -> None:
+    """Remove what a dataset holds, and nothing else that lies there: receipts first, since without
+    them the rest never happened."""
+    receipt, rest = OURS[dataset]
+    names = [entry.name for entry in store.list()]
+    for name in (*filter(receipt.fullmatch, names), *filter(rest.fullmatch, names)):
+        store.delete(name)

@@ -6,7 +6,7 @@ called `encode`, because `wdsprep.encode` is the function.)
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.arrays import layout
 from wdsprep.crews import Crew, Wish, find_crew, runner_of
-from wdsprep.dataset import receipt_name
+from wdsprep.dataset import retract
+from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latents import Speeds, Workshop
@@ -78,6 +79,7 @@ def encode(
     max_attempts: int = 3,
     limit: int | None = None,
     overwrite: bool = False,
+    redo_changed: bool = False,
     listener: Listener | None = None,
 ) -> Outcome:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
@@ -105,6 +107,7 @@ def encode(
         batch_size=batch_size,
         limit=limit or 0,
         overwrite=overwrite,
+        redo_changed=redo_changed,
         listener=listener,
     )
 
@@ -119,6 +122,7 @@ def encode_as(
     batch_size: int = 0,
     limit: int = 0,
     overwrite: bool = False,
+    redo_changed: bool = False,
     listener: Listener | None = None,
 ) -> Outcome:
     """Encode what `images` holds for the phase `recipe.resolution` into the dataset `latents`."""
@@ -131,10 +135,10 @@ def encode_as(
     crew = find_crew(wish)
     recipe = replace(recipe, dtype=dtype_of(recipe.dtype, crew.device, found))
     settings = settings_of(found, recipe)
-    store, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
-    _check_empty(store, manifest)
+    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
+    _check_empty(edition.store, manifest)
     wanted = source.first(limit)
-    manifest, pending = plan(store, manifest, source.shards, wanted)
+    manifest, pending = plan(edition, manifest, source.shards, wanted, redo_changed=redo_changed)
     listener.begun(_begun(found, recipe, crew, source, wanted))
     speeds, known = Speeds(), manifest.extra.get("trial")
 
@@ -143,7 +147,7 @@ def encode_as(
         listener.heard(progress)
 
     run = Run(
-        store,
+        edition,
         manifest,
         count=len(pending),
         limit=limit if wanted != source.shards else 0,
@@ -156,6 +160,7 @@ def encode_as(
         images=source.url,
         latents=latents,
         settings=settings,
+        edition=edition.mark,
         make_encoder=partial(make_encoder, found, recipe, crew.device),
         max_area=source.max_area,
         batch_size=batch_size,
@@ -217,30 +222,37 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
 
 
 def plan(
-    store: Store, manifest: Manifest, known: Sequence[ImageShard], wanted: Sequence[ImageShard]
+    edition: Edition,
+    manifest: Manifest,
+    known: Sequence[ImageShard],
+    wanted: Sequence[ImageShard],
+    *,
+    redo_changed: bool = False,
 ) -> tuple[Manifest, list[ImageShard]]:
     """The manifest and the shards that are left to do: those wanted minus receipts present. One
-    that an earlier --limit has cut is done anew, so its receipt goes."""
+    that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
+    asked for, so what was made of them goes."""
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
-    _check_unchanged(store, done, {shard.name: shard.whole_input for shard in known})
+    made_of = {shard.name: shard.whole_input for shard in known}
+    stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
+    if stale and not redo_changed:
+        raise _changed(edition.store, sorted(stale))
     pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
-    cut = {shard.name for shard in pending if shard.name in done}
-    for name in cut:
-        store.delete(receipt_name(name))
-    kept = [line for unit, line in ledger.named_lines() if unit not in cut]
+    stale.update(shard.name for shard in pending if shard.name in done)
+    for name in sorted(stale):
+        retract(edition, name, done[name])
+    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
     return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
 
 
-def _check_unchanged(store: Store, done: Mapping[str, str], known: Mapping[str, str]) -> None:
-    changed = [n for n, made_of in done.items() if known.get(n) != made_of.partition(":")[0]]
-    if changed:
-        names = ", ".join(changed[:EXAMPLES]) + ", ..." * (len(changed) > EXAMPLES)
-        raise FingerprintError(
-            f"{plural(len(changed), 'image shard')} changed or went away since {store.url} was "
-            f"encoded from them ({names}): name another place for the new latents, or start over "
-            "with --overwrite"
-        )
+def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
+    some = ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
+    return FingerprintError(
+        f"{plural(len(names), 'image shard')} changed or went away since {store.url} was encoded "
+        f"from them ({some}): --redo-changed encodes those again and removes what has no image "
+        "any more; or name another place for the new latents"
+    )
 
 
 def _check_empty(store: Store, manifest: Manifest) -> None:

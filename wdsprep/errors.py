@@ -7,6 +7,7 @@ WdsprepError
 │   ├── ExistsError      an exclusive write found the name taken
 │   ├── AccessError      credentials, permissions, a read-only place
 │   ├── FullError        no space left
+│   ├── BusyError        another run is at the same, for too long
 │   └── ShortReadError   fewer bytes arrived than the store promised
 ├── TarError             a tar is not what it should be
 ├── FormatError          a manifest, receipt or index is damaged
@@ -46,6 +47,10 @@ class AccessError(StoreError):
 
 
 class FullError(StoreError):
+    pass
+
+
+class BusyError(StoreError):
     pass
 
 

@@ -3,19 +3,18 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from wdsprep.arrays import Field, empty_name
+from wdsprep.draft import Draft, DraftTar
+from wdsprep.edition import Edition
 from wdsprep.engine import Result
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.image_shards import ImageShard
-from wdsprep.manifest import Receipt, Settings, Shard
-from wdsprep.rejects import RejectsFile, rejects_name
+from wdsprep.manifest import Receipt, Settings
+from wdsprep.rejects import rejects_name
 from wdsprep.samples import Code, RejectedError, Sample, facts_bytes
-from wdsprep.shard_file import ShardFile
-from wdsprep.store import Store, write_bytes
+from wdsprep.store import write_bytes
 
 Files = Mapping[str, str]
 
@@ -23,36 +22,21 @@ Files = Mapping[str, str]
 class LatentShard:
     """The latent shard in the making, and the rejects beside it."""
 
-    def __init__(self, store: Store, shard: ImageShard, fields: Sequence[Field]) -> None:
-        self._store, self._unit = store, shard.name
-        self._is_packed = bool(shard.sha256)
-        self._fields = fields
-        self._stack = ExitStack()
-        self._file: ShardFile | None = None
+    def __init__(self, draft: Draft, shard: ImageShard, fields: Sequence[Field]) -> None:
+        self._draft, self._shard, self._fields = draft, shard, fields
+        self._tar: DraftTar | None = None
+        self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
 
-    def __enter__(self) -> "LatentShard":
-        sink = self._stack.enter_context(self._store.write(rejects_name(self._unit)))
-        self.rejects = RejectsFile(sink)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
     def add(self, key: str, sample: Sample, result: Result) -> None:
-        fields = members_of(self._fields, key, sample, result, is_packed=self._is_packed)
+        fields = members_of(self._fields, key, sample, result, is_packed=bool(self._shard.sha256))
         self.add_members(key, fields, cut=result.tokens.cut)
 
     def add_members(self, key: str, members: Sequence[tuple[str, bytes]], *, cut: bool) -> None:
         """The same for what `members_of` has made before; `cut` is whether the caption was."""
         try:
-            self._tar().add(key, members)
+            self._begun().add(key, members)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self.samples += 1
@@ -60,34 +44,27 @@ class LatentShard:
         self.counts["cut"] += int(cut)
         self.counts["empty_caption"] += int(not members[-1][1])
 
-    def _tar(self) -> ShardFile:
-        """Begun with the first sample: there are no empty shards."""
-        if self._file is None:
-            self._file = ShardFile(self._store, f"{self._unit}.tar", self._stack)
-        return self._file
+    def _begun(self) -> DraftTar:
+        """With the first sample: there are no empty shards."""
+        if self._tar is None:
+            self._tar = self._draft.tar(f"{self._shard.name}.tar")
+        return self._tar
 
-    def finish(self) -> tuple[Shard, ...]:
-        """Complete the files; what was written."""
-        shards = (self._file.finish(),) if self._file else ()
-        self._stack.close()
-        return shards
-
-    def receipt(
-        self, shard: ImageShard, settings: Settings, written: tuple[Shard, ...], empty: Files
-    ) -> Receipt:
-        """What is said of the finished shard; `empty` are the files of the empty caption."""
-        return Receipt(
+    def finish(self, settings: Settings, empty: Files) -> Receipt:
+        """Complete the files; `empty` are those of the empty caption. The receipt of the shard."""
+        receipt = Receipt(
             dataset="latents",
-            unit=self._unit,
+            unit=self._shard.name,
             generation=0,
             settings=settings,
-            input=shard.input,
+            input=self._shard.input,
             inputs=self.samples + self.rejects.counts.total(),
-            shards=written,
+            shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
-            files={rejects_name(self._unit): self.rejects.sha256, **empty},
+            files={rejects_name(self._shard.name): self.rejects.sha256, **empty},
         )
+        return self._draft.finish(receipt, {})
 
 
 def members_of(
@@ -134,20 +111,21 @@ def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_empty(
-    store: Store, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
+    edition: Edition, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
 ) -> dict[str, str]:
     """What the empty caption becomes, for classifier-free guidance; one worker is enough. The
     SHA-256 of each file, by its name."""
-    digests = {}
+    digests, store = {}, edition.store
     for field in fields[1:]:
         name = empty_name(field)
         try:
             data = store.read(name)
         except NotFoundError:
             data = field.header + empty()[field.name].numpy().tobytes()
-            try:
-                write_bytes(store, name, data, exclusive=True)
-            except ExistsError:
-                data = store.read(name)
+            with edition.holding(name):
+                try:
+                    write_bytes(store, name, data, exclusive=True)
+                except ExistsError:
+                    data = store.read(name)
         digests[name] = hashlib.sha256(data).hexdigest()
     return digests

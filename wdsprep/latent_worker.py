@@ -11,8 +11,10 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import wait
 from queue import Empty
 
-from wdsprep.dataset import find_receipt, write_receipt
+from wdsprep.dataset import find_receipt
 from wdsprep.device import device_name
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
 from wdsprep.encoder import turn_off_tf32
 from wdsprep.engine import Engine, EngineError
 from wdsprep.feeder import Fed, Feeder
@@ -35,7 +37,7 @@ class LatentsWorker:
 
     def __init__(self, recipe: Workshop) -> None:
         self._recipe = recipe
-        self._store = open_store(recipe.latents)
+        self._edition = Edition(store=open_store(recipe.latents), mark=recipe.edition)
         self._source = TarsSource(url=recipe.images, pattern="*", columns=Columns())
         turn_off_tf32()
         self._encoder = recipe.make_encoder()
@@ -48,7 +50,7 @@ class LatentsWorker:
             threads=recipe.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._empty = write_empty(self._store, self._encoder.fields, self._engine.empty)
+        self._empty = write_empty(self._edition, self._encoder.fields, self._engine.empty)
 
     def close(self) -> None:
         self._engine.close()
@@ -56,20 +58,18 @@ class LatentsWorker:
     def __call__(self, shard: ImageShard) -> Generator[Working, None, Receipt]:
         """Write all of a shard, its receipt last."""
         settings = self._recipe.settings
-        if done := find_receipt(self._store, shard.name, shard.input, settings):
+        if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
             return done
         try:
-            with LatentShard(self._store, shard, self._encoder.fields) as output:
+            with Draft(self._edition, shard.name) as draft:
+                output = LatentShard(draft, shard, self._encoder.fields)
                 with Feeder(self._engine, self._source, shard) as feeder:
                     for _ in self._drain(feeder, output):
                         yield self._working(shard, output)
-                written = output.finish()
+                yield self._working(shard, output)
+                return output.finish(settings, self._empty)
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
-        yield self._working(shard, output)
-        receipt = output.receipt(shard, settings, written, self._empty)
-        write_receipt(self._store, receipt)
-        return receipt
 
     def _drain(self, feeder: Feeder, output: LatentShard) -> Iterator[None]:
         """Write what comes back; yields from time to time, and whenever nothing does."""

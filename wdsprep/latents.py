@@ -64,6 +64,8 @@ class Workshop:
     images: str
     latents: str
     settings: Settings
+    edition: str
+    """The mark of the dataset's."""
     make_encoder: Callable[[], "Encoder"]
     max_area: int
     batch_size: int

@@ -5,11 +5,10 @@ so the dataset is the same to the byte for every runner, worker count and histor
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from wdsprep.dataset import write_manifest
 from wdsprep.errors import UsageError
 from wdsprep.fetch import FetchRules
 from wdsprep.judging import Rules
@@ -18,7 +17,7 @@ from wdsprep.pack_crew import Crew, Hands, staff
 from wdsprep.packer import Packer
 from wdsprep.resume import Survey, make_plan, survey
 from wdsprep.retries import Retries, read_retries
-from wdsprep.run import Outcome, Run, Status, opened_dataset
+from wdsprep.run import Outcome, Run, Status, opened_dataset, written_generations
 from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
@@ -63,14 +62,13 @@ def pack(
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
     settings = settings_of(found, rules, columns, fetch)
-    store, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
-    retries = read_retries(store) if has_urls else Retries(store=store)
+    edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
+    retries = read_retries(edition) if has_urls else Retries(edition=edition)
     manifest = retries.settle(manifest)
     size = rules.samples_per_shard if found.kind == "folder" else 1
-    plan = make_plan(store, manifest, seen, slice_size=size, append=append)
+    plan = make_plan(edition.store, manifest, seen, slice_size=size, append=append)
     if plan.generations != manifest.generations:
-        manifest = replace(manifest, generations=plan.generations, complete=False)
-        write_manifest(store, manifest)
+        manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)
@@ -81,13 +79,14 @@ def pack(
         images=images,
         rules=rules,
         settings=settings,
+        edition=edition.mark,
         generations=plan.generations,
         threads=crew.threads,
         fetch_rules=crew.fetch,
     )
     runner = make_runner(crew) if count else None
     run = Run(
-        store,
+        edition,
         manifest,
         count=count,
         limit=limit,

@@ -5,19 +5,20 @@ third is SHA-256, in threads beside the rest; a seventh is opening and reading t
 a tenth the tar; nothing else is above a twentieth.
 """
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from wdsprep import fetch
 from wdsprep.buckets import bucket_of
-from wdsprep.dataset import find_receipt, write_receipt
+from wdsprep.dataset import find_receipt
 from wdsprep.downloads import Downloads, Pace
+from wdsprep.draft import Draft, DraftTar
+from wdsprep.edition import Edition
 from wdsprep.images import Picture
 from wdsprep.judging import Judged, Rules, judged, repeated_urls
 from wdsprep.manifest import Receipt, Settings, Shard
@@ -26,9 +27,8 @@ from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.run import Progress, share_of
 from wdsprep.samples import Sample, facts_bytes
-from wdsprep.shard_file import ShardFile
 from wdsprep.sources import Refusal, Slice, Source
-from wdsprep.store import Store, open_store, write_bytes
+from wdsprep.store import open_store
 
 PROGRESS_S = 0.25
 WORST_HOSTS = 20  # of a slice, to be told about
@@ -44,6 +44,8 @@ class Packer:
     images: str
     rules: Rules
     settings: Settings
+    edition: str = ""
+    """The mark of the dataset's."""
     generations: tuple[int, ...] = (0,)
     threads: int = 1
     fetch_rules: fetch.FetchRules | None = None
@@ -57,12 +59,13 @@ class PackWorker:
     """One process, in which the slices of a table of URLs share one client."""
 
     def __init__(self, packer: Packer) -> None:
-        self._packer, self._store = packer, open_store(packer.images)
+        self._packer = packer
+        self._edition = Edition(store=open_store(packer.images), mark=packer.edition)
         self._fetcher = fetch.Fetcher(packer.fetch_rules) if packer.fetch_rules else None
         self._pace = Pace()
 
     def __call__(self, part: Slice) -> Generator[Progress, None, Receipt]:
-        return pack_slice(self._packer, self._store, part, self._downloads)
+        return pack_slice(self._packer, self._edition, part, self._downloads)
 
     def _downloads(self, part: Slice) -> Downloads | None:
         if self._fetcher is None:
@@ -76,26 +79,16 @@ class PackWorker:
             self._fetcher.close()
 
 
-class _DoneElsewhereError(Exception):
-    """Somebody else has finished the slice: what we have of it is dropped."""
-
-    def __init__(self, receipt: Receipt) -> None:
-        super().__init__(receipt.unit)
-        self.receipt = receipt
-
-
 def pack_slice(
-    packer: Packer, store: Store, part: Slice, fetching: Callable[[Slice], Downloads | None]
+    packer: Packer, edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[Progress, None, Receipt]:
     """Write all of a slice, its receipt last."""
-    if done := find_receipt(store, part.name, part.digest, packer.settings):
+    if done := find_receipt(edition.store, part.name, part.digest, packer.settings):
         return done
-    try:
-        with ExitStack() as stack:
-            shards = _Shards(store, part.name, packer.rules, stack)
-            rejects = RejectsFile(stack.enter_context(store.write(rejects_name(part.name))))
-            if downloads := fetching(part):
-                stack.enter_context(downloads)
+    with Draft(edition, part.name) as draft:
+        shards, rejects = _Shards(draft, packer.rules), draft.rejects
+        downloads = fetching(part)
+        with downloads or nullcontext():
             told = time.monotonic()
             for found in _judged(packer, part, downloads):
                 if found is not None:
@@ -108,13 +101,9 @@ def pack_slice(
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
                     yield _progress(part, shards, rejects, downloads)
-            if done := find_receipt(store, part.name, part.digest, packer.settings):
-                raise _DoneElsewhereError(done)
-            written = shards.finish()
-    except _DoneElsewhereError as done_elsewhere:
-        return done_elsewhere.receipt
-    yield _progress(part, shards, rejects, downloads)
-    return _commit(packer, store, part, written, rejects, shards.counts)
+        receipt = _receipt(packer, part, shards.finish(), rejects, shards.counts)
+        yield _progress(part, shards, rejects, downloads)
+        return draft.finish(receipt, {inputs_name(part.name): part.inputs})
 
 
 def _judged(
@@ -136,45 +125,37 @@ def _progress(
     )
 
 
-def _commit(
+def _receipt(
     packer: Packer,
-    store: Store,
     part: Slice,
     written: tuple[Shard, ...],
     rejects: RejectsFile,
     counts: Counter[str],
 ) -> Receipt:
-    """Write what the slice was made from, and last the receipt."""
-    inputs = part.inputs
-    write_bytes(store, inputs_name(part.name), inputs)
-    receipt = Receipt(
+    return Receipt(
         dataset="images",
         unit=part.name,
         generation=0 if part.is_retry else max(g for g in packer.generations if g <= part.number),
         settings=packer.settings,
-        input=hashlib.sha256(inputs).hexdigest(),
+        input=part.digest,
         inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
         shards=written,
         rejects=dict(rejects.counts),
         counts=dict(counts) | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {}),
         files={rejects_name(part.name): rejects.sha256},
     )
-    write_receipt(store, receipt)
-    return receipt
 
 
 @dataclass(slots=True)
 class _Shards:
     """The open shard of each bucket, and the finished ones."""
 
-    store: Store
-    unit: str
+    draft: Draft
     rules: Rules
-    stack: ExitStack
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    _open: dict[int, ShardFile] = field(default_factory=dict)
+    _open: dict[int, DraftTar] = field(default_factory=dict)
     _rolled: Counter[int] = field(default_factory=Counter)
     _done: list[Shard] = field(default_factory=list)
 
@@ -184,7 +165,7 @@ class _Shards:
         nbytes = sum(len(data) for _, data in fields)
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
-            self._close(bucket)
+            self._done.append(self._open.pop(bucket).finish(waits=True))
             current = None
         if current is None:
             current = self._begin(bucket)
@@ -195,23 +176,20 @@ class _Shards:
         self.counts[bin_name("side", min(picture.width, picture.height))] += 1
 
     def finish(self) -> tuple[Shard, ...]:
-        for bucket in sorted(self._open):
-            self._close(bucket)
+        while self._open:
+            self._done.append(self._open.popitem()[1].finish())
         return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
 
-    def _is_full(self, file: ShardFile, nbytes: int) -> bool:
+    def _is_full(self, file: DraftTar, nbytes: int) -> bool:
         too_many = file.samples >= self.rules.samples_per_shard
         return too_many or file.nbytes + nbytes > self.rules.max_shard_nbytes
 
-    def _begin(self, bucket: int) -> ShardFile:
+    def _begin(self, bucket: int) -> DraftTar:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
-        name = f"{bucket}/{self.unit}{f'_{roll:02d}' if roll else ''}.tar"
-        self._open[bucket] = ShardFile(self.store, name, self.stack)
+        name = f"{bucket}/{self.draft.unit}{f'_{roll:02d}' if roll else ''}.tar"
+        self._open[bucket] = self.draft.tar(name)
         return self._open[bucket]
-
-    def _close(self, bucket: int) -> None:
-        self._done.append(self._open.pop(bucket).finish())
 
 
 def _fields(

@@ -18,6 +18,8 @@ from wdsprep.sealed import canonical, check_seal, seal, unseal
 Settings = Mapping[str, Any]
 Part = TypeVar("Part")
 AT_ONCE = 100
+FIRST_RETRY = 1_000_000_000
+"""Units from this number on have no rows of their own: they try again what failed in others."""
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.

@@ -6,6 +6,9 @@ from collections import Counter
 from wdsprep.samples import Reject
 from wdsprep.store import Sink
 
+UNSETTLED = "rejects that rows are leaving"
+"""By this a receipt has the digest of its rejects as they were, until they are as it says."""
+
 
 def rejects_name(unit: str) -> str:
     return f"rejects/{unit}.jsonl"

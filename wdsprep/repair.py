@@ -5,16 +5,17 @@ first, and a repair that is killed leaves nothing worse than a unit to do again.
 manifest need no unit: they are made again on the spot, from the tar and from the receipts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.survey import Survey, belongs_to
-from wdsprep.dataset import OURS, done_units, receipt_name, write_manifest, write_rebuilt
+from wdsprep.dataset import OURS, done_units, receipt_name, rewrite_manifest, write_manifest
+from wdsprep.edition import hold_name
 from wdsprep.index import write_index
 from wdsprep.manifest import MANIFEST
+from wdsprep.receipts import FIRST_RETRY
 from wdsprep.resume import inputs_name
-from wdsprep.sources import FIRST_RETRY, opened
 from wdsprep.store import Store
 
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
@@ -34,6 +35,8 @@ class Repair:
     writes_manifest: bool
     beyond: tuple[Finding, ...]
     """Findings that nothing is done about."""
+    changed: tuple[str, ...] = ()
+    """What other runs had changed when it came to it."""
 
     @property
     def is_needed(self) -> bool:
@@ -116,24 +119,68 @@ def _is_ours(found: Survey, name: str) -> bool:
     return bool(match or receipt.fullmatch(name))
 
 
-def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> None:
-    """Do it; `heard` is told how many files were removed or written."""
-    store = opened(repair.survey.place.url)
-    done = 0
-    for name in repair.names:
-        store.delete(name)
-        heard(done := done + 1)
+def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
+    """Do it; `heard` is told how many files were removed or written. Units that are not as they
+    were found are left as they are; what has been done is what comes back."""
+    hands = _Hands(repair, heard)
+    edition = repair.survey.edition
+    for unit in repair.units:
+        with edition.holding(unit):
+            hands.take_out(unit)
     for name in repair.indexes:
-        write_index(store, name.removesuffix(".idx"))
-        heard(done := done + 1)
+        (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
+        with edition.holding(unit):
+            hands.index(name)
     if repair.writes_manifest:
-        _write_manifest(store, repair.survey)
-    store.sweep()
+        with edition.holding_manifest():
+            _write_manifest(edition.store, repair.survey)
+    edition.store.sweep()
+    return replace(repair, changed=tuple(hands.changed))
+
+
+class _Hands:
+    """Does what was planned about a unit that is held, if it is still as it was."""
+
+    def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
+        self._repair, self._heard = repair, heard
+        self._there, self._store = repair.survey.there, repair.survey.edition.store
+        self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
+        for name in self._there:
+            for unit in belongs_to(name) & repair.units.keys():
+                self._of_unit[unit] |= {name} - {hold_name(unit)}
+        self._done = 0
+        self.changed: list[str] = []
+
+    def take_out(self, unit: str) -> None:
+        named = {finding.name for finding in self._repair.units[unit]} | self._of_unit[unit]
+        if self._is_changed(named):
+            self.changed.append(unit)
+            return
+        for name in filter(named.__contains__, self._repair.names):
+            self._store.delete(name)
+            self._tell()
+
+    def index(self, name: str) -> None:
+        tar = name.removesuffix(".idx")
+        if self._is_changed({tar, name}):
+            self.changed.append(name)
+            return
+        write_index(self._store, tar)
+        self._tell()
+
+    def _is_changed(self, names: Collection[str]) -> bool:
+        """Whether another run has written or removed one of these since."""
+        now = {e.name: e for name in names for e in self._store.list(name) if e.name == name}
+        return now != {name: self._there[name] for name in names if name in self._there}
+
+    def _tell(self) -> None:
+        self._done += 1
+        self._heard(self._done)
 
 
 def _write_manifest(store: Store, found: Survey) -> None:
     if any(done_units(store)):
-        write_rebuilt(store.url)
+        rewrite_manifest(store)
     elif found.manifest is not None:
         bare = replace(found.manifest, receipts=(), complete=False)
         write_manifest(store, bare)

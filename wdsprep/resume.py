@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
-from wdsprep.sources import FIRST_RETRY, Item, Slice, Source, shown, slices
+from wdsprep.receipts import FIRST_RETRY
+from wdsprep.sources import Item, Slice, Source, shown, slices
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store
 

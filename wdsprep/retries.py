@@ -5,8 +5,9 @@
    resumes.
 2. Its receipt moves its rows: from then on they are in its shards or among its rejects.
 3. What the older slices say is brought in line after that: the rows leave their rejects, and their
-   receipts count them as `retried`. A run that is killed before is mended by the next one, which
-   does the same again.
+   receipts count them as `retried`. The receipt is written first, with the digest of the rejects as
+   they will be and, as `UNSETTLED`, as they were; then the rejects, and the receipt once more. A
+   run that is killed in between is mended by the next one, which does the same again.
 4. Where an older slice has to be done again from the start, the rows of retry slices stay out of
    it, whether those are done or not.
 
@@ -14,18 +15,23 @@ A retry slice may itself be tried again. The numbers of retry slices begin far a
 that neither a `limit` nor an append can meet them.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 
-from wdsprep.dataset import receipt_name
+from wdsprep.dataset import read_receipt, receipt_name
+from wdsprep.edition import Edition
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch import PASSING
 from wdsprep.manifest import Manifest, Receipt
 from wdsprep.packer import RETRIED
-from wdsprep.rejects import RejectsFile, read_rejects, rejects_name
+from wdsprep.receipts import FIRST_RETRY
+from wdsprep.rejects import UNSETTLED, RejectsFile, read_rejects, rejects_name
 from wdsprep.resume import inputs_name, packed_items
-from wdsprep.sources import FIRST_RETRY, Item, Slice
+from wdsprep.sources import Item, Slice
 from wdsprep.sources.urls import some_rows, source_name, sources_of
 from wdsprep.store import Store, write_bytes
 
@@ -37,8 +43,12 @@ Moved = Mapping[str, frozenset[str]]
 class Retries:
     """The retry slices of a dataset, done or not."""
 
-    store: Store
+    edition: Edition
     slices: tuple[Slice, ...] = ()
+
+    @property
+    def store(self) -> Store:
+        return self.edition.store
 
     def pending(self, manifest: Manifest) -> list[Slice]:
         """Those without a receipt."""
@@ -57,28 +67,35 @@ class Retries:
         if not moved:
             return manifest
         planned = _rows_of(self.slices)
-        receipts = tuple(
+        receipts = (
             receipt
             if not (gone := moved.get(receipt.unit)) or _is_settled(receipt, gone, planned)
-            else _settled(self.store, receipt, gone)
+            else self._settled(receipt.unit, gone)
             for receipt in manifest.receipts
         )
-        return replace(manifest, receipts=receipts)
+        return replace(manifest, receipts=tuple(r for r in receipts if r is not None))
+
+    def _settled(self, unit: str, gone: frozenset[str]) -> Receipt | None:
+        with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
+            return _settled(self.store, read_receipt(self.store, unit), gone)
+        return None
 
     def extended(self, manifest: Manifest, *, size: int) -> "Retries":
         """With new slices of up to `size` rows for all that may succeed now and is not in one."""
-        planned = _rows_of(self.slices)
-        items = (
-            item
-            for receipt in manifest.receipts
-            if PASSING & set(receipt.rejects)
-            for item in _items(self.store, receipt.unit, planned.get(receipt.unit, frozenset()))
-        )
-        first = 1 + max((part.number for part in self.slices), default=FIRST_RETRY - 1)
-        new = tuple(_cut(items, size=size, first=first))
-        for part in new:
-            write_bytes(self.store, inputs_name(part.name), part.inputs)
-        return replace(self, slices=self.slices + new)
+        with self.edition.holding_manifest():
+            slices = read_retries(self.edition).slices  # another run may have planned some
+            planned = _rows_of(slices)
+            items = (
+                item
+                for receipt in manifest.receipts
+                if PASSING & set(receipt.rejects)
+                for item in _items(self.store, receipt.unit, planned.get(receipt.unit, frozenset()))
+            )
+            first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
+            new = tuple(_cut(items, size=size, first=first))
+            for part in new:
+                write_bytes(self.store, inputs_name(part.name), part.inputs)
+        return replace(self, slices=slices + new)
 
 
 def retryable(manifest: Manifest) -> int:
@@ -86,12 +103,13 @@ def retryable(manifest: Manifest) -> int:
     return sum(n for code, n in manifest.rejects.items() if code in PASSING)
 
 
-def read_retries(store: Store) -> Retries:
+def read_retries(edition: Edition) -> Retries:
+    store = edition.store
     start, end = len("inputs/"), -len(".jsonl")
     units = [entry.name[start:end] for entry in store.list("inputs/1")]
     numbers = sorted(int(unit) for unit in units if unit.isdecimal())
     slices = (_read(store, number) for number in numbers if number >= FIRST_RETRY)
-    return Retries(store=store, slices=tuple(slices))
+    return Retries(edition=edition, slices=tuple(slices))
 
 
 def _read(store: Store, number: int) -> Slice:
@@ -111,20 +129,24 @@ def _rows_of(parts: Iterable[Slice]) -> Moved:
 
 def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
     """Whether all that was ever to leave the slice has left it, so that nothing need be read."""
+    if UNSETTLED in receipt.files:
+        return False
     return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
 
 
 def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
-    """Take the rows from the slice's rejects, then from its receipt. Each step may be done twice:
-    the receipt is made from what the rejects then are."""
+    """Take the rows from the slice's receipt and its rejects. Each step may be done twice."""
     name = rejects_name(receipt.unit)
     before, after = store.read(name), BytesIO()
+    digest = hashlib.sha256(before).hexdigest()
+    if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
+        raise FormatError(
+            f'{store.url}/{name} is damaged: run "wdsprep repair {store.url}", then the same again'
+        )
     rejects = RejectsFile(after)
     for reject in read_rejects(before):
         if reject.source not in gone:
             rejects.add(reject)
-    if after.getvalue() != before:
-        write_bytes(store, name, after.getvalue())
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
     retried = receipt.counts.get(RETRIED, 0) + receipt.inputs - inputs
     settled = replace(
@@ -132,11 +154,18 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={**receipt.files, name: rejects.sha256},
+        files={name: rejects.sha256},
     )
+    if digest != rejects.sha256:
+        _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
+        write_bytes(store, name, after.getvalue())
     if settled != receipt:
-        write_bytes(store, receipt_name(receipt.unit), settled.to_bytes())
+        _rewrite(store, settled)
     return settled
+
+
+def _rewrite(store: Store, receipt: Receipt) -> None:
+    write_bytes(store, receipt_name(receipt.unit), receipt.to_bytes())
 
 
 def _items(store: Store, unit: str, planned: frozenset[str]) -> Iterator[Item]:

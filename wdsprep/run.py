@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import claim, clear, read_manifest, refreshed, tidy, write_manifest
-from wdsprep.errors import AccessError, WorkError
+from wdsprep.dataset import open_edition, read_manifest, refreshed, tidy, write_manifest
+from wdsprep.edition import Edition
+from wdsprep.errors import AccessError, FormatError, WorkError
 from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
 from wdsprep.receipts import by_unit, line_of
@@ -81,7 +82,7 @@ class Run:
 
     def __init__(
         self,
-        store: Store,
+        edition: Edition,
         manifest: Manifest,
         *,
         count: int,
@@ -93,7 +94,8 @@ class Run:
         status: Callable[[Callable[[], Status]], None],
         heard: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
-        self._store, self._manifest, self._count = store, manifest, count
+        self._edition, self._store = edition, edition.store
+        self._manifest, self._count = manifest, count
         self._limit, self._whole, self._tidies = limit, whole, tidies
         self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
         self._failed_hosts: Counter[str] = Counter()
@@ -173,16 +175,14 @@ class Run:
         another run has written meanwhile, it stays as that has it."""
         known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
         lines = by_unit(dict(known))
-        if self._is_ours(read_manifest(self._store)):
-            receipts = self._receipts.with_lines(lines)
-            write_manifest(self._store, replace(self._manifest, receipts=receipts, complete=False))
-            self._written = len(lines)
+        with self._edition.holding_manifest():
+            there = _there(self._store)
+            if there is None or len(there.receipts) <= self._written:
+                receipts = self._receipts.with_lines(lines)
+                manifest = replace(self._manifest, receipts=receipts, complete=False)
+                write_manifest(self._store, _with_appends(manifest, there))
+                self._written = len(lines)
         self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
-
-    def _is_ours(self, there: Manifest | None) -> bool:
-        if there is None:
-            return True
-        return there.settings == self._manifest.settings and len(there.receipts) <= self._written
 
     def _now(self) -> Status:
         """The finished units and what is known of those under way."""
@@ -199,28 +199,54 @@ class Run:
 
     def _publish(self, *, all_done: bool) -> Manifest:
         """Write the manifest with all receipts that are there by now."""
-        manifest = self._settle(refreshed(self._store, self._manifest, self._receipts))
         is_whole = all_done and self._whole and not self._limit
-        complete = is_whole and len(manifest.receipts) == self._total.units
         extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
-        manifest = replace(manifest, complete=complete, extra=extra)
-        write_manifest(self._store, manifest)
+        with self._edition.holding_manifest():
+            manifest = self._settle(refreshed(self._store, self._manifest, self._receipts))
+            complete = is_whole and len(manifest.receipts) == self._total.units
+            manifest = replace(manifest, complete=complete, extra=extra)
+            manifest = _with_appends(manifest, _there(self._store))
+            write_manifest(self._store, manifest)
         if complete and self._lines and self._tidies:
-            tidy(self._store, manifest)
+            tidy(self._edition, manifest)
         if self._count:
             sweep(self._store)  # a worker that was killed cleans up nothing
         return manifest
 
 
+def _there(store: Store) -> Manifest | None:
+    """The manifest that another run may have written; a damaged one is written again."""
+    try:
+        return read_manifest(store)
+    except FormatError:
+        return None
+
+
+def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
+    """With the generations that another run has begun meanwhile."""
+    begun = there.generations if there else ()
+    return replace(manifest, generations=tuple(sorted({*manifest.generations, *begun})))
+
+
+def written_generations(
+    edition: Edition, manifest: Manifest, generations: tuple[int, ...]
+) -> Manifest:
+    """The manifest, with the append in it that begins."""
+    with edition.holding_manifest():
+        begun = replace(manifest, generations=generations, complete=False)
+        begun = _with_appends(begun, _there(edition.store))
+        write_manifest(edition.store, begun)
+    return begun
+
+
 def opened_dataset(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
-) -> tuple[Store, Manifest]:
+) -> tuple[Edition, Manifest]:
     """The dataset to write, as far as it has come; refused where it was made otherwise."""
     store = open_store(url)
-    if overwrite:
-        clear(store, dataset)
+    edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store)
-    return store, refreshed(store, claim(store, dataset, settings))
+    return edition, refreshed(store, manifest)
 
 
 def sweep(store: Store) -> None:

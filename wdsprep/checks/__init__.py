@@ -29,11 +29,12 @@ class Kind(Enum):
     UNCHECKED = "unchecked"
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
+    UNSETTLED = "unsettled"  # a step that the next run does again
     LEFTOVER = "leftover"
 
     @property
     def is_note(self) -> bool:
-        return self in (Kind.UNFINISHED, Kind.LEFTOVER)
+        return self in (Kind.UNFINISHED, Kind.UNSETTLED, Kind.LEFTOVER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +80,7 @@ _NEXT = {
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
+    Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
     Kind.LEFTOVER: "nothing to do",
 }
 

@@ -15,13 +15,15 @@ from pathlib import Path
 from wdsprep.arrays import empty_name, fields_of
 from wdsprep.checks import Finding, Kind, Place
 from wdsprep.dataset import OURS, READERS, receipt_name
+from wdsprep.edition import EDITION, Edition
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, sorted_receipts
 from wdsprep.progress import human_bytes, plural
-from wdsprep.rejects import rejects_name
+from wdsprep.receipts import FIRST_RETRY
+from wdsprep.rejects import UNSETTLED, rejects_name
 from wdsprep.resume import inputs_name
-from wdsprep.sources import FIRST_RETRY, is_hidden
-from wdsprep.store import Store
+from wdsprep.sources import is_hidden
+from wdsprep.store import HELD, Entry, Store
 from wdsprep.store.local import TEMPORARY, LocalStore
 
 RECEIPT = re.compile(r"receipts/(.+)\.json")
@@ -29,11 +31,12 @@ RECEIPT = re.compile(r"receipts/(.+)\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A dataset as its receipts have it; `there` has the size of each file, `manifest` what the
-    manifest says where it can be read."""
+    """A dataset as its receipts have it; `there` has each file, `manifest` what the manifest says
+    where it can be read."""
 
     place: Place
-    there: Mapping[str, int]
+    edition: Edition
+    there: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
     manifest: Manifest | None
     findings: list[Finding] = field(default_factory=list)
@@ -57,7 +60,8 @@ class Survey:
 
 def survey(store: Store, shown: str, heard: Callable[[int], None]) -> Survey:
     """Look at a dataset; `heard` is told how many receipts were read."""
-    there = {entry.name: entry.nbytes for entry in store.list()}
+    edition = Edition.of(store)
+    there = {entry.name: entry for entry in store.list()}
     manifest, complaint = _manifest(store)
     read = _Receipts(store, there, manifest)
     read.all(heard)
@@ -69,6 +73,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> Survey:
     dataset = manifest.dataset if manifest else read.sound[0].dataset
     found = Survey(
         place=Place(url=store.url, shown=shown, dataset=dataset),
+        edition=edition,
         there=there,
         receipts=sorted_receipts(read.sound),
         manifest=manifest,
@@ -192,12 +197,15 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
 def _check_presence(found: Survey) -> None:
     for receipt in found.receipts:
         for file in expected_files(receipt):
-            nbytes = found.there.get(file.name)
-            if nbytes is None:
+            entry = found.there.get(file.name)
+            if entry is None:
                 kind = file.kind if file.kind is Kind.INDEX else Kind.MISSING
                 found.find(file.name, kind, "it is missing", file.unit)
-            elif file.nbytes not in (-1, nbytes):
-                found.find(file.name, file.kind, _other_size(file.nbytes, nbytes), file.unit)
+            elif file.nbytes not in (-1, entry.nbytes):
+                found.find(file.name, file.kind, _other_size(file.nbytes, entry.nbytes), file.unit)
+        if UNSETTLED in receipt.files:
+            what = "a retry has taken rows over, and was killed before they left it"
+            found.find(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
     for name in set(empty_names(found)) - found.there.keys():
         if found.is_at_its_end:
             found.find(name, Kind.MISSING, "it is missing", smallest_unit(found))
@@ -226,7 +234,7 @@ def smallest_unit(found: Survey) -> str:
 
 
 def _check_unexpected(found: Survey, store: Store, broken: Iterable[str]) -> None:
-    known = {MANIFEST, *empty_names(found), *map(receipt_name, broken)}
+    known = {MANIFEST, EDITION, *empty_names(found), *map(receipt_name, broken)}
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
@@ -254,6 +262,9 @@ def _unexpected(found: Survey, name: str) -> None:
     inputs = re.fullmatch(r"inputs/(\d{6,})\.jsonl", name)
     if inputs and int(inputs[1]) >= FIRST_RETRY:
         found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")
+    elif name.endswith(HELD) or f"{HELD}." in name:
+        what = "a run is changing a unit there, or was killed then"
+        found.find(name, Kind.LEFTOVER, what)
     elif is_hidden(name):
         found.find(name, Kind.LEFTOVER, "it is hidden, and not of wdsprep")
     elif ours.fullmatch(name) and not found.is_complete:

@@ -20,7 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wdsprep.dataset import find_receipt, refreshed, write_manifest, write_receipt
+from wdsprep.dataset import find_receipt, refreshed, write_manifest
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
 from wdsprep.encoding import plan
 from wdsprep.engine import Result
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
@@ -31,7 +33,7 @@ from wdsprep.online import Encoding
 from wdsprep.run import opened_dataset
 from wdsprep.samples import Reject, Sample
 from wdsprep.spool import Spool
-from wdsprep.store import Store, absolute, check_apart, open_store, stream
+from wdsprep.store import absolute, check_apart, open_store, stream
 
 CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
@@ -73,14 +75,12 @@ class Tee:
         url = absolute(url)
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
-        self._store, self._manifest = opened_dataset(
-            url, "latents", encoding.settings, overwrite=False
-        )
-        self._manifest, pending = plan(self._store, self._manifest, source.shards, source.shards)
+        self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
+        self._manifest, pending = plan(self._edition, manifest, source.shards, source.shards)
         left = {shard.item.name: shard for shard in pending}
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)
-        self._empty = write_empty(self._store, self._fields, empty)
+        self._empty = write_empty(self._edition, self._fields, empty)
         self._gathered: dict[int, Gathering] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
@@ -137,7 +137,7 @@ class Tee:
     def _write(self, shard: ImageShard, made: Gathering) -> None:
         try:
             settings = self._encoding.settings
-            if find_receipt(self._store, shard.name, shard.input, settings) is None:
+            if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
                 self._write_anew(shard, made)
         finally:
             made.spool.close()
@@ -146,15 +146,14 @@ class Tee:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
-        with LatentShard(self._store, shard, self._fields) as output:
+        with Draft(self._edition, shard.name) as draft:
+            output = LatentShard(draft, shard, self._fields)
             for _, one in sorted(made.come.items()):
                 if isinstance(one, Reject):
                     output.rejects.add(one)
                 else:
                     output.add_members(one.key, _members(made.spool, one), cut=one.cut)
-            written = output.finish()
-        receipt = output.receipt(shard, self._encoding.settings, written, self._empty)
-        write_receipt(self._store, receipt)
+            output.finish(self._encoding.settings, self._empty)
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
         """A receipt says what a shard was made of, so that is looked at once more."""
@@ -175,7 +174,7 @@ class Tee:
         self._hear(0)
         if not self._is_listed:
             self._manifest = _published(
-                self._store, self._manifest, self._source, self._encoding.model.name
+                self._edition, self._manifest, self._source, self._encoding.model.name
             )
             self._is_listed = True
 
@@ -189,10 +188,11 @@ def _members(spool: Spool, one: Waiting) -> list[tuple[str, bytes]]:
     return members
 
 
-def _published(store: Store, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
-    found = refreshed(store, manifest)
-    done = set(found.ledger.units())
-    complete = source.is_whole and done >= {shard.name for shard in source.shards}
-    found = replace(found, complete=complete, extra={"model": model})
-    write_manifest(store, found)
+def _published(edition: Edition, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
+    with edition.holding_manifest():
+        found = refreshed(edition.store, manifest)
+        done = set(found.ledger.units())
+        complete = source.is_whole and done >= {shard.name for shard in source.shards}
+        found = replace(found, complete=complete, extra={"model": model})
+        write_manifest(edition.store, found)
     return found

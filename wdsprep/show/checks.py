@@ -142,8 +142,8 @@ class RepairShow:
         """What will be done; nothing for a program, which hears it at the end."""
         return "" if self._as_json else "\n".join(_intent(repair))
 
-    def carry_out(self, repair: Repair) -> None:
-        carry_out(repair, self._verifying.removed)
+    def carry_out(self, repair: Repair) -> Repair:
+        return carry_out(repair, self._verifying.removed)
 
     def result(self, repair: Repair, *, done: bool) -> str:
         if self._as_json:
@@ -181,9 +181,18 @@ def _outcome(repair: Repair, *, done: bool) -> Iterator[str]:
         yield sound if not repair.beyond else f"{sound}, but see above"
     elif not done:
         yield f"nothing was done: --yes does it, or run {_again(repair)} at a terminal"
-    elif repair.units:
-        yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'
     else:
+        yield from _done(repair)
+
+
+def _done(repair: Repair) -> Iterator[str]:
+    place = repair.survey.place
+    if repair.changed:
+        some = ", ".join(repair.changed[:EXAMPLES]) + ", ..." * (len(repair.changed) > EXAMPLES)
+        yield f"another run has changed {some} meanwhile, which was left alone: verify again"
+    if set(repair.units) - set(repair.changed):
+        yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'
+    elif not repair.changed:
         yield f"repaired: {place.shown} lacks nothing"
 
 
@@ -193,6 +202,7 @@ def _again(repair: Repair) -> str:
 
 def _repair_facts(repair: Repair, *, done: bool) -> dict[str, Any]:
     return {
+        "changed": repair.changed,
         "beyond": [_finding(finding) for finding in repair.beyond],
         "dataset": repair.survey.place.shown,
         "done": done,

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wdsprep.errors import UsageError
+from wdsprep.receipts import FIRST_RETRY
 from wdsprep.samples import Code, Reject, Sample
 from wdsprep.store import Store, open_store
-
-FIRST_RETRY = 1_000_000_000
-"""Slices from this number on have no rows of their own: they try again what failed in others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

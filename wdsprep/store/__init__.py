@@ -16,6 +16,7 @@ from wdsprep.errors import UsageError
 
 CHUNK_NBYTES = 8 << 20
 Watch = Callable[[bytes], object]
+HELD = ".hold"  # how names end that are there to be held
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -36,6 +37,13 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
+class FileSink(Sink, Protocol):
+    """Of a file of a store."""
+
+    def end(self) -> None:
+        """No more bytes come, though the name may be long in coming: let go of what they take."""
+
+
 class Store(Protocol):
     """A folder of bytes."""
 
@@ -49,7 +57,7 @@ class Store(Protocol):
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         """Bytes from `start`: `nbytes` of them, or fewer only where the file ends before."""
 
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[Sink]:
+    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
         """A file that appears when the block ends well, and never if it does not.
 
         With `exclusive`, a name that is taken raises ExistsError and stays as it was.
@@ -60,6 +68,11 @@ class Store(Protocol):
 
     def sweep(self) -> int:
         """Remove what killed writers left behind unseen; the number of things removed."""
+
+    def hold(self, name: str, /) -> AbstractContextManager[None]:
+        """Nobody else is in a block that holds this name, on any machine, until this one ends, and
+        this process changes nothing in the store once that is no longer so: a BusyError. Whoever
+        dies lets go. The name is one that the store lists as long as it is held."""
 
 
 def open_store(url: str) -> Store:

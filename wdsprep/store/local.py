@@ -1,7 +1,9 @@
 """A local folder. A file is written under a temporary name, synced, renamed, and its folder synced.
 
 The temporary name carries this host's name and its writer holds a lock on it, so `sweep` can tell
-a dead writer's leftovers from a file that is still being written.
+a dead writer's leftovers from a file that is still being written. A hold is a lock on a file too:
+the kernel opens it when its process ends, and a process that is stopped keeps it. Where a file
+system has no locks, there is nothing to hold.
 """
 
 import contextlib
@@ -23,10 +25,12 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import Entry, check_name, check_prefix
+from wdsprep.store import HELD, Entry, check_name, check_prefix
+from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
+HOLD_WAIT_S = 2_000.0  # as long as on S3
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
 
@@ -95,9 +99,25 @@ class LocalStore:
         for folder, _, names in os.walk(self.root):
             for name in names:
                 match = TEMPORARY.fullmatch(name)
-                if match and _remove_if_dead(Path(folder) / name, host=match[1]):
+                if (match and _remove_if_dead(Path(folder) / name, host=match[1])) or (
+                    name.endswith(HELD) and _remove_if_dead(Path(folder) / name, host=HOST)
+                ):
                     swept += 1
         return swept
+
+    @contextlib.contextmanager
+    def hold(self, name: str, /) -> Iterator[None]:
+        path = self.root / check_name(name)
+        with _translated(path):
+            _make_folder(path.parent)
+            fd = _locked(path)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+            os.close(fd)
 
 
 class _LocalSink:
@@ -114,6 +134,10 @@ class _LocalSink:
         except StoreError as error:
             self._failure = error
             raise
+
+    def end(self) -> None:
+        with _translated(self._path):
+            os.fsync(self._fd)
 
     def check(self) -> None:
         """A failed write is fatal, even to a caller that went on after it."""
@@ -206,6 +230,34 @@ def _create_temporary(folder: Path) -> tuple[Path, int]:
         if os.fstat(fd).st_nlink:
             return path, fd
         os.close(fd)  # a sweep came between creation and lock
+
+
+def _locked(path: Path) -> int:
+    """Once a file there is locked by us, and is still there."""
+    wait = Wait(str(path), HOLD_WAIT_S)
+    while True:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            is_locked = _is_locked(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        if is_locked and os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
+        if not is_locked:
+            wait.pause()
+
+
+def _is_locked(fd: int) -> bool:
+    """Lock a file, unless somebody else has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def _remove_if_dead(path: Path, *, host: str) -> bool:

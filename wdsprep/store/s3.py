@@ -23,6 +23,7 @@ from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store import Entry, check_name, check_prefix
 from wdsprep.store.s3_ahead import Page, Stretch, listing
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
+from wdsprep.store.s3_holds import Holds
 from wdsprep.store.s3_listing import page_of, quicken_listings
 from wdsprep.store.s3_reads import BROKE_OFF, Reads
 
@@ -53,6 +54,7 @@ class S3Store:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._clients: dict[int, tuple[Any, Reads]] = {}
+        self._holds = Holds(self._ask)
 
     @property
     def url(self) -> str:
@@ -94,6 +96,7 @@ class S3Store:
         except (BotoCoreError, ValueError) as error:
             raise unusable_settings(error, self.url) from error
         quicken_listings(client)
+        client.meta.events.register("before-send.s3", self._holds.check)
         return client
 
     def close(self) -> None:
@@ -105,6 +108,7 @@ class S3Store:
         call = getattr(self.client, operation)
 
         def act() -> Any:
+            self._holds.refresh()
             answer = call(Bucket=self._bucket, **what)
             if ANSWERS.get(operation, "ResponseMetadata") not in answer:
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
@@ -159,6 +163,11 @@ class S3Store:
     def delete(self, name: str, /) -> None:
         with self._translated(name):
             self._ask("delete_object", Key=self._key(name))
+
+    @contextlib.contextmanager
+    def hold(self, name: str, /) -> Iterator[None]:
+        with self._translated(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
+            yield
 
     def sweep(self) -> int:
         """Abort uploads begun over a day ago: no live writer takes that long over a file."""
@@ -229,9 +238,10 @@ class _S3Sink:
         return {"Body": data, "ContentMD5": base64.b64encode(md5).decode()}
 
     def _send_part(self) -> None:
-        if self._pool is None:
+        if not self._upload:
             answer = self._ask("create_multipart_upload", Metadata={WRITER: self._writer})
             self._upload = {"UploadId": answer["UploadId"]}
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
         if len(self._parts) >= PARTS_IN_FLIGHT:
             self._parts[-PARTS_IN_FLIGHT].result()
@@ -245,17 +255,22 @@ class _S3Sink:
     def finish(self, condition: dict[str, str]) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._pool is None:
+        if not self._upload:
             whole = {"Metadata": {WRITER: self._writer}, **self._take_pending(), **condition}
             self._make_visible("put_object", **whole)
             return
-        if self._pending:
-            self._send_part()
+        self.end()
         parts = [part.result() for part in self._parts]
-        self._close_pool()
         self._make_visible(
             "complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload
         )
+
+    def end(self) -> None:
+        if self._pending:
+            self._send_part()
+        for part in self._parts:
+            part.result()
+        self._close_pool()
 
     def _make_visible(self, operation: str, **what: Any) -> None:
         """Where a retry meets its own success, whose answer was lost, that is success."""
@@ -288,6 +303,7 @@ class _S3Sink:
     def _close_pool(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _abort(ask: Callable[..., Any], upload: dict[str, str]) -> None:

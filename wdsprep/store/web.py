@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store import Entry, Sink
+from wdsprep.store import Entry, FileSink
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -63,7 +63,7 @@ class WebStore:
             raise AccessError(f"{self._shown}: the server did not keep to the range asked for")
         return answer.data[:nbytes]
 
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[Sink]:
+    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
         del exclusive
         self._refuse(name)
 
@@ -72,6 +72,9 @@ class WebStore:
 
     def sweep(self) -> int:
         return 0
+
+    def hold(self, name: str, /) -> AbstractContextManager[None]:
+        self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
         raise UsageError(

@@ -1,0 +1,97 @@
+"""The files of one unit of work in the making: all of them get their names at once, or none does.
+
+`edition` says why. Until then they lie under temporary names, or in uploads that nobody sees.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from wdsprep.dataset import find_receipt, write_receipt
+from wdsprep.edition import Edition
+from wdsprep.manifest import Receipt, Shard
+from wdsprep.rejects import RejectsFile, rejects_name
+from wdsprep.store import FileSink, write_bytes
+from wdsprep.tar.write import TarWriter
+
+
+class Draft:
+    """Drops its files, unless they are finished."""
+
+    def __init__(self, edition: Edition, unit: str) -> None:
+        self.unit = unit
+        self._edition, self._files, self._writers = edition, ExitStack(), ExitStack()
+        self._beside: dict[str, bytes] = {}
+
+    def __enter__(self) -> "Draft":
+        self.rejects = RejectsFile(self._open(rejects_name(self.unit)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writers.close()
+        self._files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
+
+    def tar(self, name: str) -> "DraftTar":
+        return DraftTar(self._open(name), name, self._writers, self._beside)
+
+    def _open(self, name: str) -> FileSink:
+        return self._files.enter_context(self._edition.store.write(name))
+
+    def finish(self, receipt: Receipt, beside: Mapping[str, bytes]) -> Receipt:
+        """Give the files their names, and write those `beside` them and the receipt; or drop all
+        where another run has finished the unit meanwhile. The receipt of the unit."""
+        store = self._edition.store
+        with self._edition.holding(self.unit):
+            done = find_receipt(store, self.unit, receipt.input, receipt.settings)
+            if done is not None:
+                return done
+            self._files.close()
+            for name, data in {**self._beside, **beside}.items():
+                write_bytes(store, name, data)
+            write_receipt(store, receipt)
+            return receipt
+
+
+class _DroppedError(Exception):
+    """What files are told that get no name."""
+
+
+class DraftTar:
+    """One shard, and its index."""
+
+    def __init__(
+        self, sink: FileSink, name: str, writers: ExitStack, beside: dict[str, bytes]
+    ) -> None:
+        self.name, self._sink, self._beside = name, sink, beside
+        self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
+        self._writer = self._closing.enter_context(TarWriter(sink))
+
+    @property
+    def samples(self) -> int:
+        return self._writer.samples
+
+    @property
+    def nbytes(self) -> int:
+        return self._writer.nbytes
+
+    def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
+        self._writer.add(key, fields)
+
+    def finish(self, *, waits: bool = False) -> Shard:
+        """Complete the tar; it `waits` for others of its unit."""
+        written = self._writer.finish()
+        self._closing.close()
+        self._beside[f"{self.name}.idx"] = written.index
+        if waits:
+            self._sink.end()
+        return Shard(
+            name=self.name,
+            samples=written.samples,
+            nbytes=written.nbytes,
+            sha256=written.sha256,
+        )

@@ -1,0 +1,101 @@
+"""Holding a name: who does, and how others wait for it.
+
+A hold is how runs that meet take turns: nobody else is in a block that holds the same name. How a
+store keeps that promise is its own affair, in `local` and `s3_holds`.
+"""
+
+import functools
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wdsprep.errors import BusyError
+from wdsprep.progress import human_time
+
+LONGEST_PAUSE_S = 1.0
+FIRST_WORD_S, NEXT_WORD_S = 10.0, 300.0
+_log = logging.getLogger("wdsprep")
+
+
+class Wait:
+    """Waits for somebody else: longer and longer, with a word from time to time, to a limit."""
+
+    def __init__(self, what: str, limit_s: float) -> None:
+        self._what, self._limit_s = what, limit_s
+        self._began = time.monotonic()
+        self._pause_s, self._next_word_s = 0.002, FIRST_WORD_S
+
+    def pause(self, holder: str = "another run") -> None:
+        waited_s = time.monotonic() - self._began
+        if waited_s > self._limit_s:
+            raise BusyError(
+                f"{self._what}: {holder} has held it for {human_time(waited_s)}: let that run go "
+                "on or end it, then run the same again"
+            )
+        if waited_s > self._next_word_s:
+            self._next_word_s = waited_s + NEXT_WORD_S
+            _log.warning("%s: waits for %s, which holds it", self._what, holder)
+        time.sleep(random.uniform(self._pause_s / 2, self._pause_s))  # noqa: S311 (no secret)
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process, so that others on its machine can tell whether it is alive. A pid means something
+    in its own namespace alone and is given away again; the time of its start is not."""
+
+    machine: str
+    host: str
+    pid: int
+    started: str
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def to_bytes(self) -> bytes:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Holder":
+        return cls(**json.loads(data))
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether it ran on this machine and runs no more; of other machines nobody here knows."""
+        return (
+            bool(self.machine) and self.machine == _machine() and self.started != _start(self.pid)
+        )
+
+
+def this_process() -> Holder:
+    pid = os.getpid()
+    return Holder(machine=_machine(), host=socket.gethostname(), pid=pid, started=_start(pid))
+
+
+@functools.cache
+def _machine() -> str:
+    """This boot of this machine, as processes of one namespace see it; nothing where Linux's files
+    do not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _start(pid: int) -> str:
+    """When a process started, in ticks since the boot; nothing where it is none, or has ended and
+    only waits to be asked how."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]
