@@ -23,6 +23,7 @@ from work_for_driver import (
     units,
 )
 
+from wdsprep.edition import Edition
 from wdsprep.encoding import drained, largest_first, plan
 from wdsprep.manifest import MANIFEST, Manifest
 from wdsprep.receipts import Receipts
@@ -37,7 +38,7 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     """`encode` with nobody at work."""
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(store, manifest, count=count, status=lambda _status: None)
+    run = Run(Edition(store=store), manifest, count=count, status=lambda _status: None)
     return run.carry_out(PretendRunner(workers), None, drained(pending)), store
 
 
@@ -85,9 +86,9 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
         pending = [unit.packed() for unit in units(count)]
         tracemalloc.start()
         waiting = iter(pending)
-        run = Run(
-            Shelf(count), replace(manifest_of(1), receipts=()), count=count, status=lambda _: None
-        )
+        edition = Edition(store=Shelf(count))
+        bare = replace(manifest_of(1), receipts=())
+        run = Run(edition, bare, count=count, status=lambda _: None)
         shards = (type(SHARD).unpacked(data) for data in waiting)
         run.carry_out(PretendRunner(100), None, shards)
         found = tracemalloc.get_traced_memory()[1]
@@ -106,8 +107,11 @@ def test_a_packed_shard_is_the_same_shard() -> None:
         assert type(shard).unpacked(shard.packed()) == shard
 
 
+EMPTY = Edition(store=Shelf())
+
+
 def test_shards_are_given_largest_first() -> None:
-    _, pending = plan(Shelf(), Manifest(dataset="latents", settings=SETTINGS), units(9), units(9))
+    _, pending = plan(EMPTY, Manifest(dataset="latents", settings=SETTINGS), units(9), units(9))
     assert [shard.item.samples for shard in drained(pending)] == [
         *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
         9_000,

@@ -602,7 +602,7 @@ def test_overwrite_starts_over_and_clears_latents_alone(
     shutil.copytree(latents, out)
     (out / "notes.txt").write_text("mine")
     encode_here(own, out, seed=3, overwrite=True)
-    assert set(tree(out)) == {*tree(latents), "notes.txt"}
+    assert set(tree(out)) == {*tree(latents), "notes.txt", "edition"}
     assert manifest_of(out).settings["seed"] == 3
     assert (out / "notes.txt").read_text() == "mine"
     others = tmp_path / "others"

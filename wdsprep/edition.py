@@ -76,9 +76,15 @@ def hold_name(unit: str) -> str:
     return f"receipts/{unit}{HELD}"
 
 
+def held_name(name: str) -> str:
+    """What is held, by a name from a listing; nothing where that is another's."""
+    found = _MARK.fullmatch(name)
+    return found[1] if found else ""
+
+
 def wait_for_holders(store: Store) -> None:
     """Until nobody is left who may hold a unit of an earlier edition."""
-    while held := [found[1] for e in store.list("receipts/") if (found := _MARK.fullmatch(e.name))]:
+    while held := list(filter(None, (held_name(e.name) for e in store.list("receipts/")))):
         for name in held:
             with store.hold(name):
                 pass

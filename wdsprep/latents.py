@@ -64,7 +64,7 @@ class Workshop:
     images: str
     latents: str
     settings: Settings
-    edition: str
+    edition: str = ""
     """The mark of the dataset's."""
     make_encoder: Callable[[], "Encoder"]
     max_area: int

@@ -15,7 +15,7 @@ from wdsprep.judging import Rules
 from wdsprep.manifest import FORMAT
 from wdsprep.pack_crew import Crew, Hands, staff
 from wdsprep.packer import Packer
-from wdsprep.resume import Survey, make_plan, survey
+from wdsprep.resume import Survey, make_plan, restore_inputs, survey
 from wdsprep.retries import Retries, read_retries
 from wdsprep.run import Outcome, Run, Status, opened_dataset, written_generations
 from wdsprep.runners import Runner
@@ -67,6 +67,8 @@ def pack(
     manifest = retries.settle(manifest)
     size = rules.samples_per_shard if found.kind == "folder" else 1
     plan = make_plan(edition.store, manifest, seen, slice_size=size, append=append)
+    if has_urls:
+        restore_inputs(edition, plan)
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:

@@ -3,20 +3,39 @@
 A damaged file costs its unit of work: without its receipt a unit never happened, so receipts go
 first, and a repair that is killed leaves nothing worse than a unit to do again. An index and the
 manifest need no unit: they are made again on the spot, from the tar and from the receipts.
+
+Images from the web may be there no more, so a file beside sound shards of theirs does not cost
+these. Of rejects, what can be read stays, and the rest becomes rejects whose record was lost; a
+list of inputs is removed, and the next `pack` writes it again from the table.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import count, islice
 
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.survey import Survey, belongs_to
-from wdsprep.dataset import OURS, done_units, receipt_name, rewrite_manifest, write_manifest
+from wdsprep.dataset import (
+    OURS,
+    done_units,
+    read_receipt,
+    receipt_name,
+    rewrite_manifest,
+    write_manifest,
+)
 from wdsprep.edition import hold_name
+from wdsprep.errors import NotFoundError
 from wdsprep.index import write_index
-from wdsprep.manifest import MANIFEST
+from wdsprep.manifest import MANIFEST, Manifest, Receipt
 from wdsprep.receipts import FIRST_RETRY
+from wdsprep.rejects import RejectsFile, read_rejects, rejects_name
 from wdsprep.resume import inputs_name
-from wdsprep.store import Store
+from wdsprep.retries import read_retries
+from wdsprep.samples import Code, Reject
+from wdsprep.store import Store, stream, write_bytes
+from wdsprep.tar.read import read_samples, stream_tape
 
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
@@ -31,6 +50,10 @@ class Repair:
     units: Mapping[str, tuple[Finding, ...]]
     names: tuple[str, ...]
     kept: tuple[str, ...]
+    mended: Mapping[str, tuple[Finding, ...]]
+    """Units that stay, though a file beside their shards does not."""
+    unsettled: tuple[str, ...]
+    """Units that a retry which was killed has begun to change."""
     indexes: tuple[str, ...]
     writes_manifest: bool
     beyond: tuple[Finding, ...]
@@ -40,7 +63,8 @@ class Repair:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.units or self.indexes or self.writes_manifest)
+        mends = self.mended or self.unsettled
+        return bool(self.units or mends or self.indexes or self.writes_manifest)
 
     @property
     def samples(self) -> int:
@@ -61,16 +85,28 @@ def plan_repair(found: Survey) -> Repair:
             indexes.append(finding)
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
+    mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(found, unit, units)}
     names, kept = _names(found, units)
+    unsettled = {f.unit for f in found.findings if f.kind is Kind.UNSETTLED} - units.keys()
+    changes = units or mended or unsettled
     return Repair(
         survey=found,
         units={unit: tuple(findings) for unit, findings in sorted(units.items())},
         names=names,
         kept=kept,
+        mended={unit: tuple(findings) for unit, findings in mended.items()},
+        unsettled=tuple(sorted(unsettled - mended.keys())),
         indexes=tuple(f.name for f in indexes if f.unit not in units),
-        writes_manifest=bool(units) or any(f.kind is Kind.MANIFEST for f in found.findings),
+        writes_manifest=bool(changes) or any(f.kind is Kind.MANIFEST for f in found.findings),
         beyond=tuple(beyond),
     )
+
+
+def _can_stay(found: Survey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
+    """Whether its shards are of images from the web, and sound."""
+    is_of_web = any(r.unit == unit and r.settings.get("source") == "urls" for r in found.receipts)
+    beside = {rejects_name(unit), inputs_name(unit)}
+    return is_of_web and {finding.name for finding in units[unit]} <= beside
 
 
 def _names(
@@ -127,6 +163,15 @@ def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None
     for unit in repair.units:
         with edition.holding(unit):
             hands.take_out(unit)
+    for unit, findings in repair.mended.items():
+        with edition.holding(unit):
+            hands.mend(unit, {finding.name for finding in findings})
+    if repair.unsettled:
+        receipts = [r for r in repair.survey.receipts if r.unit in repair.unsettled]
+        settings = receipts[0].settings
+        read_retries(edition).settle(
+            Manifest(dataset="images", settings=settings, receipts=receipts)
+        )
     for name in repair.indexes:
         (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
         with edition.holding(unit):
@@ -160,6 +205,17 @@ class _Hands:
             self._store.delete(name)
             self._tell()
 
+    def mend(self, unit: str, names: Collection[str]) -> None:
+        if self._is_changed({receipt_name(unit), *names}):
+            self.changed.append(unit)
+            return
+        if rejects_name(unit) in names:
+            mend_rejects(self._store, read_receipt(self._store, unit))
+            self._tell()
+        if inputs_name(unit) in names:
+            self._store.delete(inputs_name(unit))
+            self._tell()
+
     def index(self, name: str) -> None:
         tar = name.removesuffix(".idx")
         if self._is_changed({tar, name}):
@@ -176,6 +232,44 @@ class _Hands:
     def _tell(self) -> None:
         self._done += 1
         self._heard(self._done)
+
+
+def mend_rejects(store: Store, receipt: Receipt) -> None:
+    """Make the rejects of a unit whole again, and its receipt say what they are then. Done twice,
+    it is the same."""
+    name = rejects_name(receipt.unit)
+    left = list(_readable(store, receipt.unit))
+    taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
+    known = {reject.key: reject for reject in left if reject.key not in taken}
+    lost = receipt.inputs - len(taken) - len(known)
+    free = (f"{receipt.unit}{number:06d}" for number in count())
+    for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
+        known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
+    out = BytesIO()
+    rejects = RejectsFile(out)
+    for _, reject in sorted(known.items()):
+        rejects.add(reject)
+    write_bytes(store, name, out.getvalue())
+    mended = replace(
+        receipt,
+        inputs=len(taken) + len(known),
+        rejects=dict(rejects.counts),
+        files={name: rejects.sha256},
+    )
+    write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
+
+
+def _readable(store: Store, unit: str) -> Iterator[Reject]:
+    """The rejects that can still be read."""
+    with suppress(NotFoundError):
+        for line in store.read(rejects_name(unit)).splitlines():
+            with suppress(ValueError):
+                yield from (r for r in read_rejects(line) if r.key.startswith(unit))
+
+
+def _keys(store: Store, name: str) -> Iterator[str]:
+    with stream(store, name) as tar:
+        yield from (sample.key for sample in read_samples(stream_tape(tar), name))
 
 
 def _write_manifest(store: Store, found: Survey) -> None:

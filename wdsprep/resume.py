@@ -13,12 +13,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
 from wdsprep.receipts import FIRST_RETRY
 from wdsprep.sources import Item, Slice, Source, shown, slices
 from wdsprep.sources.folder import MetadataFound
-from wdsprep.store import Store
+from wdsprep.store import Store, write_bytes
 
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
 EXAMPLES = 3
@@ -180,6 +181,16 @@ def _pending_if_unchanged(plan: Plan, *, complete: bool) -> int | None:
             return None
         unseen.discard(part.name)
     return None if unseen or (pending and complete) else pending
+
+
+def restore_inputs(edition: Edition, plan: Plan) -> None:
+    """Write again what packed slices were made of, where that is gone and the source still says."""
+    there = {entry.name for entry in edition.store.list("inputs/")}
+    gone = {unit for unit in plan.packed if inputs_name(unit) not in there}
+    for part in plan.wanted() if gone else ():
+        if part.name in gone and part.digest == plan.packed[part.name]:
+            with edition.holding(part.name):
+                write_bytes(edition.store, inputs_name(part.name), part.inputs)
 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:

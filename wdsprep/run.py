@@ -199,10 +199,12 @@ class Run:
 
     def _publish(self, *, all_done: bool) -> Manifest:
         """Write the manifest with all receipts that are there by now."""
+        held: set[str] = set()
         is_whole = all_done and self._whole and not self._limit
         extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
         with self._edition.holding_manifest():
-            manifest = self._settle(refreshed(self._store, self._manifest, self._receipts))
+            manifest = refreshed(self._store, self._manifest, self._receipts, held=held)
+            manifest = self._settle(manifest)
             complete = is_whole and len(manifest.receipts) == self._total.units
             manifest = replace(manifest, complete=complete, extra=extra)
             manifest = _with_appends(manifest, _there(self._store))
@@ -211,6 +213,8 @@ class Run:
             tidy(self._edition, manifest)
         if self._count:
             sweep(self._store)  # a worker that was killed cleans up nothing
+            for name in sorted(held):
+                self._store.let_go(name)
         return manifest
 
 

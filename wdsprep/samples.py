@@ -40,6 +40,7 @@ class Code(str, Enum):
     TAR_REPEATED_KEY = ("tar_repeated_key", "read")
     TAR_REPEATED_FIELD = ("tar_repeated_field", "read")
     TAR_SCATTERED = ("tar_scattered", "read")  # another sample's member in between
+    RECORD_LOST = ("record_lost", "read")  # rejected, and why was in a file that was damaged
     BAD_URL = ("bad_url", "fetch")  # not http, https or s3, or no URL at all
     PRIVATE_ADDRESS = ("private_address", "fetch")  # of a private, loopback or link-local network
     DISALLOWED = ("disallowed", "fetch")  # by robots.txt, or by a header such as noai

@@ -18,6 +18,7 @@ from work_for_runners import Asleep, Number
 
 from benches import Group, Rival, Role, call, took
 from wdsprep.dataset import read_manifest
+from wdsprep.edition import Edition
 from wdsprep.encoding import drained, largest_first, plan
 from wdsprep.manifest import MANIFEST
 from wdsprep.run import Run, opened_dataset
@@ -109,7 +110,7 @@ def schedule(count: str, workers: str) -> None:
     """A whole run of `encode`, but for the workers and the store."""
     pending, store = largest_first(units(int(count))), Shelf()
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(store, manifest, count=len(pending), status=lambda _status: None)
+    run = Run(Edition(store=store), manifest, count=len(pending), status=lambda _status: None)
     store.count = len(pending)
     started = time.perf_counter()
     run.carry_out(PretendRunner(int(workers)), None, drained(pending))

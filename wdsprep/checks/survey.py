@@ -15,7 +15,7 @@ from pathlib import Path
 from wdsprep.arrays import empty_name, fields_of
 from wdsprep.checks import Finding, Kind, Place
 from wdsprep.dataset import OURS, READERS, receipt_name
-from wdsprep.edition import EDITION, Edition
+from wdsprep.edition import EDITION, Edition, held_name
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, sorted_receipts
 from wdsprep.progress import human_bytes, plural
@@ -23,7 +23,7 @@ from wdsprep.receipts import FIRST_RETRY
 from wdsprep.rejects import UNSETTLED, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.sources import is_hidden
-from wdsprep.store import HELD, Entry, Store
+from wdsprep.store import Entry, Store
 from wdsprep.store.local import TEMPORARY, LocalStore
 
 RECEIPT = re.compile(r"receipts/(.+)\.json")
@@ -262,7 +262,7 @@ def _unexpected(found: Survey, name: str) -> None:
     inputs = re.fullmatch(r"inputs/(\d{6,})\.jsonl", name)
     if inputs and int(inputs[1]) >= FIRST_RETRY:
         found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")
-    elif name.endswith(HELD) or f"{HELD}." in name:
+    elif held_name(name):
         what = "a run is changing a unit there, or was killed then"
         found.find(name, Kind.LEFTOVER, what)
     elif is_hidden(name):

@@ -157,6 +157,11 @@ def _intent(repair: Repair) -> Iterator[str]:
         why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
         more = f"; and {len(findings) - EXAMPLES:,} more" if len(findings) > EXAMPLES else ""
         yield f"remove {noun} {unit}, to be made again ({why}{more})"
+    for unit, findings in repair.mended.items():
+        for finding in findings:
+            yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
+    for unit in repair.unsettled:
+        yield f"end what a retry has begun with {noun} {unit}"
     for name in repair.indexes:
         yield f"write {name} again, from its tar"
     if repair.writes_manifest:
@@ -208,6 +213,8 @@ def _repair_facts(repair: Repair, *, done: bool) -> dict[str, Any]:
         "done": done,
         "indexes": repair.indexes,
         "manifest": repair.writes_manifest,
+        "mended": {unit: [_finding(f) for f in found] for unit, found in repair.mended.items()},
         "removed": repair.names,
+        "unsettled": repair.unsettled,
         "units": {unit: [_finding(f) for f in found] for unit, found in repair.units.items()},
     }

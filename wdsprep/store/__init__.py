@@ -74,6 +74,9 @@ class Store(Protocol):
         this process changes nothing in the store once that is no longer so: a BusyError. Whoever
         dies lets go. The name is one that the store lists as long as it is held."""
 
+    def let_go(self, name: str, /) -> None:
+        """Remove what is left of the hold of somebody who died; one who lives keeps it."""
+
 
 def open_store(url: str) -> Store:
     """The store behind a local path or an `s3://bucket/prefix` URL; of a file on a web server, one

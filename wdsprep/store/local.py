@@ -25,7 +25,7 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import HELD, Entry, check_name, check_prefix
+from wdsprep.store import Entry, check_name, check_prefix
 from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
@@ -99,9 +99,7 @@ class LocalStore:
         for folder, _, names in os.walk(self.root):
             for name in names:
                 match = TEMPORARY.fullmatch(name)
-                if (match and _remove_if_dead(Path(folder) / name, host=match[1])) or (
-                    name.endswith(HELD) and _remove_if_dead(Path(folder) / name, host=HOST)
-                ):
+                if match and _remove_if_dead(Path(folder) / name, host=match[1]):
                     swept += 1
         return swept
 
@@ -118,6 +116,9 @@ class LocalStore:
                 path.unlink()
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
             os.close(fd)
+
+    def let_go(self, name: str, /) -> None:
+        _remove_if_dead(self.root / check_name(name), host=HOST)
 
 
 class _LocalSink:

@@ -169,6 +169,10 @@ class S3Store:
         with self._translated(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
             yield
 
+    def let_go(self, name: str, /) -> None:
+        with self._translated(name):
+            self._holds.let_go(self._key(name), f"{self.url}/{name}")
+
     def sweep(self) -> int:
         """Abort uploads begun over a day ago: no live writer takes that long over a file."""
         too_old = datetime.datetime.now(datetime.timezone.utc) - ABANDONED_UPLOAD

@@ -42,15 +42,26 @@ class Holds:
 
     @contextmanager
     def hold(self, key: str, shown: str) -> Iterator[None]:
-        hold = _Hold(self._ask, key, shown)
-        held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
-        held.append(hold)
-        try:
+        with self._hold(key, shown) as hold:
             hold.begin()
             try:
                 yield
             finally:
                 hold.end()
+
+    def let_go(self, key: str, shown: str) -> None:
+        with self._hold(key, shown) as hold:
+            if hold.begin_after_a_death():
+                hold.end()
+
+    @contextmanager
+    def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
+        """One that is checked at each request of this thread."""
+        hold = _Hold(self._ask, key, shown)
+        held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
+        held.append(hold)
+        try:
+            yield hold
         finally:
             held.remove(hold)
 
@@ -79,9 +90,17 @@ class _Hold:
             marks = self._there()
             holder = self._alive(max(marks)) if marks else ""
             if not holder and self._add(marks):
-                self._is_renewed = True
                 return
             wait.pause(holder or "another run")
+
+    def begin_after_a_death(self) -> bool:
+        """Whether it is held now, after somebody who held it and died."""
+        marks = self._there()
+        if not marks or (self._alive(max(marks)) and not self._first_seen_dead):
+            return False
+        while self._alive(max(marks)):
+            time.sleep(0.1)
+        return self._add(marks)
 
     def refresh(self) -> None:
         if self._is_renewed and _since(self._made_at) > FRESH_S / 2:
@@ -91,7 +110,6 @@ class _Hold:
                 raise self._lost()
             self._delete(older)
             self._marks = {number: self._marks[number] for number in self._marks.keys() - older}
-            self._is_renewed = True
 
     def check(self) -> None:
         if self._is_checked and _since(self._made_at) > FRESH_S:
@@ -151,6 +169,7 @@ class _Hold:
             return False
         self._marks = {**marks, number: made}
         if self._there() == self._marks:
+            self._is_renewed = True
             return True
         self._delete({number: made})
         return False

@@ -76,6 +76,9 @@ class WebStore:
     def hold(self, name: str, /) -> AbstractContextManager[None]:
         self._refuse(name)
 
+    def let_go(self, name: str, /) -> None:
+        self._refuse(name)
+
     def _refuse(self, name: str) -> NoReturn:
         raise UsageError(
             f"{self._shown}: {name} cannot be written to a web server: give a local path or s3://"
