@@ -173,8 +173,7 @@ class Meeting:
         done.commands = [name for name, _ in drawn]
         if "overwrite" in done.commands:
             self._kept.clear()
-        if spoiled and {"repair", "verify"} & set(done.commands):
-            self._kept -= spoiled
+        self._kept -= spoiled
         self._meet([arguments for _, arguments in drawn], done)
         self._quieten(done)
         if not done.findings:
@@ -219,9 +218,12 @@ class Meeting:
         name = self._chance.choice(names)
         data = bytearray(store.read(name))
         if name.endswith(".tar"):
+            unit = name.partition("/")[2][:-4].partition("_")[0]
+            cost = [n for n in names if n.partition("/")[2].startswith((f"{unit}.tar", f"{unit}_"))]
+            rows = {row for tar in cost if tar.endswith(".tar") for row in self._packed(tar)}
             data[self._chance.randrange(len(data))] ^= 1
             write_bytes(store, name, bytes(data))
-            return set(self._packed(name))
+            return rows
         if name.startswith("inputs/1"):
             return set()  # of a retry nothing else tells what it is of
         store.delete(name)

@@ -65,10 +65,10 @@ def pack(
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
     manifest = retries.settle(manifest)
+    if has_urls:
+        restore_inputs(edition, manifest, seen)
     size = rules.samples_per_shard if found.kind == "folder" else 1
     plan = make_plan(edition.store, manifest, seen, slice_size=size, append=append)
-    if has_urls:
-        restore_inputs(edition, plan)
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:

@@ -183,14 +183,17 @@ def _pending_if_unchanged(plan: Plan, *, complete: bool) -> int | None:
     return None if unseen or (pending and complete) else pending
 
 
-def restore_inputs(edition: Edition, plan: Plan) -> None:
-    """Write again what packed slices were made of, where that is gone and the source still says."""
+def restore_inputs(edition: Edition, manifest: Manifest, seen: Survey) -> None:
+    """Write again what packed slices of one item each were made of, where that is gone and the
+    source still has it."""
     there = {entry.name for entry in edition.store.list("inputs/")}
-    gone = {unit for unit in plan.packed if inputs_name(unit) not in there}
-    for part in plan.wanted() if gone else ():
-        if part.name in gone and part.digest == plan.packed[part.name]:
-            with edition.holding(part.name):
-                write_bytes(edition.store, inputs_name(part.name), part.inputs)
+    own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
+    gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}
+    for item in seen.items() if gone else ():
+        part = Slice(number=0, items=(item,))
+        if unit := gone.get(part.digest):
+            with edition.holding(unit):
+                write_bytes(edition.store, inputs_name(unit), part.inputs)
 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
