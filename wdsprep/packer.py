@@ -23,6 +23,7 @@ from wdsprep.images import Picture
 from wdsprep.judging import Judged, Rules, judged, repeated_urls
 from wdsprep.manifest import Receipt, Settings, Shard
 from wdsprep.quantiles import bin_name
+from wdsprep.receipts import RETRIED
 from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.run import Progress, share_of
@@ -32,8 +33,6 @@ from wdsprep.store import open_store
 
 PROGRESS_S = 0.25
 WORST_HOSTS = 20  # of a slice, to be told about
-RETRIED = "retried"
-"""Counts the rows of a slice that later ones have taken over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,8 @@ AT_ONCE = 100
 FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
+RETRIED = "retried"
+"""Counts the rows of a unit that later ones have taken over."""
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.
 START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"

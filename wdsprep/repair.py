@@ -52,8 +52,8 @@ class Repair:
     kept: tuple[str, ...]
     mended: Mapping[str, tuple[Finding, ...]]
     """Units that stay, though a file beside their shards does not."""
-    unsettled: tuple[str, ...]
-    """Units that a retry which was killed has begun to change."""
+    unsettled: tuple[Finding, ...]
+    """What a retry which was killed has not brought in line."""
     indexes: tuple[str, ...]
     writes_manifest: bool
     beyond: tuple[Finding, ...]
@@ -87,7 +87,7 @@ def plan_repair(found: Survey) -> Repair:
             beyond.append(finding)
     mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(found, unit, units)}
     names, kept = _names(found, units)
-    unsettled = {f.unit for f in found.findings if f.kind is Kind.UNSETTLED} - units.keys()
+    unsettled = tuple(f for f in found.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
     return Repair(
         survey=found,
@@ -95,7 +95,7 @@ def plan_repair(found: Survey) -> Repair:
         names=names,
         kept=kept,
         mended={unit: tuple(findings) for unit, findings in mended.items()},
-        unsettled=tuple(sorted(unsettled - mended.keys())),
+        unsettled=unsettled,
         indexes=tuple(f.name for f in indexes if f.unit not in units),
         writes_manifest=bool(changes) or any(f.kind is Kind.MANIFEST for f in found.findings),
         beyond=tuple(beyond),
@@ -167,11 +167,9 @@ def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None
         with edition.holding(unit):
             hands.mend(unit, {finding.name for finding in findings})
     if repair.unsettled:
-        receipts = [r for r in repair.survey.receipts if r.unit in repair.unsettled]
-        settings = receipts[0].settings
-        read_retries(edition).settle(
-            Manifest(dataset="images", settings=settings, receipts=receipts)
-        )
+        receipts = repair.survey.receipts
+        known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
+        read_retries(edition).settle(known)
     for name in repair.indexes:
         (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
         with edition.holding(unit):

@@ -27,8 +27,7 @@ from wdsprep.edition import Edition
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch import PASSING
 from wdsprep.manifest import Manifest, Receipt
-from wdsprep.packer import RETRIED
-from wdsprep.receipts import FIRST_RETRY
+from wdsprep.receipts import FIRST_RETRY, RETRIED
 from wdsprep.rejects import UNSETTLED, RejectsFile, read_rejects, rejects_name
 from wdsprep.resume import inputs_name, packed_items
 from wdsprep.sources import Item, Slice

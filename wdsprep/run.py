@@ -111,6 +111,7 @@ class Run:
         all_done = False
         try:
             if runner is not None:
+                self._begin()
                 with contextlib.closing(runner.run(work, units)) as events:
                     for event in events:
                         self._take(event)
@@ -131,6 +132,13 @@ class Run:
             quarantined=tuple(self._quarantined),
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
+
+    def _begin(self) -> None:
+        """What says that it is complete has something left to do from now on."""
+        with self._edition.holding_manifest():
+            there = _there(self._store)
+            if there is not None and there.complete:
+                write_manifest(self._store, replace(there, complete=False))
 
     def _take(self, event: Event) -> None:
         name = event.unit.name

@@ -19,7 +19,7 @@ from wdsprep.edition import EDITION, Edition, held_name
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, sorted_receipts
 from wdsprep.progress import human_bytes, plural
-from wdsprep.receipts import FIRST_RETRY
+from wdsprep.receipts import FIRST_RETRY, RETRIED
 from wdsprep.rejects import UNSETTLED, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.sources import is_hidden
@@ -161,14 +161,23 @@ def _check_manifest(found: Survey, broken: Mapping[str, str]) -> None:
     sound = {receipt.unit: receipt for receipt in found.receipts}
     for unit in stated.keys() - sound.keys() - broken.keys():
         found.find(receipt_name(unit), Kind.MISSING, "it is missing", unit)
-    if any(stated[unit] != sound[unit] for unit in stated.keys() & sound.keys()):
+    changed = {unit for unit in stated.keys() & sound.keys() if stated[unit] != sound[unit]}
+    lacking = sound.keys() - stated.keys()
+    if not all(_is_of_a_retry(sound[unit]) for unit in changed):
         found.find(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
-    elif manifest.complete and sound.keys() - stated.keys():
-        behind = plural(len(sound.keys() - stated.keys()), "receipt")
-        found.find(MANIFEST, Kind.MANIFEST, f"it lacks what {behind} say")
+    elif manifest.complete and not all(_is_of_a_retry(sound[unit]) for unit in lacking):
+        found.find(MANIFEST, Kind.MANIFEST, f"it lacks what {plural(len(lacking), 'receipt')} say")
+    elif changed or (manifest.complete and lacking):
+        found.find(MANIFEST, Kind.UNSETTLED, "it is behind a retry that was killed or goes on")
     if not manifest.complete:
         count = plural(len(sound), "unit")
         found.find("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
+
+
+def _is_of_a_retry(receipt: Receipt) -> bool:
+    """Whether a retry has made it, or taken rows from it."""
+    is_unit = receipt.unit.isdecimal() and int(receipt.unit) >= FIRST_RETRY
+    return RETRIED in receipt.counts or is_unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

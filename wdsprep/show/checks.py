@@ -160,8 +160,8 @@ def _intent(repair: Repair) -> Iterator[str]:
     for unit, findings in repair.mended.items():
         for finding in findings:
             yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
-    for unit in repair.unsettled:
-        yield f"end what a retry has begun with {noun} {unit}"
+    for finding in repair.unsettled:
+        yield f"end what a retry has begun ({finding.name}: {finding.what})"
     for name in repair.indexes:
         yield f"write {name} again, from its tar"
     if repair.writes_manifest:
@@ -215,6 +215,6 @@ def _repair_facts(repair: Repair, *, done: bool) -> dict[str, Any]:
         "manifest": repair.writes_manifest,
         "mended": {unit: [_finding(f) for f in found] for unit, found in repair.mended.items()},
         "removed": repair.names,
-        "unsettled": repair.unsettled,
+        "unsettled": [_finding(finding) for finding in repair.unsettled],
         "units": {unit: [_finding(f) for f in found] for unit, found in repair.units.items()},
     }

@@ -1,0 +1,326 @@
+"""Nothing is lost where runs meet: two at once, one that wakes up late, a repair with an old plan.
+
+Commands are processes, kills are SIGKILL; stops are a web server that holds back its answer.
+"""
+
+import contextlib
+import hashlib
+import random
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from damaged import check, findings, flip, pack_here, source_of_photos
+from encodes import Means, encode_here, pictures
+from encodes import packed as packed_for_encode
+from meetings import Meeting, Stage
+from packs import jpeg, manifest_of, outcome, rejects_of, tree
+from sites import FAST, KINDS, Site, open_site, table_of
+from webserver import Connection, Request, WebServer, ok
+
+from wdsprep import retries
+from wdsprep.errors import FingerprintError
+from wdsprep.image_shards import find_image_shards
+from wdsprep.latent_worker import LatentsWorker
+from wdsprep.latents import Workshop
+from wdsprep.repair import carry_out, plan_repair
+from wdsprep.store import open_store
+
+RETRY = (*FAST, "--samples-per-shard", "4")
+ROLLING = ("--samples-per-shard", "9", "--max-shard-size", "20KB", "--buckets", "32")
+ROUNDS = {"local": 8, "s3": 3}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as opened:
+        yield opened
+
+
+class Holding:
+    """A site that gives each client other pictures, and holds one back from the first client."""
+
+    def __init__(self, held: int) -> None:
+        self._held, self.reached, self.released = held, threading.Event(), threading.Event()
+
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        number = int(request.path.rpartition("/")[2] or 0)
+        is_second = self.reached.is_set()
+        if number == self._held and not is_second:
+            self.reached.set()
+            self.released.wait(30)
+        return ok(jpeg(number + 1000 * is_second, (70, 64)))(connection, request)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """But those without a name yet."""
+    return {name: data for name, data in tree(root).items() if not name.endswith(".tmp")}
+
+
+@contextlib.contextmanager
+def held_up(
+    stage: Stage, root: Path, out: Path, *options: str
+) -> Iterator[tuple[Path, Callable[[], int]]]:
+    """A run of `pack` that lacks one answer; what ends the block lets it go on, and says how it
+    ended."""
+    site = Holding(8)
+    with WebServer(site) as server:
+        table = table_of(root / "in", server, ["ok"] * 9)
+        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+        process = stage.start(words, root / "log")
+        assert site.reached.wait(20)
+
+        def go_on() -> int:
+            site.released.set()
+            return stage.end(process)
+
+        yield table, go_on
+
+
+def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
+    stage: Stage, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
+        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *ROLLING]
+        assert stage.run([*words, "--overwrite"], tmp_path / "log") == 0
+        packed = files(out)
+        assert go_on() == 1
+        assert "was started over by another run" in (tmp_path / "log").read_text()
+        assert files(out) == packed
+        assert findings(out) == []
+        assert stage.run(words, tmp_path / "log") == 0
+    assert files(out) == packed
+
+
+def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
+    stage: Stage, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
+        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *ROLLING]
+        assert stage.run(words, tmp_path / "log") == 0
+        packed = files(out)
+        assert {"32/000000_01.tar", "32/000000_02.tar"} < packed.keys()
+        assert go_on() == 0
+    assert files(out) == packed
+    assert findings(out) == []
+
+
+def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_path: Path) -> None:
+    source = source_of_photos(tmp_path / "in")
+    out = pack_here(source, tmp_path / "out")
+    whole = tree(out)
+    flip(out / "32/000001.tar", 5_000)
+    old = plan_repair(check(out).surveys[0])
+    carry_out(old)
+    pack_here(source, out)
+    assert tree(out) == whole
+    done = carry_out(old)
+    assert done.changed == ("000001",)
+    assert tree(out) == whole
+
+
+def test_a_repair_of_what_was_started_over_does_nothing(tmp_path: Path) -> None:
+    source = source_of_photos(tmp_path / "in")
+    out = pack_here(source, tmp_path / "out")
+    flip(out / "32/000001.tar", 5_000)
+    old = plan_repair(check(out).surveys[0])
+    pack_here(source, out, "--overwrite")
+    whole = tree(out)
+    with pytest.raises(FingerprintError, match="started over"):
+        carry_out(old)
+    assert tree(out) == whole
+
+
+# --- encode
+
+
+class Brighter(Means):
+    """What another GPU makes of the same."""
+
+    def __init__(self, more: float) -> None:
+        super().__init__()
+        self._more = more
+
+    def encode(self, *what: Any, **how: Any) -> Any:
+        found = super().encode(*what, **how)
+        arrays = {**found.arrays, "latent.npy": found.arrays["latent.npy"] + self._more}
+        return replace(found, arrays=arrays)
+
+
+def same(encoder: Means) -> Means:
+    return encoder
+
+
+def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_made(
+    tmp_path: Path,
+) -> None:
+    images = packed_for_encode(pictures(tmp_path / "in", range(6)), tmp_path / "images")
+    shard = find_image_shards(str(images), 64).shards[0]
+    out = tmp_path / "out"
+    workers = [
+        LatentsWorker(
+            Workshop(
+                images=str(images),
+                latents=str(out),
+                settings={"seed": 0},
+                make_encoder=partial(same, Brighter(more)),
+                max_area=10**8,
+                batch_size=4,
+                decoders=1,
+                threads=1,
+            )
+        )
+        for more in (0.0, 1.0)
+    ]
+    with contextlib.closing(workers[0]), contextlib.closing(workers[1]):
+        slow = workers[0](shard)
+        share = 0.0
+        while share < 1:  # it has made all of it and has only to give it its name
+            share = next(slow).share
+        for _ in workers[1](shard):
+            pass
+        done = files(out)
+        receipt = last_of(slow)
+    assert tree(out) == done
+    assert receipt.shards[0].sha256 == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
+
+
+def last_of(steps: Generator[Any, None, Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    source = pictures(tmp_path / "in", range(18))
+    images = packed_for_encode(source, tmp_path / "images")
+    out = tmp_path / "out"
+    encode_here(images, out)
+    before = tree(out)
+    for name in ("photo-0001", "photo-0017"):
+        (source / f"{name}.jpg").unlink()
+        (source / f"{name}.txt").unlink()
+    packed_for_encode(source, images, "--overwrite")
+    with pytest.raises(FingerprintError, match="--redo-changed encodes those again"):
+        encode_here(images, out)
+    assert tree(out) == before
+    encode_here(images, out, redo_changed=True)
+    assert tree(out) == tree_of_fresh(images, tmp_path / "fresh")
+    assert check(images, out).findings == ()
+
+
+def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
+    encode_here(images, out)
+    return tree(out)
+
+
+# --- retries, and files beside images that the web may not have any more
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
+
+
+class CutError(Exception):
+    """As a kill at this moment."""
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothing(
+    tmp_path: Path, site: tuple[Site, WebServer], step: int
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack_here(table, tmp_path / "out", *RETRY)
+    behaviour.is_mended = True
+    steps = iter(range(1, 100))
+
+    def cut(store: Any, name: str, data: bytes) -> None:
+        if next(steps) == step:
+            raise CutError
+        open_store(store.url)
+        write(store, name, data)
+
+    write = retries.write_bytes
+    settle = retries._settled
+
+    def settled(*what: Any) -> Any:
+        with patch("wdsprep.retries.write_bytes", cut):
+            return settle(*what)
+
+    with patch("wdsprep.retries._settled", settled), pytest.raises(CutError):
+        pack_here(table, out, *RETRY, "--retry-rejected")
+    tars = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
+    assert findings(out) == []
+    repair = plan_repair(check(out).surveys[0])
+    assert (repair.units, repair.names) == ({}, ())
+    carry_out(repair)
+    assert tars.items() <= tree(out).items()
+    pack_here(table, out, *RETRY)
+    found = check(out)
+    assert (found.findings, found.notes) == ((), ())
+    assert outcome(out)["urls.parquet#1"] == "packed"
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+@pytest.mark.parametrize("beside", ["rejects", "inputs"])
+def test_a_bad_file_beside_images_from_the_web_costs_none_of_them(
+    tmp_path: Path, site: tuple[Site, WebServer], beside: str, harm: str
+) -> None:
+    _, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack_here(table, tmp_path / "out", *RETRY)
+    before = tree(out)
+    asked = len(server.paths())
+    path = out / beside / "000001.jsonl"
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    assert findings(out) != []
+    repair = plan_repair(check(out).surveys[0])
+    assert (repair.units, repair.names, list(repair.mended)) == ({}, (), ["000001"])
+    carry_out(repair)
+    pack_here(table, out, *RETRY)
+    assert findings(out) == []
+    assert len(server.paths()) == asked
+    after = tree(out)
+    if beside == "inputs":
+        assert after == before
+    else:
+        lost = [reject for reject in rejects_of(out) if reject["code"] == "record_lost"]
+        assert len(lost) == (3 if harm == "missing" else 1)
+        assert sum(r.inputs for r in manifest_of(out).receipts) == len(KINDS)
+    assert {n for n in before if n.endswith(".tar")} == {n for n in after if n.endswith(".tar")}
+
+
+# --- at random
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_whatever_runs_meet_one_quiet_run_makes_all_sound_and_nothing_is_lost(
+    place: str, stage: Stage, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    where = str(tmp_path / "out")
+    if place == "s3":
+        where = f"s3://{request.getfixturevalue('bucket')}/out"
+    with Meeting(stage, tmp_path, where, seed).begun() as meeting:
+        for _ in range(ROUNDS[place]):
+            done = meeting.play()
+            assert done.findings == [], done.commands
