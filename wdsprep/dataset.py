@@ -27,6 +27,8 @@ Found = TypeVar("Found")
 Spot = TypeVar("Spot")
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
+# Of shards that pack made. Others may have the names of what a user keeps beside them.
+LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|jsonl)")
 # What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
 # else packed have the names of those.
 OURS = {
@@ -263,34 +265,38 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
 
 
 def tidy(edition: Edition, manifest: Manifest) -> None:
-    """Remove what no receipt speaks of from a complete dataset: a killed run made it of files that
-    have changed since. What another run finishes meanwhile has a receipt, and stays."""
+    """Remove what no receipt speaks of from a dataset that is whole: a killed run made it of what
+    has changed since. What another run finishes meanwhile has a receipt, and stays."""
     ours = set(manifest.ledger.units())
-    shards = {shard.name for shard in manifest.shards}
-    buckets = {str(bucket) for bucket in manifest.settings["buckets"]}
+    shards = {shard.name for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
     for entry in edition.store.list():
-        shard, beside = SHARD.fullmatch(entry.name), BESIDE.fullmatch(entry.name)
-        if shard and shard[1] in buckets and entry.name.removesuffix(".idx") not in shards:
-            strays.setdefault(shard[2], []).append(entry.name)
-        elif beside and beside[2] not in ours and not _is_planned(beside):
-            strays.setdefault(beside[2], []).append(entry.name)
+        unit, name = _maker(manifest, entry.name), entry.name.removesuffix(".idx")
+        if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
+            strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
         with edition.holding(unit):
-            _remove_strays(edition.store, unit, names, manifest.settings)
+            _remove_strays(edition.store, unit, names)
 
 
-def _is_planned(beside: re.Match[str]) -> bool:
-    """Whether it is what a retry is made of, which is written before the retry begins."""
-    return beside[1] == "inputs" and int(beside[2]) >= FIRST_RETRY
+def _maker(manifest: Manifest, name: str) -> str:
+    """The unit that made a file, by its name; none where it may be somebody else's, or what a retry
+    is to be made of, which is written before the retry begins."""
+    if manifest.dataset == "latents":
+        found = LATENTS.fullmatch(name)
+        return found[1] if found else ""
+    if shard := SHARD.fullmatch(name):
+        return shard[2] if int(shard[1]) in manifest.settings["buckets"] else ""
+    beside = BESIDE.fullmatch(name)
+    is_planned = beside and beside[1] == "inputs" and int(beside[2]) >= FIRST_RETRY
+    return beside[2] if beside and not is_planned else ""
 
 
-def _remove_strays(store: Store, unit: str, names: Iterable[str], settings: Settings) -> None:
+def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
     """Of a unit that is held: what its receipt does not speak of now, if it has one."""
     with contextlib.suppress(NotFoundError):
-        receipt = read_receipt(store, unit, settings)
-        shards = {shard.name for shard in receipt.shards}
-        names = [n for n in names if SHARD.fullmatch(n) and n.removesuffix(".idx") not in shards]
+        shards = {shard.name for shard in read_receipt(store, unit).shards}
+        names = [n for n in names if ".tar" in n and n.removesuffix(".idx") not in shards]
     for name in names:
         store.delete(name)
 

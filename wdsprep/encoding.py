@@ -22,7 +22,7 @@ from wdsprep.latents import Speeds, Workshop
 from wdsprep.manifest import FORMAT, Manifest
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
-from wdsprep.run import Outcome, Progress, Run, Status, opened_dataset
+from wdsprep.run import Outcome, Progress, Run, Status, mark_incomplete, opened_dataset
 from wdsprep.store import Store, absolute, check_apart
 
 if TYPE_CHECKING:
@@ -240,6 +240,8 @@ def plan(
         raise _changed(edition.store, sorted(stale))
     pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
     stale.update(shard.name for shard in pending if shard.name in done)
+    if stale:
+        mark_incomplete(edition)
     for name in sorted(stale):
         retract(edition, name, done[name])
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]

@@ -92,7 +92,6 @@ def pack(
         manifest,
         count=count,
         limit=limit,
-        tidies=True,
         settle=retries.settle,
         status=listener.status,
     )

@@ -75,10 +75,10 @@ class Outcome:
 
 class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
-    all there will be, unless a `limit` cuts them short; `tidies`, that what no receipt speaks of
-    can go then. `settle` sees the receipts before they are published; `extra` is what else the
-    manifest says. `status` is called at each event with what makes a Status, which takes a while
-    where many workers are under way; `heard` with each step's progress."""
+    all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
+    published; `extra` is what else the manifest says. `status` is called at each event with what
+    makes a Status, which takes a while where many workers are under way; `heard` with each step's
+    progress."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class Run:
         count: int,
         limit: int = 0,
         whole: bool = True,
-        tidies: bool = False,
         extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         status: Callable[[Callable[[], Status]], None],
@@ -96,7 +95,7 @@ class Run:
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._manifest, self._count = manifest, count
-        self._limit, self._whole, self._tidies = limit, whole, tidies
+        self._limit, self._whole = limit, whole
         self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
         self._failed_hosts: Counter[str] = Counter()
         self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
@@ -111,7 +110,7 @@ class Run:
         all_done = False
         try:
             if runner is not None:
-                self._begin()
+                mark_incomplete(self._edition)
                 with contextlib.closing(runner.run(work, units)) as events:
                     for event in events:
                         self._take(event)
@@ -132,13 +131,6 @@ class Run:
             quarantined=tuple(self._quarantined),
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
-
-    def _begin(self) -> None:
-        """What says that it is complete has something left to do from now on."""
-        with self._edition.holding_manifest():
-            there = _there(self._store)
-            if there is not None and there.complete:
-                write_manifest(self._store, replace(there, complete=False))
 
     def _take(self, event: Event) -> None:
         name = event.unit.name
@@ -214,11 +206,12 @@ class Run:
             manifest = refreshed(self._store, self._manifest, self._receipts, held=held)
             manifest = self._settle(manifest)
             complete = is_whole and len(manifest.receipts) == self._total.units
+            there = _there(self._store)
+            if complete and not (there and there.complete):
+                tidy(self._edition, manifest)
             manifest = replace(manifest, complete=complete, extra=extra)
-            manifest = _with_appends(manifest, _there(self._store))
+            manifest = _with_appends(manifest, there)
             write_manifest(self._store, manifest)
-        if complete and self._lines and self._tidies:
-            tidy(self._edition, manifest)
         if self._count:
             sweep(self._store)  # a worker that was killed cleans up nothing
             for name in sorted(held):
@@ -238,6 +231,14 @@ def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
     """With the generations that another run has begun meanwhile."""
     begun = there.generations if there else ()
     return replace(manifest, generations=tuple(sorted({*manifest.generations, *begun})))
+
+
+def mark_incomplete(edition: Edition) -> None:
+    """Before something is done to a dataset that says it is complete."""
+    with edition.holding_manifest():
+        there = _there(edition.store)
+        if there is not None and there.complete:
+            write_manifest(edition.store, replace(there, complete=False))
 
 
 def written_generations(
