@@ -19,7 +19,7 @@ from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
 from wdsprep.fetch.transfer import Answer, Head, Lines, Want, too_many_bytes
 from wdsprep.fetch.turns import Turns
 from wdsprep.fetch.urls import Target, follow, parse, scheme_of
-from wdsprep.samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError, as_rejected
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
@@ -51,15 +51,17 @@ class Client:
         self._objects = Objects(max_nbytes=rules.max_nbytes)
 
     async def fetch(self, url: str) -> Fetched:
-        if scheme_of(url) == "s3":
-            return await self._objects.fetch(url.strip())
+        """What came of the URL. Whatever exception it meets ends here, as its own reject."""
         host = ""
         try:
+            if scheme_of(url) == "s3":
+                return await self._objects.fetch(url.strip())
             target = parse(url)
             host = target.host
             return Fetched(data=await self._insist(target), host=host)
-        except RejectedError as error:
-            return Fetched(code=error.code, detail=error.detail, host=host)
+        except Exception as error:  # noqa: BLE001 (no server's answer may cost the other URLs)
+            rejected = as_rejected(error, Code.FAULT)
+            return Fetched(code=rejected.code, detail=rejected.detail, host=host)
 
     def close(self) -> None:
         self._objects.close()
