@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from packs import (
     BUCKETS,
@@ -182,6 +184,98 @@ def test_a_row_that_cannot_be_used_is_refused_alone(tmp_path: Path) -> None:
         "b.csv#2": "bad_url",
         "b.csv#3": "",
     }
+
+
+DEEP = "[" * 900 + "]" * 900
+
+
+def bad_text(count: int) -> pa.Array:
+    """Texts of Parquet, the second of which is not UTF-8."""
+    offsets = b"".join(n.to_bytes(4, "little") for n in range(0, 4 * count + 4, 4))
+    data = b"a 0 " + b"\xff\xfe\xff\xfe" + b"a 9 " * (count - 2)
+    return pa.Array.from_buffers(pa.string(), count, [None, *map(pa.py_buffer, (offsets, data))])
+
+
+def late_date(count: int) -> pa.Array:
+    return pa.array([0, 2**62, *[0] * (count - 2)], pa.timestamp("us"))
+
+
+def deep_struct(count: int) -> pa.Array:
+    kind: pa.DataType = pa.int8()
+    value: object = 1
+    for _ in range(70):
+        kind, value = pa.struct([("a", kind)]), {"a": value}
+    return pa.array([None, value, *[None] * (count - 2)], kind)
+
+
+ODD_TABLES: dict[str, Callable[[Path, list[str]], object]] = {
+    "deep.jsonl": lambda path, urls: path.write_text(
+        "".join(
+            f'{{"url": "{url}", "a": {DEEP if n == 1 else "[]"}}}\n' for n, url in enumerate(urls)
+        )
+    ),
+    "long.jsonl": lambda path, urls: path.write_text(
+        "".join(
+            f'{{"url": "{url}"{" " * (17 << 20) if n == 1 else ""}}}\n'
+            for n, url in enumerate(urls)
+        )
+    ),
+    "long.csv": lambda path, urls: path.write_text(
+        "url,a\n"
+        + "".join(f'{url},{"," * (17 << 20) if n == 1 else ""}"b"\n' for n, url in enumerate(urls))
+    ),
+    "text.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "caption": bad_text(len(urls))}), path
+    ),
+    "date.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "date": late_date(len(urls))}), path
+    ),
+    "deep.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "deep": deep_struct(len(urls))}), path
+    ),
+    "images.parquet": lambda path, urls: pq.write_table(
+        pa.table({"jpg": [jpeg(0)] * len(urls), "caption": bad_text(len(urls))}), path
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_a_row_that_python_cannot_read_costs_no_other(
+    tmp_path: Path, site: tuple[Site, WebServer], name: str
+) -> None:
+    path, rows = tmp_path / name, 4
+    ODD_TABLES[name](path, [f"{site[1].url}/ok/{n}" for n in range(rows)])
+    found = outcome(pack(path, tmp_path / "out", *FAST))
+    assert found.pop(f"{name}#1") in ("bad_json", "unreadable")
+    assert found == {f"{name}#{n}": "packed" for n in range(rows) if n != 1}
+
+
+def test_facts_may_be_nested_as_deep_as_anybody_needs_and_no_deeper(tmp_path: Path) -> None:
+    """By a number of ours, not by how much stack is left where they happen to be read."""
+    rows = [f'{{"url": "http://x", "a": {"[" * n}{"]" * n}}}' for n in (63, 64)]
+    write_files(tmp_path, {"a.jsonl": "\n".join(rows)})
+    fine, deep = rows_of(tmp_path / "a.jsonl")
+    assert isinstance(fine, Sample)
+    assert isinstance(deep, Refusal)
+    assert (deep.code, deep.detail) == (Code.BAD_JSON, "nested more than 64 deep")
+
+
+@pytest.mark.parametrize("kind", [KeyError, RecursionError, AttributeError, StopIteration])
+def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def throw(facts: dict[str, Any]) -> Any:
+        if facts["url"] == ROWS[3]["url"]:
+            raise kind("x")
+        return facts
+
+    monkeypatch.setattr("wdsprep.sources.urls.plain_facts", throw)
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        rows = rows_of(tables / name)
+        assert [isinstance(row, Sample) for row in rows] == [n != 3 for n in range(len(ROWS))]
+        (refusal,) = (row for row in rows if isinstance(row, Refusal))
+        assert refusal.code is Code.UNREADABLE
+        assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
 
 
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
