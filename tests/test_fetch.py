@@ -44,7 +44,8 @@ SHORT_S = 0.3  # for what must fail
 
 
 def fetcher(**rules: Any) -> "closing[Fetcher]":
-    defaults = {"timeout_s": LONG_S, "retries": 0, "allow_private": True, "robots": False}
+    defaults = {"timeout_s": LONG_S, "retries": 0, "allow_private": True, "allow_s3": True}
+    defaults["robots"] = False
     return closing(Fetcher(FetchRules(**{**defaults, **rules})))
 
 
@@ -826,6 +827,23 @@ def test_more_requests_than_files_are_an_error_with_a_way_out() -> None:
 
 
 # ------------------------------------------------------------------------------------------ objects
+
+
+def test_objects_are_not_asked_for_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With whose credentials else would they be read?"""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with WebServer(ok(IMAGE)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
+        for url in ("s3://payroll/2026.jpg", " S3://payroll/2026.jpg"):
+            fetched = fetch(url, allow_s3=False)
+            assert (fetched.code, fetched.host) == (Code.PRIVATE_ADDRESS, "payroll")
+            assert fetched.detail.endswith("with your credentials: --allow-s3 does that")
+        assert endpoint.connections == 0
+        assert fetch("s3://payroll/2026.jpg").data == IMAGE
+        assert "mine" in endpoint.requests[-1].headers["authorization"]
 
 
 def test_objects_are_read_through_the_store(bucket: str) -> None:

@@ -563,6 +563,19 @@ def test_what_decides_only_how_to_fetch_may_differ_on_resume_and_nothing_is_fetc
         pack(out / "32", tmp_path / "more", "--retry-rejected")
 
 
+def test_rows_of_s3_are_packed_only_where_the_user_allows_it(tmp_path: Path, bucket: str) -> None:
+    write_files(tmp_path, {"up/a.jpg": jpeg(0), "urls.txt": f"s3://{bucket}/in/a.jpg\n"})
+    upload(tmp_path / "up", f"s3://{bucket}/in")
+    table = tmp_path / "urls.txt"
+    out = pack(table, tmp_path / "out", *FAST)
+    (reject,) = rejects_of(out)
+    assert reject["code"] == "private_address"
+    assert "--allow-s3" in reject["detail"]
+    with pytest.raises(FingerprintError, match=r"allow-s3: \(none\) -> true"):
+        pack(table, out, *FAST, "--allow-s3")
+    assert outcome(pack(table, tmp_path / "more", *FAST, "--allow-s3")) == {"urls.txt#0": "packed"}
+
+
 def test_a_network_that_is_down_stops_the_run_and_writes_nothing(tmp_path: Path) -> None:
     """Names that nobody has, as all names are then."""
     table = tmp_path / "urls.txt"

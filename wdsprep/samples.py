@@ -47,7 +47,7 @@ class Code(str, Enum):
     TAR_REPEATED_FIELD = ("tar_repeated_field", "read")
     TAR_SCATTERED = ("tar_scattered", "read")  # another sample's member in between
     BAD_URL = ("bad_url", "fetch")  # not http, https or s3, or no URL at all
-    PRIVATE_ADDRESS = ("private_address", "fetch")  # of a private, loopback or link-local network
+    PRIVATE_ADDRESS = ("private_address", "fetch")  # that only this machine may reach
     DISALLOWED = ("disallowed", "fetch")  # by robots.txt, or by a header such as noai
     DNS = ("dns", "fetch")
     REFUSED = ("refused", "fetch")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from wdsprep.fetch import manners
-from wdsprep.fetch.objects import Objects
+from wdsprep.fetch.objects import Objects, bucket_and_name
 from wdsprep.fetch.outcomes import rejection_of_status
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, read_robots
 from wdsprep.fetch.robots_cache import RobotsCache
@@ -26,6 +26,7 @@ MOVED = frozenset({301, 302, 303, 307, 308})
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
+CREDENTIALS = "s3:// would be read with your credentials: --allow-s3 does that"
 PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
 
 
@@ -58,7 +59,10 @@ class Client:
         host = ""
         try:
             if scheme_of(url) == "s3":
-                return await self._objects.fetch(url.strip())
+                host, _ = bucket_and_name(url)
+                if not self._rules.allow_s3:
+                    raise RejectedError(Code.PRIVATE_ADDRESS, CREDENTIALS)
+                return await self._objects.fetch(url)
             target = parse(url)
             host = target.host
             return Fetched(data=await self._insist(target), host=host)

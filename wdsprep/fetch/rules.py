@@ -31,6 +31,8 @@ class FetchRules:
     robots: bool = True
     opt_outs: bool = True
     allow_private: bool = False
+    allow_s3: bool = False
+    """Read `s3://` URLs, which is done with the credentials of who runs this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
