@@ -323,6 +323,13 @@ def test_a_name_that_nobody_has_is_a_matter_of_dns(patient: Fetcher) -> None:
     assert (fetched.code, fetched.host) == (Code.DNS, "nobody.invalid")
 
 
+def test_a_name_that_does_not_resolve_in_time_is_a_matter_of_dns_too() -> None:
+    """However busy the name service is; who is never connected to does not keep silent."""
+    with fetcher(timeout_s=0.001) as one:
+        asked = [one.submit(f"http://nobody{n}.invalid/x") for n in range(100)]
+        assert {asked.result(LONG_S).code for asked in asked} == {Code.DNS}
+
+
 def test_a_url_that_is_none_gets_its_code_too(patient: Fetcher) -> None:
     fetched = patient.submit("file:///etc/hostname").result(LONG_S)
     assert (fetched.code, fetched.detail) == (Code.BAD_URL, "file: is not http, https or s3")

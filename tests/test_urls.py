@@ -1,16 +1,19 @@
 """Tables of URLs: their rows are read alike from every kind of table, fetched once, and packed."""
 
+import contextlib
 import csv
 import gzip
 import hashlib
 import io
 import json
 import random
+import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +44,12 @@ from webserver import (
     Connection,
     Request,
     WebServer,
+    black_hole,
     in_turn,
     ok,
     redirect,
     response,
+    stall,
     status,
 )
 
@@ -52,7 +57,7 @@ from wdsprep.cli import cli
 from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, Pace
 from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
 from wdsprep.fetch import Fetched
-from wdsprep.outage import Outage
+from wdsprep.outage import Outage, Witnesses
 from wdsprep.samples import Code, Sample
 from wdsprep.sources import Columns, Refusal
 from wdsprep.sources.recognise import recognise
@@ -478,29 +483,83 @@ def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
     assert {len(futures) for futures in client.asked.values()} == {1}
 
 
-def outage_after(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
-    outage = Outage()
-    try:
-        for url, code in pairs:
-            outage.note(url, code)
-        if at_end:
-            outage.check_at_end()
-    except WorkError:
-        return True
-    return False
+def noted(pairs: list[tuple[str, Code | None]]) -> Outage:
+    outage = Outage(Answers().submit, Witnesses())
+    for url, code in pairs:
+        outage.note(url, code)
+    return outage
 
 
-def test_an_outage_is_many_sites_without_any_answer() -> None:
+def suspected(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
+    return noted(pairs).is_suspected(at_end=at_end)
+
+
+def test_an_outage_is_suspected_where_many_sites_give_no_answer() -> None:
     many = [(f"http://a.b{n % 9}.org/x", Code.DNS) for n in range(200)]
-    assert outage_after(many)
-    assert not outage_after(many[:199])
-    assert not outage_after([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
-    assert not outage_after([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
-    assert not outage_after([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
+    assert suspected(many)
+    assert not suspected(many[:199])
+    assert not suspected([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
+    assert suspected([*many[:199], ("file:///x", Code.BAD_URL), *many[:1]])
+    assert not suspected([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
+    assert not suspected([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
     few = [(f"http://a.b{n}.org/x", Code.UNREACHABLE) for n in range(20)]
-    assert outage_after(few, at_end=True)
-    assert not outage_after(few[:19], at_end=True)
-    assert not outage_after([("http://ok.org", None), *many[:100]], at_end=True)
+    assert suspected(few, at_end=True)
+    assert not suspected(few)
+    assert not suspected(few[:19], at_end=True)
+    assert not suspected([("http://ok.org", None), *many[:100]], at_end=True)
+
+
+NO_NAME, NO_DATA = socket.EAI_NONAME, socket.EAI_NODATA
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "of_the_internet", "is_outage"),
+    [
+        (Code.DNS, NO_NAME, 0, False),  # nobody has these names
+        (Code.DNS, NO_DATA, 0, False),
+        (Code.DNS, NO_NAME, NO_NAME, True),  # a name service that knows of no internet
+        (Code.DNS, socket.EAI_AGAIN, socket.EAI_AGAIN, True),  # one that does not answer
+        (Code.DNS, socket.EAI_FAIL, 0, True),
+        (Code.TIMEOUT, NO_NAME, 0, True),  # whoever they are, they are silent
+    ],
+)
+def test_before_anybody_has_answered_the_name_service_decides(
+    monkeypatch: pytest.MonkeyPatch, code: Code, says: int, of_the_internet: int, is_outage: bool
+) -> None:
+    def getaddrinfo(name: str, _port: None) -> list[object]:
+        error = of_the_internet if name.endswith("root-servers.net") else says
+        if error:
+            raise socket.gaierror(error, "x")
+        return []
+
+    monkeypatch.setattr("wdsprep.outage.socket.getaddrinfo", getaddrinfo)
+    outage = noted([(f"http://dead{n}.org/x", code) for n in range(30)])
+    assert outage.is_suspected(at_end=True)
+    if is_outage:
+        with pytest.raises(WorkError, match="if it is up and these hosts are gone, add --ignore-o"):
+            outage.confirm()
+    else:
+        outage.confirm()
+        assert not outage.is_suspected(at_end=True)
+
+
+@pytest.mark.parametrize("answer", [None, Code.HTTP_5XX, Code.TIMEOUT, Code.DISALLOWED])
+def test_a_host_that_answered_before_decides(answer: Code | None) -> None:
+    client, witnesses = Answers(), Witnesses()
+    Outage(client.submit, witnesses).note("http://ok.org/1", Code.HTTP_4XX)  # of another slice
+    outage = Outage(client.submit, witnesses)
+    for n in range(30):
+        outage.note(f"http://dead{n}.org/x", Code.TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        told = threads.submit(outage.confirm)
+        while "http://ok.org/1" not in client.asked:
+            time.sleep(0.001)
+        client.asked["http://ok.org/1"][0].set_result(Fetched(code=answer))
+        if answer in (Code.TIMEOUT, Code.DISALLOWED):  # the latter is known without asking
+            with pytest.raises(WorkError, match="nor do hosts that did before"):
+                told.result()
+        else:
+            told.result()
 
 
 # --- packing
@@ -576,14 +635,57 @@ def test_rows_of_s3_are_packed_only_where_the_user_allows_it(tmp_path: Path, buc
     assert outcome(pack(table, tmp_path / "more", *FAST, "--allow-s3")) == {"urls.txt#0": "packed"}
 
 
-def test_a_network_that_is_down_stops_the_run_and_writes_nothing(tmp_path: Path) -> None:
-    """Names that nobody has, as all names are then."""
+SILENT = ("--timeout", "0.2", "--ignore-robots")
+
+
+@pytest.fixture
+def silent_sites() -> Iterator[list[str]]:
+    """Of nine addresses, as all are where the network is down."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(black_hole(f"127.0.1.{n}")) for n in range(1, 10)]
+
+
+def silent_rows(sites: list[str], count: int) -> str:
+    return "".join(f"{sites[n % len(sites)]}/{n}.jpg\n" for n in range(count))
+
+
+def test_a_network_that_is_down_stops_the_run_and_writes_nothing(
+    tmp_path: Path, silent_sites: list[str]
+) -> None:
+    table, out = tmp_path / "urls.txt", tmp_path / "out"
+    table.write_text(silent_rows(silent_sites, 30))
+    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(timeout 30\): the network"):
+        pack(table, out, *FAST, *SILENT)
+    assert not list(out.glob("*/*"))
+    assert manifest_of(out).receipts == ()
+    found = outcome(pack(table, out, *FAST, *SILENT, "--ignore-outage"))
+    assert list(found.values()) == ["timeout"] * 30
+    assert manifest_of(out).complete
+
+
+def test_names_that_do_not_exist_are_rejects_however_many(tmp_path: Path) -> None:
+    """Nobody has these, ever."""
     table = tmp_path / "urls.txt"
     table.write_text("".join(f"http://a.site{n}.invalid/{n}.jpg\n" for n in range(30)))
-    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(dns 30\): the network"):
-        pack(table, tmp_path / "out", *FAST)
-    assert not list((tmp_path / "out").glob("*/*"))
-    assert manifest_of(tmp_path / "out").receipts == ()
+    out = pack(table, tmp_path / "out", *FAST, "--timeout", "0.5")
+    assert list(outcome(out).values()) == ["dns"] * 30
+    assert manifest_of(out).complete
+
+
+@pytest.mark.parametrize("then", [ok(jpeg(0)), stall], ids=["up", "down"])
+def test_many_silent_hosts_are_rejects_while_one_that_answered_still_does(
+    tmp_path: Path, silent_sites: list[str], then: Behaviour
+) -> None:
+    table, rows = tmp_path / "urls.txt", 210
+    with WebServer({"/0.jpg": in_turn(ok(jpeg(0)), then)}, address="127.0.2.1") as server:
+        table.write_text(f"{server.url}/0.jpg\n{silent_rows(silent_sites, rows)}")
+        if then is stall:
+            with pytest.raises(WorkError, match="nor do hosts that did before"):
+                pack(table, tmp_path / "out", *FAST, *SILENT)
+        else:
+            found = outcome(pack(table, tmp_path / "out", *FAST, *SILENT))
+            assert Counter(found.values()) == {"packed": 1, "timeout": rows}
+        assert server.paths() == ["/0.jpg"] * 2
 
 
 # --- trying again

@@ -32,6 +32,7 @@ _BROKEN = {
     _E_TOO_LARGE: "too large a header",
 }
 _HERE = {pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_SSL_CACERT_BADFILE}
+_RESOLVING = "Resolving timed out"
 _VERIFY = re.compile(r".*verify result: (.*?)(?: \(\d+\))?$")
 _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to server)?")
 
@@ -41,6 +42,8 @@ def rejection_of(error: int, message: str, *, system: int) -> RejectedError:
     lacks is no URL's fault, and raised."""
     if error in (pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR) and system in _SYSTEM:
         return RejectedError(_SYSTEM[system], _short(message))
+    if error == pycurl.E_OPERATION_TIMEDOUT and message.startswith(_RESOLVING):
+        return RejectedError(Code.DNS, _short(message))
     if error in _CODES:
         return RejectedError(_CODES[error], _short(message))
     if error in _BROKEN:

@@ -31,6 +31,8 @@ class FetchRules:
     robots: bool = True
     opt_outs: bool = True
     allow_private: bool = False
+    minds_outage: bool = True
+    """Stop where nobody answers, as the network may be down."""
     allow_s3: bool = False
     """Read `s3://` URLs, which is done with the credentials of who runs this."""
 
