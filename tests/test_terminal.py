@@ -124,6 +124,18 @@ def test_members_and_settings_of_a_strangers_dataset_are_harmless(
     said.by("pack", tmp_path / "tars", out, *BUCKETS, "--workers", "1", code=1)
 
 
+def test_nothing_is_printed_but_through_the_one_function() -> None:
+    """`echo` and `complain`, and one line without any data in it."""
+    package = Path(progress.__file__).parent
+    prints = re.compile(r"click\.echo\(|\bprint\(|std(?:out|err)\.write\(|print_exc\(")
+    found = {
+        str(path.relative_to(package)): len(prints.findall(path.read_text()))
+        for path in package.rglob("*.py")
+        if prints.search(path.read_text())
+    }
+    assert found == {"cli.py": 3, "__main__.py": 1, "demo/__init__.py": 3}
+
+
 def test_text_is_escaped_as_json_writes_it() -> None:
     assert json.loads(f'"{one_line(HOSTILE)}"') == HOSTILE
     assert one_line("\ud83d café 日本 \U0001f600") == r"\ud83d café 日本 😀"

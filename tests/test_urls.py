@@ -57,9 +57,10 @@ from wdsprep.cli import cli
 from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, Pace
 from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
 from wdsprep.fetch import Fetched
-from wdsprep.outage import Outage, Witnesses
+from wdsprep.judging import Rules, judged
+from wdsprep.outage import _NO_SUCH, Outage, Witnesses
 from wdsprep.samples import Code, Sample
-from wdsprep.sources import Columns, Refusal
+from wdsprep.sources import Columns, Refusal, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 
@@ -281,6 +282,24 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
         (refusal,) = (row for row in rows if isinstance(row, Refusal))
         assert refusal.code is Code.UNREADABLE
         assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
+
+
+def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def throw(data: bytes, **_: object) -> Any:
+        raise KeyError(data[:3])
+
+    write_files(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1)})
+    monkeypatch.setattr("wdsprep.judging.prepare", throw)
+    source = source_of(tmp_path)
+    part = next(slices(source.items(), size=9))
+    found = [row for row in judged(source, Rules(), part, threads=1, downloads=None) if row]
+    assert len(found) == 2
+    for _, refusal in found:
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is Code.CORRUPT
+        assert refusal.detail.startswith("a bug: KeyError at wdsprep.judging")
 
 
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
@@ -509,7 +528,7 @@ def test_an_outage_is_suspected_where_many_sites_give_no_answer() -> None:
     assert not suspected([("http://ok.org", None), *many[:100]], at_end=True)
 
 
-NO_NAME, NO_DATA = socket.EAI_NONAME, socket.EAI_NODATA
+NO_NAME, NO_DATA = _NO_SUCH
 
 
 @pytest.mark.parametrize(

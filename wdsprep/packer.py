@@ -59,17 +59,17 @@ class PackWorker:
     def __init__(self, packer: Packer) -> None:
         self._packer, self._store = packer, open_store(packer.images)
         self._fetcher = fetch.Fetcher(packer.fetch_rules) if packer.fetch_rules else None
-        self._minds_outage = bool(packer.fetch_rules and packer.fetch_rules.minds_outage)
         self._pace = Pace()
 
     def __call__(self, part: Slice) -> Generator[Progress, None, Receipt]:
         return pack_slice(self._packer, self._store, part, self._downloads)
 
     def _downloads(self, part: Slice) -> Downloads | None:
-        if self._fetcher is None:
+        rules = self._packer.fetch_rules
+        if self._fetcher is None or rules is None:
             return None
         repeated = partial(repeated_urls, self._packer.source, part)
-        minds_outage = not part.is_retry and self._minds_outage
+        minds_outage = rules.minds_outage and not part.is_retry
         return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
     def close(self) -> None:
