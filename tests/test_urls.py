@@ -58,7 +58,7 @@ from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, 
 from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
 from wdsprep.fetch import Fetched
 from wdsprep.judging import Rules, judged
-from wdsprep.outage import _NO_SUCH, Outage, Witnesses
+from wdsprep.outage import NO_SUCH_NAME, Outage, Witnesses
 from wdsprep.samples import Code, Sample
 from wdsprep.sources import Columns, Refusal, slices
 from wdsprep.sources.recognise import recognise
@@ -528,7 +528,7 @@ def test_an_outage_is_suspected_where_many_sites_give_no_answer() -> None:
     assert not suspected([("http://ok.org", None), *many[:100]], at_end=True)
 
 
-NO_NAME, NO_DATA = _NO_SUCH
+NO_NAME, NO_DATA = NO_SUCH_NAME
 
 
 @pytest.mark.parametrize(

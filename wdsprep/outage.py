@@ -32,7 +32,7 @@ OUTAGE_ROWS, OUTAGE_ROWS_OF_ALL, OUTAGE_SITES = 200, 20, 8
 WITNESSES = 16
 OF_THE_INTERNET = "a.root-servers.net"
 NOBODYS = ".invalid"  # for ever (RFC 6761)
-_NO_SUCH = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 Ask = Callable[[str], "Future[Fetched]"]
 
@@ -133,7 +133,7 @@ def _exists(name: str) -> bool | None:
     try:
         socket.getaddrinfo(name, None)
     except socket.gaierror as error:
-        return False if error.errno in _NO_SUCH else None
+        return False if error.errno in NO_SUCH_NAME else None
     except UnicodeError:
         return None
     return True
