@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from webserver import (
     status,
 )
 
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WorkError
 from wdsprep.fetch import PASSING, Fetched, Fetcher, FetchRules
 from wdsprep.samples import Code
 
@@ -43,7 +44,8 @@ SHORT_S = 0.3  # for what must fail
 
 
 def fetcher(**rules: Any) -> "closing[Fetcher]":
-    defaults = {"timeout_s": LONG_S, "retries": 0, "allow_private": True, "robots": False}
+    defaults = {"timeout_s": LONG_S, "retries": 0, "allow_private": True, "allow_s3": True}
+    defaults["robots"] = False
     return closing(Fetcher(FetchRules(**{**defaults, **rules})))
 
 
@@ -153,6 +155,21 @@ ANSWERS: dict[str, tuple[Behaviour, Code | None, str]] = {
         *(Code.TOO_MANY_BYTES, "more than 100,000"),
     ),
     "too-long": (raw(response(200, bytes(100_001))), Code.TOO_MANY_BYTES, "more than 100,000"),
+    "http-in-a-header": (ok(IMAGE, **{"HTTP/x": "y"}), None, ""),
+    "length-of-5000-digits": (
+        raw(response(200, IMAGE, Content_Length="9" * 5_000)),
+        *(Code.TOO_MANY_BYTES, "more than 100,000"),
+    ),
+    "length-with-zeros": (raw(response(200, IMAGE, Content_Length=f"{len(IMAGE):050}")), None, ""),
+    "zone-of-20-digits": (
+        status(503, Retry_After=f"Sat, 21 Nov 2026 08:00:30 +{'9' * 20}"),
+        *(Code.HTTP_5XX, "HTTP 503"),
+    ),
+    "101-with-a-body": (
+        raw(response(101, IMAGE, Upgrade="x", Connection="Upgrade")),
+        *(Code.BROKEN_OFF, "HTTP 101"),
+    ),
+    "101-with-a-long-body": (raw(response(101, bytes(99_000))), Code.BROKEN_OFF, "HTTP 101"),
     "page": (ok(b"<html>", Content_Type="text/html; charset=x"), Code.NOT_AN_IMAGE, "text/html"),
     "empty": (ok(b""), Code.EMPTY, "HTTP 200 without a body"),
     "204": (status(204, Content_Length=None), Code.EMPTY, "HTTP 204"),
@@ -187,6 +204,83 @@ def test_each_answer_has_its_code(answering: WebServer, patient: Fetcher, name: 
     assert (fetched.code, fetched.host) == (code, "127.0.0.1")
     assert detail in fetched.detail
     assert fetched.data == (IMAGE if code is None else b"")
+
+
+def kinds_of(kind: type[Exception]) -> Iterator[type[Exception]]:
+    """Those that Python's own modules define, and can be made of a text."""
+    for one in kind.__subclasses__():
+        yield from kinds_of(one)
+        if one.__module__ in ("builtins", "asyncio.exceptions", "struct", "ssl", "pycurl"):
+            with suppress(TypeError):
+                one("x")
+                yield one
+
+
+PLACES = {
+    "a header": "wdsprep.fetch.transfer._read_head",
+    "a body": "wdsprep.fetch.transfer.too_many_bytes",
+    "a socket": "wdsprep.fetch.transfer.is_public",
+    "an opt-out": "wdsprep.fetch.manners.opt_out",
+    "a redirect": "wdsprep.fetch.client.follow",
+    "a robots.txt": "wdsprep.fetch.client.read_robots",
+    "a turn": "wdsprep.fetch.turns.Turns.take",
+    "a URL": "wdsprep.fetch.client.parse",
+}
+THROWING = {
+    "/robots.txt": ok(b"", Content_Type="text/plain"),
+    "/ok": ok(IMAGE),
+    "/long": raw(CHUNKED + b"9000\r\n" + bytes(0x9000)),
+    "/to": redirect("/ok"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_of_any_kind_at_a_url_is_the_reject_of_that_url(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    raised: list[Exception] = []
+
+    def throw(*_: object, **__: object) -> Any:
+        raise raised[-1]
+
+    path = {"a body": "/long", "a redirect": "/to"}.get(place, "/ok")
+    kinds = [kind for kind in dict.fromkeys(kinds_of(Exception)) if kind is not MemoryError]
+    assert {ValueError, OverflowError, RecursionError, OSError, KeyError} <= set(kinds)
+    monkeypatch.setattr("wdsprep.fetch.transfer.is_public", lambda _: True)
+    rules = {"robots": True, "max_nbytes": 20_000, "allow_private": False}
+    with WebServer(THROWING) as server, fetcher(**rules) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(PLACES[place], throw)
+            for kind in kinds:
+                raised.append(kind("\x1b[31m"))
+                fetched = one.submit(server.url + path).result(LONG_S)
+                assert fetched.code is Code.FAULT, kind
+                assert fetched.detail.startswith("a bug: "), kind
+        assert one.submit(server.url + "/ok").result(LONG_S).data == IMAGE
+
+
+def test_a_bug_is_told_with_its_kind_and_place_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("wdsprep.samples._told", set())
+    monkeypatch.setattr("wdsprep.fetch.transfer._read_head", lambda lines: lines["x"])
+    with WebServer({"/": ok(IMAGE)}) as server, fetcher() as one:
+        found = [one.submit(server.url).result(LONG_S) for _ in range(3)]
+    (detail,) = {fetched.detail for fetched in found}
+    assert re.match(r"a bug: TypeError at wdsprep.fetch.transfer:\d+: list indices", detail)
+    assert len(caplog.records) == 1
+    assert "please report it" in caplog.text
+    assert Code.FAULT in PASSING  # another version may fetch it
+
+
+@pytest.mark.parametrize("error", [WorkError("no socket"), MemoryError()])
+def test_what_is_no_urls_doing_is_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def throw(_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr("wdsprep.fetch.transfer._read_head", throw)
+    with WebServer({"/": ok(IMAGE)}) as server, fetcher() as one, pytest.raises(type(error)):
+        one.submit(server.url).result(LONG_S)
 
 
 @pytest.mark.parametrize("behave", [stall, slow_header, drip], ids=lambda behave: behave.__name__)
@@ -227,6 +321,13 @@ def test_a_closed_port_refuses(patient: Fetcher) -> None:
 def test_a_name_that_nobody_has_is_a_matter_of_dns(patient: Fetcher) -> None:
     fetched = patient.submit("http://nobody.invalid/x").result(LONG_S)
     assert (fetched.code, fetched.host) == (Code.DNS, "nobody.invalid")
+
+
+def test_a_name_that_does_not_resolve_in_time_is_a_matter_of_dns_too() -> None:
+    """However busy the name service is; who is never connected to does not keep silent."""
+    with fetcher(timeout_s=0.001) as one:
+        asked = [one.submit(f"http://nobody{n}.invalid/x") for n in range(100)]
+        assert {asked.result(LONG_S).code for asked in asked} == {Code.DNS}
 
 
 def test_a_url_that_is_none_gets_its_code_too(patient: Fetcher) -> None:
@@ -733,6 +834,23 @@ def test_more_requests_than_files_are_an_error_with_a_way_out() -> None:
 
 
 # ------------------------------------------------------------------------------------------ objects
+
+
+def test_objects_are_not_asked_for_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With whose credentials else would they be read?"""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with WebServer(ok(IMAGE)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
+        for url in ("s3://payroll/2026.jpg", " S3://payroll/2026.jpg"):
+            fetched = fetch(url, allow_s3=False)
+            assert (fetched.code, fetched.host) == (Code.PRIVATE_ADDRESS, "payroll")
+            assert fetched.detail.endswith("with your credentials: --allow-s3 does that")
+        assert endpoint.connections == 0
+        assert fetch("s3://payroll/2026.jpg").data == IMAGE
+        assert "mine" in endpoint.requests[-1].headers["authorization"]
 
 
 def test_objects_are_read_through_the_store(bucket: str) -> None:

@@ -1,10 +1,18 @@
 """What a robots.txt allows, by the rules and examples of RFC 9309."""
 
+import asyncio
+import random
+import re
 import time
+from collections.abc import Callable
+from contextlib import closing
 
 import pytest
+from webserver import WebServer, ok
 
+from wdsprep.fetch import Fetcher, FetchRules
 from wdsprep.fetch.robots import read_robots
+from wdsprep.samples import Code
 
 
 def allowed(text: str, path: str) -> bool:
@@ -91,6 +99,82 @@ def test_what_follows_the_first_half_megabyte_is_not_read() -> None:
     late = b"User-agent: *\nDisallow: /a\n" + b"#" * 600_000 + b"\nDisallow: /b\n"
     assert not read_robots(late).allows("/a")
     assert read_robots(late).allows("/b")
+
+
+def test_rules_decide_as_a_matcher_that_tries_each_of_them() -> None:
+    chance = random.Random(7)
+
+    def text(letters: str, most: int) -> str:
+        return "/" + "".join(chance.choices(letters, k=chance.randrange(most)))
+
+    for _ in range(400):
+        rules = [
+            (chance.random() < 0.5, text("ab*", 6) + chance.choice(["", "", "$"]))
+            for _ in range(chance.randrange(12))
+        ]
+        lines = "".join(f"{'Allow' if allow else 'Disallow'}: {path}\n" for allow, path in rules)
+        robots = read_robots(f"User-agent: *\n{lines}".encode())
+        for path in (text("ab", 7) for _ in range(20)):
+            matching = [(len(rule), allow) for allow, rule in rules if naive(rule).match(path)]
+            assert robots.allows(path) is max(matching, default=(0, True))[1], (lines, path)
+
+
+def naive(rule: str) -> "re.Pattern[str]":
+    end = r"\Z" if rule.endswith("$") else ""
+    return re.compile(".*".join(map(re.escape, rule.removesuffix("$").split("*"))) + end)
+
+
+LONG = "/" + "ab" * 8_000
+HOSTILE: dict[str, Callable[[int], str]] = {
+    "plain": lambda n: f"Disallow: /{n:x}",
+    "lengths": lambda n: f"Disallow: /{'a' * n}{n}",
+    "wildcards": lambda n: f"Disallow: /*ab{n:x}",
+    "repeated": lambda n: f"Disallow: /*{'ab' * 9}{n:x}",
+    "stars": lambda n: f"Disallow: /{'*a' * 20}{n:x}",
+    "escapes": lambda n: f"Disallow: /{'%41' * 300}{n:x}",
+    "junk": lambda n: f"Disallow: /{'é' * 300}{n:x}",
+}
+
+
+def hostile(name: str) -> bytes:
+    """A file of 490 kB."""
+    lines, nbytes = ["User-agent: *"], 0
+    while nbytes < 490_000:
+        lines.append(HOSTILE[name](len(lines)))
+        nbytes += len(lines[-1].encode()) + 1
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_holds_up_no_other_host(name: str) -> None:
+    """Nothing else is done by the client while it reads the file or asks it: that is short."""
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - before)
+
+    routes = {"/robots.txt": ok(hostile(name), Content_Type="text/plain")}
+    rules = FetchRules(allow_private=True, retries=0, timeout_s=60)
+    with WebServer(routes) as server, closing(Fetcher(rules)) as fetcher:
+        heart = asyncio.run_coroutine_threadsafe(beat(), fetcher._loop)
+        asked = [fetcher.submit(f"{server.url}{LONG}{n}") for n in range(8)]
+        codes = {one.result(60).code for one in asked}
+        heart.cancel()
+    assert codes <= {Code.DISALLOWED, Code.HTTP_4XX}
+    assert max(gaps) < 0.5
+
+
+def test_a_path_that_nobody_could_check_in_time_is_not_fetched() -> None:
+    robots = read_robots(hostile("wildcards"))
+    assert robots.is_too_much_for("/a")
+    lines = "".join(f"Disallow: /*/{n}/*.gif$\n" for n in range(1_000))
+    robots = read_robots(f"User-agent: *\n{lines}".encode())
+    assert not robots.is_too_much_for("/" + "a" * 700)
+    assert not robots.allows("/x/999/y.gif")
+    assert robots.allows("/x/1000/y.gif")
 
 
 def test_a_hostile_pattern_takes_no_longer_than_its_length() -> None:

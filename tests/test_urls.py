@@ -1,20 +1,25 @@
 """Tables of URLs: their rows are read alike from every kind of table, fetched once, and packed."""
 
+import contextlib
 import csv
 import gzip
 import hashlib
 import io
 import json
 import random
+import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from packs import (
     BUCKETS,
@@ -39,10 +44,12 @@ from webserver import (
     Connection,
     Request,
     WebServer,
+    black_hole,
     in_turn,
     ok,
     redirect,
     response,
+    stall,
     status,
 )
 
@@ -50,9 +57,10 @@ from wdsprep.cli import cli
 from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, Pace
 from wdsprep.errors import FingerprintError, SourceError, StoreError, UsageError, WorkError
 from wdsprep.fetch import Fetched
-from wdsprep.outage import Outage
+from wdsprep.judging import Rules, judged
+from wdsprep.outage import NO_SUCH_NAME, Outage, Witnesses
 from wdsprep.samples import Code, Sample
-from wdsprep.sources import Columns, Refusal
+from wdsprep.sources import Columns, Refusal, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 
@@ -182,6 +190,116 @@ def test_a_row_that_cannot_be_used_is_refused_alone(tmp_path: Path) -> None:
         "b.csv#2": "bad_url",
         "b.csv#3": "",
     }
+
+
+DEEP = "[" * 900 + "]" * 900
+
+
+def bad_text(count: int) -> pa.Array:
+    """Texts of Parquet, the second of which is not UTF-8."""
+    offsets = b"".join(n.to_bytes(4, "little") for n in range(0, 4 * count + 4, 4))
+    data = b"a 0 " + b"\xff\xfe\xff\xfe" + b"a 9 " * (count - 2)
+    return pa.Array.from_buffers(pa.string(), count, [None, *map(pa.py_buffer, (offsets, data))])
+
+
+def late_date(count: int) -> pa.Array:
+    return pa.array([0, 2**62, *[0] * (count - 2)], pa.timestamp("us"))
+
+
+def deep_struct(count: int) -> pa.Array:
+    kind: pa.DataType = pa.int8()
+    value: object = 1
+    for _ in range(70):
+        kind, value = pa.struct([("a", kind)]), {"a": value}
+    return pa.array([None, value, *[None] * (count - 2)], kind)
+
+
+ODD_TABLES: dict[str, Callable[[Path, list[str]], object]] = {
+    "deep.jsonl": lambda path, urls: path.write_text(
+        "".join(
+            f'{{"url": "{url}", "a": {DEEP if n == 1 else "[]"}}}\n' for n, url in enumerate(urls)
+        )
+    ),
+    "long.jsonl": lambda path, urls: path.write_text(
+        "".join(
+            f'{{"url": "{url}"{" " * (17 << 20) if n == 1 else ""}}}\n'
+            for n, url in enumerate(urls)
+        )
+    ),
+    "long.csv": lambda path, urls: path.write_text(
+        "url,a\n"
+        + "".join(f'{url},{"," * (17 << 20) if n == 1 else ""}"b"\n' for n, url in enumerate(urls))
+    ),
+    "text.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "caption": bad_text(len(urls))}), path
+    ),
+    "date.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "date": late_date(len(urls))}), path
+    ),
+    "deep.parquet": lambda path, urls: pq.write_table(
+        pa.table({"url": urls, "deep": deep_struct(len(urls))}), path
+    ),
+    "images.parquet": lambda path, urls: pq.write_table(
+        pa.table({"jpg": [jpeg(0)] * len(urls), "caption": bad_text(len(urls))}), path
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_a_row_that_python_cannot_read_costs_no_other(
+    tmp_path: Path, site: tuple[Site, WebServer], name: str
+) -> None:
+    path, rows = tmp_path / name, 4
+    ODD_TABLES[name](path, [f"{site[1].url}/ok/{n}" for n in range(rows)])
+    found = outcome(pack(path, tmp_path / "out", *FAST))
+    assert found.pop(f"{name}#1") in ("bad_json", "unreadable")
+    assert found == {f"{name}#{n}": "packed" for n in range(rows) if n != 1}
+
+
+def test_facts_may_be_nested_as_deep_as_anybody_needs_and_no_deeper(tmp_path: Path) -> None:
+    """By a number of ours, not by how much stack is left where they happen to be read."""
+    rows = [f'{{"url": "http://x", "a": {"[" * n}{"]" * n}}}' for n in (63, 64)]
+    write_files(tmp_path, {"a.jsonl": "\n".join(rows)})
+    fine, deep = rows_of(tmp_path / "a.jsonl")
+    assert isinstance(fine, Sample)
+    assert isinstance(deep, Refusal)
+    assert (deep.code, deep.detail) == (Code.BAD_JSON, "nested more than 64 deep")
+
+
+@pytest.mark.parametrize("kind", [KeyError, RecursionError, AttributeError, StopIteration])
+def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def throw(facts: dict[str, Any]) -> Any:
+        if facts["url"] == ROWS[3]["url"]:
+            raise kind("x")
+        return facts
+
+    monkeypatch.setattr("wdsprep.sources.urls.plain_facts", throw)
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        rows = rows_of(tables / name)
+        assert [isinstance(row, Sample) for row in rows] == [n != 3 for n in range(len(ROWS))]
+        (refusal,) = (row for row in rows if isinstance(row, Refusal))
+        assert refusal.code is Code.UNREADABLE
+        assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
+
+
+def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def throw(data: bytes, **_: object) -> Any:
+        raise KeyError(data[:3])
+
+    write_files(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1)})
+    monkeypatch.setattr("wdsprep.judging.prepare", throw)
+    source = source_of(tmp_path)
+    part = next(slices(source.items(), size=9))
+    found = [row for row in judged(source, Rules(), part, threads=1, downloads=None) if row]
+    assert len(found) == 2
+    for _, refusal in found:
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is Code.CORRUPT
+        assert refusal.detail.startswith("a bug: KeyError at wdsprep.judging")
 
 
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
@@ -384,29 +502,83 @@ def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
     assert {len(futures) for futures in client.asked.values()} == {1}
 
 
-def outage_after(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
-    outage = Outage()
-    try:
-        for url, code in pairs:
-            outage.note(url, code)
-        if at_end:
-            outage.check_at_end()
-    except WorkError:
-        return True
-    return False
+def noted(pairs: list[tuple[str, Code | None]]) -> Outage:
+    outage = Outage(Answers().submit, Witnesses())
+    for url, code in pairs:
+        outage.note(url, code)
+    return outage
 
 
-def test_an_outage_is_many_sites_without_any_answer() -> None:
+def suspected(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
+    return noted(pairs).is_suspected(at_end=at_end)
+
+
+def test_an_outage_is_suspected_where_many_sites_give_no_answer() -> None:
     many = [(f"http://a.b{n % 9}.org/x", Code.DNS) for n in range(200)]
-    assert outage_after(many)
-    assert not outage_after(many[:199])
-    assert not outage_after([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
-    assert not outage_after([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
-    assert not outage_after([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
+    assert suspected(many)
+    assert not suspected(many[:199])
+    assert not suspected([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
+    assert suspected([*many[:199], ("file:///x", Code.BAD_URL), *many[:1]])
+    assert not suspected([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
+    assert not suspected([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
     few = [(f"http://a.b{n}.org/x", Code.UNREACHABLE) for n in range(20)]
-    assert outage_after(few, at_end=True)
-    assert not outage_after(few[:19], at_end=True)
-    assert not outage_after([("http://ok.org", None), *many[:100]], at_end=True)
+    assert suspected(few, at_end=True)
+    assert not suspected(few)
+    assert not suspected(few[:19], at_end=True)
+    assert not suspected([("http://ok.org", None), *many[:100]], at_end=True)
+
+
+NO_NAME, NO_DATA = NO_SUCH_NAME
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "of_the_internet", "is_outage"),
+    [
+        (Code.DNS, NO_NAME, 0, False),  # nobody has these names
+        (Code.DNS, NO_DATA, 0, False),
+        (Code.DNS, NO_NAME, NO_NAME, True),  # a name service that knows of no internet
+        (Code.DNS, socket.EAI_AGAIN, socket.EAI_AGAIN, True),  # one that does not answer
+        (Code.DNS, socket.EAI_FAIL, 0, True),
+        (Code.TIMEOUT, NO_NAME, 0, True),  # whoever they are, they are silent
+    ],
+)
+def test_before_anybody_has_answered_the_name_service_decides(
+    monkeypatch: pytest.MonkeyPatch, code: Code, says: int, of_the_internet: int, is_outage: bool
+) -> None:
+    def getaddrinfo(name: str, _port: None) -> list[object]:
+        error = of_the_internet if name.endswith("root-servers.net") else says
+        if error:
+            raise socket.gaierror(error, "x")
+        return []
+
+    monkeypatch.setattr("wdsprep.outage.socket.getaddrinfo", getaddrinfo)
+    outage = noted([(f"http://dead{n}.org/x", code) for n in range(30)])
+    assert outage.is_suspected(at_end=True)
+    if is_outage:
+        with pytest.raises(WorkError, match="if it is up and these hosts are gone, add --ignore-o"):
+            outage.confirm()
+    else:
+        outage.confirm()
+        assert not outage.is_suspected(at_end=True)
+
+
+@pytest.mark.parametrize("answer", [None, Code.HTTP_5XX, Code.TIMEOUT, Code.DISALLOWED])
+def test_a_host_that_answered_before_decides(answer: Code | None) -> None:
+    client, witnesses = Answers(), Witnesses()
+    Outage(client.submit, witnesses).note("http://ok.org/1", Code.HTTP_4XX)  # of another slice
+    outage = Outage(client.submit, witnesses)
+    for n in range(30):
+        outage.note(f"http://dead{n}.org/x", Code.TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        told = threads.submit(outage.confirm)
+        while "http://ok.org/1" not in client.asked:
+            time.sleep(0.001)
+        client.asked["http://ok.org/1"][0].set_result(Fetched(code=answer))
+        if answer in (Code.TIMEOUT, Code.DISALLOWED):  # the latter is known without asking
+            with pytest.raises(WorkError, match="nor do hosts that did before"):
+                told.result()
+        else:
+            told.result()
 
 
 # --- packing
@@ -469,14 +641,70 @@ def test_what_decides_only_how_to_fetch_may_differ_on_resume_and_nothing_is_fetc
         pack(out / "32", tmp_path / "more", "--retry-rejected")
 
 
-def test_a_network_that_is_down_stops_the_run_and_writes_nothing(tmp_path: Path) -> None:
-    """Names that nobody has, as all names are then."""
+def test_rows_of_s3_are_packed_only_where_the_user_allows_it(tmp_path: Path, bucket: str) -> None:
+    write_files(tmp_path, {"up/a.jpg": jpeg(0), "urls.txt": f"s3://{bucket}/in/a.jpg\n"})
+    upload(tmp_path / "up", f"s3://{bucket}/in")
+    table = tmp_path / "urls.txt"
+    out = pack(table, tmp_path / "out", *FAST)
+    (reject,) = rejects_of(out)
+    assert reject["code"] == "private_address"
+    assert "--allow-s3" in reject["detail"]
+    with pytest.raises(FingerprintError, match=r"allow-s3: \(none\) -> true"):
+        pack(table, out, *FAST, "--allow-s3")
+    assert outcome(pack(table, tmp_path / "more", *FAST, "--allow-s3")) == {"urls.txt#0": "packed"}
+
+
+SILENT = ("--timeout", "0.2", "--ignore-robots")
+
+
+@pytest.fixture
+def silent_sites() -> Iterator[list[str]]:
+    """Of nine addresses, as all are where the network is down."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(black_hole(f"127.0.1.{n}")) for n in range(1, 10)]
+
+
+def silent_rows(sites: list[str], count: int) -> str:
+    return "".join(f"{sites[n % len(sites)]}/{n}.jpg\n" for n in range(count))
+
+
+def test_a_network_that_is_down_stops_the_run_and_writes_nothing(
+    tmp_path: Path, silent_sites: list[str]
+) -> None:
+    table, out = tmp_path / "urls.txt", tmp_path / "out"
+    table.write_text(silent_rows(silent_sites, 30))
+    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(timeout 30\): the network"):
+        pack(table, out, *FAST, *SILENT)
+    assert not list(out.glob("*/*"))
+    assert manifest_of(out).receipts == ()
+    found = outcome(pack(table, out, *FAST, *SILENT, "--ignore-outage"))
+    assert list(found.values()) == ["timeout"] * 30
+    assert manifest_of(out).complete
+
+
+def test_names_that_do_not_exist_are_rejects_however_many(tmp_path: Path) -> None:
+    """Nobody has these, ever."""
     table = tmp_path / "urls.txt"
     table.write_text("".join(f"http://a.site{n}.invalid/{n}.jpg\n" for n in range(30)))
-    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(dns 30\): the network"):
-        pack(table, tmp_path / "out", *FAST)
-    assert not list((tmp_path / "out").glob("*/*"))
-    assert manifest_of(tmp_path / "out").receipts == ()
+    out = pack(table, tmp_path / "out", *FAST, "--timeout", "0.5")
+    assert list(outcome(out).values()) == ["dns"] * 30
+    assert manifest_of(out).complete
+
+
+@pytest.mark.parametrize("then", [ok(jpeg(0)), stall], ids=["up", "down"])
+def test_many_silent_hosts_are_rejects_while_one_that_answered_still_does(
+    tmp_path: Path, silent_sites: list[str], then: Behaviour
+) -> None:
+    table, rows = tmp_path / "urls.txt", 210
+    with WebServer({"/0.jpg": in_turn(ok(jpeg(0)), then)}, address="127.0.2.1") as server:
+        table.write_text(f"{server.url}/0.jpg\n{silent_rows(silent_sites, rows)}")
+        if then is stall:
+            with pytest.raises(WorkError, match="nor do hosts that did before"):
+                pack(table, tmp_path / "out", *FAST, *SILENT)
+        else:
+            found = outcome(pack(table, tmp_path / "out", *FAST, *SILENT))
+            assert Counter(found.values()) == {"packed": 1, "timeout": rows}
+        assert server.paths() == ["/0.jpg"] * 2
 
 
 # --- trying again

@@ -222,16 +222,16 @@ class WebServer:
 
 
 @contextlib.contextmanager
-def black_hole() -> Iterator[str]:
+def black_hole(address: str = "127.0.0.1") -> Iterator[str]:
     """The URL of a port that neither accepts nor refuses: its backlog is full."""
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        listener = stack.enter_context(socket.create_server((address, 0), backlog=0))
         for _ in range(4):
             client = stack.enter_context(socket.socket())
             client.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 client.connect(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://{address}:{listener.getsockname()[1]}"
 
 
 def refused_port() -> int:

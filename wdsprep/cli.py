@@ -5,6 +5,7 @@ option for the same thing.
 """
 
 import json
+import logging
 import sys
 import traceback
 from typing import Any
@@ -14,6 +15,7 @@ import click
 from wdsprep import __version__
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PACKERS, PLAN, RECIPE, RULES, WORKERS
+from wdsprep.terminal import LogFormatter, harmless, one_line
 
 IMG2DATASET_NAMES = {
     "number-sample-per-shard": "samples-per-shard",
@@ -23,6 +25,16 @@ IMG2DATASET_NAMES = {
     "max-image-area": "max-area",
 }
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
+
+
+def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
+    """All that a command prints, but for the progress line, and what click prints of itself."""
+    click.echo(harmless(text), nl=nl, err=err)
+
+
+def complain(text: str) -> None:
+    """An error is one line, whatever names are in it."""
+    click.echo(f"wdsprep: {one_line(text)}", err=True)
 
 
 def option_name(name: str) -> str:
@@ -68,7 +80,7 @@ def pack(source: str, images: str, **options: Any) -> int:
 
     show = PackShow(source, as_json=options.pop("as_json"))
     packed = pack_request(source, images, show.listener, **options)
-    click.echo(show.result(packed, images))
+    echo(show.result(packed, images))
     return DONE_WITH_DAMAGE if packed.quarantined else 0
 
 
@@ -98,7 +110,7 @@ def encode(images: str, out: str, **options: Any) -> int:
     out = out or f"shards/latents-{options['resolution']}"
     show = EncodeShow(images, out, as_json=options.pop("as_json"))
     outcome = encode_shards(images, out, listener=show.listener, **options)
-    click.echo(show.result(outcome))
+    echo(show.result(outcome))
     return DONE_WITH_DAMAGE if outcome.quarantined else 0
 
 
@@ -112,7 +124,7 @@ def inspect(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
     from wdsprep.show.inspect import inspect as inspect_dataset
 
-    click.echo(inspect_dataset(dataset, key, **options))
+    echo(inspect_dataset(dataset, key, **options))
 
 
 @cli.command()
@@ -126,7 +138,7 @@ def plan(images: str, **options: Any) -> None:
     """
     from wdsprep.show.plan import plan_lines
 
-    click.echo(plan_lines(images, **options))
+    echo(plan_lines(images, **options))
 
 
 @cli.command()
@@ -144,7 +156,7 @@ def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
     show = VerifyShow(as_json=as_json)
     verified = request(datasets, show, **options)
-    click.echo(show.result(verified))
+    echo(show.result(verified))
     return DONE_WITH_DAMAGE if verified.findings else 0
 
 
@@ -163,11 +175,11 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 
     show = RepairShow(dataset, as_json=as_json)
     found = show.plan(**options)
-    click.echo(show.intent(found), nl=bool(show.intent(found)))
+    echo(show.intent(found), nl=bool(show.intent(found)))
     done = found.is_needed and (yes or (sys.stdin.isatty() and click.confirm("do this?")))
     if done:
         found = show.carry_out(found)
-    click.echo(show.result(found, done=done))
+    echo(show.result(found, done=done))
     is_whole = done is found.is_needed and not found.beyond and not found.changed
     return 0 if is_whole else DONE_WITH_DAMAGE
 
@@ -201,7 +213,7 @@ def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
     """
     from wdsprep.show.report import report as write_report
 
-    click.echo(write_report(datasets, output, **options))
+    echo(write_report(datasets, output, **options))
 
 
 @cli.command()
@@ -217,7 +229,7 @@ def index(folder: str, as_json: bool) -> None:
     line.clear()
     count = plural(len(done), "index", "indexes")
     text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
-    click.echo(json.dumps(done) if as_json else text)
+    echo(json.dumps(done) if as_json else text)
 
 
 @cli.command()
@@ -230,7 +242,7 @@ def rebuild(dataset: str) -> None:
     line = ProgressLine()
     manifest = write_rebuilt(dataset, line.counting("receipt"))
     line.clear()
-    click.echo(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written")
+    echo(one_line(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"))
 
 
 @cli.command()
@@ -247,13 +259,15 @@ def demo(folder: str) -> int:
         found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
         return found if isinstance(found, int) else 0
 
-    return show_all(folder, run=run, say=click.echo)
+    return show_all(folder, run=run, say=echo)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; every failure is one line and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LogFormatter())
     try:
         found = cli.main(
             [a for a in arguments if a != "--debug"], prog_name="wdsprep", standalone_mode=False
@@ -262,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f": see {context.command_path} --help" if context else ""
-        click.echo(f"wdsprep: {error.format_message().rstrip('.')}{hint}", err=True)
+        complain(f"{error.format_message().rstrip('.')}{hint}")
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
         again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"
@@ -270,15 +284,15 @@ def main(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except WdsprepError as error:
         if debug:
-            traceback.print_exc()
-        click.echo(f"wdsprep: {error}", err=True)
+            echo(traceback.format_exc(), err=True)
+        complain(str(error))
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
         if debug:
-            traceback.print_exc()
+            echo(traceback.format_exc(), err=True)
         name = type(error).__name__
-        click.echo(f"wdsprep: a bug: {name}: {error}: --debug shows where", err=True)
+        complain(f"a bug: {name}: {error}: --debug shows where")
         return 1

@@ -10,8 +10,8 @@
    they have asked for before. So slices are finished one after the other, each one's last answers
    are waited for beside the next one's first, and memory is that of one. What may take long before
    the first row, as reading through a large table does, is done before the turn.
-5. Where no answer at all comes from many sites in a row, the network itself is down, which is no
-   fault of the rows: the run ends in an error, and nothing of the slice has happened.
+5. Where no answer at all comes from many sites in a row, the network itself may be down, which is
+   no fault of the rows. If it is, the run ends in an error, and nothing of the slice has happened.
 """
 
 import threading
@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 
 from wdsprep.fetch import Fetched
 from wdsprep.fetch.room import USUAL_NBYTES
-from wdsprep.outage import Outage
+from wdsprep.outage import Outage, Witnesses
 from wdsprep.samples import Sample
 from wdsprep.sources import Refusal
 from wdsprep.spool import Spool
@@ -59,6 +59,7 @@ class Pace:
     a time. Where answers take long, more are asked for all the same."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
+    witnesses: Witnesses = field(default_factory=Witnesses)
     heard: int = 0
     started: float = 0.0
     mean_nbytes: float = float(USUAL_NBYTES)
@@ -108,7 +109,7 @@ class Downloads:
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
         self._spool = Spool()
-        self._outage = Outage() if minds_outage else None
+        self._outage = Outage(fetcher.submit, pace.witnesses) if minds_outage else None
         self.failed_hosts: Counter[str] = Counter()
         """Failures by host and code: `example.org (dns)`."""
 
@@ -145,10 +146,19 @@ class Downloads:
             elif download.fetched is not None:
                 self._ahead.popleft()
                 yield number, self._result(row, download)
+                yield from self._mind_outage()
             elif not self._hear(WAIT_S):
                 yield None
-        if self._outage is not None:
-            self._outage.check_at_end()
+        yield from self._mind_outage(at_end=True)
+
+    def _mind_outage(self, *, at_end: bool = False) -> Iterator[None]:
+        """WorkError where it is one; nothing while that is found out."""
+        if self._outage is None or not self._outage.is_suspected(at_end=at_end):
+            return
+        told = _aside(self._outage.confirm)
+        while wait([told], WAIT_S).not_done:
+            yield None
+        told.result()
 
     def _ask(self, coming: Iterator[tuple[int, Sample | Refusal]]) -> None:
         while self._wants_more():

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from wdsprep.downloads import Downloads
 from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
-from wdsprep.samples import Code, RejectedError, Sample
+from wdsprep.samples import Code, RejectedError, Sample, as_rejected
 from wdsprep.sources import Item, Refusal, Slice, Source
 from wdsprep.sources.urls import UrlSource
 
@@ -131,8 +131,8 @@ def _judge(rules: Rules, row: Row) -> Judged:
         row = _identified(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
         return row, prepare(row.image, limits=limits, full=full, recode=recode)
-    except RejectedError as refused:
-        return _refusal(row, refused)
+    except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
+        return _refusal(row, as_rejected(error, Code.CORRUPT))
 
 
 def _checked(rules: Rules, row: Row) -> Row:
@@ -141,8 +141,8 @@ def _checked(rules: Rules, row: Row) -> Row:
         return row
     try:
         _check_text(rules, row)
-    except RejectedError as refused:
-        return _refusal(row, refused)
+    except Exception as error:  # noqa: BLE001
+        return _refusal(row, as_rejected(error, Code.UNREADABLE))
     return row
 
 

@@ -196,6 +196,10 @@ FETCHING = options(
         "--allow-private-hosts", is_flag=True, help="Fetch from loopback and local networks too."
     ),
     click.option(
+        "--ignore-outage", is_flag=True, help="Take hosts for gone where none of many answers."
+    ),
+    click.option("--allow-s3", is_flag=True, help="Read s3:// rows, with your credentials."),
+    click.option(
         "--retry-rejected", is_flag=True, help="Fetch again what a passing failure left out."
     ),
 )

@@ -132,5 +132,5 @@ def settings_of(
             "opt_outs": fetch.opt_outs,
             "robots": fetch.robots,
             "url_col": columns.url,
-        }
+        } | ({"allow_s3": True} if fetch.allow_s3 else {})
     return found

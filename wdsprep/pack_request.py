@@ -106,4 +106,6 @@ def _fetch_rules(options: dict[str, Any]) -> FetchRules:
         robots=not options["ignore_robots"],
         opt_outs=not options["ignore_opt_outs"],
         allow_private=options["allow_private_hosts"],
+        allow_s3=options["allow_s3"],
+        minds_outage=not options["ignore_outage"],
     )

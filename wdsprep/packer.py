@@ -67,10 +67,11 @@ class PackWorker:
         return pack_slice(self._packer, self._edition, part, self._downloads)
 
     def _downloads(self, part: Slice) -> Downloads | None:
-        if self._fetcher is None:
+        rules = self._packer.fetch_rules
+        if self._fetcher is None or rules is None:
             return None
         repeated = partial(repeated_urls, self._packer.source, part)
-        minds_outage = not part.is_retry
+        minds_outage = rules.minds_outage and not part.is_retry
         return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from wdsprep.terminal import one_line
+
 TERMINAL_S, PIPE_S, FIRST_S = 0.2, 30.0, 1.0
 Counting = Callable[[int, int], None]  # is told how many are done, of how many
 
@@ -37,7 +39,8 @@ class ProgressLine:
         if not self.due:
             return
         self._next = time.monotonic() + (TERMINAL_S if self._terminal else PIPE_S)
-        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        line = one_line(text)
+        self._out.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         self._out.flush()
         self._drawn = self._terminal
 
@@ -53,7 +56,7 @@ class ProgressLine:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self.clear()
-        self._out.write(f"{text}\n")
+        self._out.write(f"{one_line(text)}\n")
         self._out.flush()
 
     def clear(self) -> None:

@@ -5,11 +5,17 @@ years of runs, and each belongs to one stage of the way.
 """
 
 import json
+import logging
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from wdsprep.errors import WdsprepError
+
+log = logging.getLogger("wdsprep")
 
 
 class Code(str, Enum):
@@ -42,7 +48,7 @@ class Code(str, Enum):
     TAR_SCATTERED = ("tar_scattered", "read")  # another sample's member in between
     RECORD_LOST = ("record_lost", "read")  # rejected, and why was in a file that was damaged
     BAD_URL = ("bad_url", "fetch")  # not http, https or s3, or no URL at all
-    PRIVATE_ADDRESS = ("private_address", "fetch")  # of a private, loopback or link-local network
+    PRIVATE_ADDRESS = ("private_address", "fetch")  # that only this machine may reach
     DISALLOWED = ("disallowed", "fetch")  # by robots.txt, or by a header such as noai
     DNS = ("dns", "fetch")
     REFUSED = ("refused", "fetch")
@@ -55,6 +61,7 @@ class Code(str, Enum):
     HTTP_429 = ("http_429", "fetch")
     HTTP_5XX = ("http_5xx", "fetch")
     TOO_MANY_BYTES = ("too_many_bytes", "fetch")
+    FAULT = ("fault", "fetch")  # an exception that nobody foresaw: a bug of ours
     HASH_MISMATCH = ("hash_mismatch", "fetch")  # not the bytes that the table speaks of
     FILTERED = ("filtered", "filter")
     CAPTION_TOO_SHORT = ("caption_too_short", "filter")
@@ -96,6 +103,32 @@ class RejectedError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" if self.detail else str(self.code)
+
+
+_told: set[str] = set()
+
+
+def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
+    """What an exception that one sample met says of that sample, so that it costs no other. One
+    that nobody foresaw is a bug of ours: its reject has the code `unforeseen` and says where, and
+    the log says it once. What is no sample's doing is raised: an error on purpose, which is of the
+    run, and a lack of memory."""
+    if isinstance(error, RejectedError):
+        return error
+    if isinstance(error, WdsprepError | MemoryError):
+        raise error
+    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in _frames(error)]
+    place = next((f"{name}:{line}" for name, line in frames if name.startswith("wdsprep.")), "")
+    bug = f"a bug: {type(error).__name__} at {place}"
+    if bug not in _told:
+        _told.add(bug)
+        log.warning("%s: what met it is a reject (%s): please report it", bug, unforeseen)
+    return RejectedError(unforeseen, f"{bug}: {error}"[:200])
+
+
+def _frames(error: Exception) -> list[tuple[Any, int]]:
+    """The innermost first."""
+    return list(traceback.walk_tb(error.__traceback__))[::-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,22 +8,25 @@ turn does not count, and neither does the robots.txt, which has a limit of its o
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from wdsprep.fetch import manners
-from wdsprep.fetch.objects import Objects
+from wdsprep.fetch.objects import Objects, bucket_and_name
 from wdsprep.fetch.outcomes import rejection_of_status
-from wdsprep.fetch.robots import MAX_NBYTES, Robots, read_robots
+from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, read_robots
 from wdsprep.fetch.robots_cache import RobotsCache
 from wdsprep.fetch.room import CrowdedError
 from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
 from wdsprep.fetch.transfer import Answer, Head, Lines, Want, too_many_bytes
 from wdsprep.fetch.turns import Turns
 from wdsprep.fetch.urls import Target, follow, parse, scheme_of
-from wdsprep.samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError, as_rejected
 
 MOVED = frozenset({301, 302, 303, 307, 308})
+SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
+CREDENTIALS = "s3:// would be read with your credentials: --allow-s3 does that"
 PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
 
 
@@ -48,20 +51,27 @@ class Client:
             may_start=lambda: self._lines.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
+        self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
         self._objects = Objects(max_nbytes=rules.max_nbytes)
 
     async def fetch(self, url: str) -> Fetched:
-        if scheme_of(url) == "s3":
-            return await self._objects.fetch(url.strip())
+        """What came of the URL. Whatever exception it meets ends here, as its own reject."""
         host = ""
         try:
+            if scheme_of(url) == "s3":
+                host, _ = bucket_and_name(url)
+                if not self._rules.allow_s3:
+                    raise RejectedError(Code.PRIVATE_ADDRESS, CREDENTIALS)
+                return await self._objects.fetch(url)
             target = parse(url)
             host = target.host
             return Fetched(data=await self._insist(target), host=host)
-        except RejectedError as error:
-            return Fetched(code=error.code, detail=error.detail, host=host)
+        except Exception as error:  # noqa: BLE001 (no server's answer may cost the other URLs)
+            rejected = as_rejected(error, Code.FAULT)
+            return Fetched(code=rejected.code, detail=rejected.detail, host=host)
 
     def close(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)
         self._objects.close()
         self._lines.close()
 
@@ -105,12 +115,15 @@ class Client:
             )
         except RejectedError as error:
             if error.code in (Code.REDIRECTS, Code.BAD_URL):  # as good as none
-                return Robots()
+                return ALL_ALLOWED
             if error.code not in NO_SERVER:
                 error.args = (error.code, f"robots.txt: {error.detail}", *error.args[2:])
                 error.detail = error.args[1]
             raise
-        return read_robots(answer.body)
+        if len(answer.body) <= SHORT_ROBOTS:
+            return read_robots(answer.body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, read_robots, answer.body)
 
     async def _get(
         self,

@@ -50,7 +50,7 @@ def retry_after_s(headers: Headers, now: datetime.datetime) -> float:
         return float(value[:9])
     try:
         then = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # no date; a zone of twenty digits
         return 0.0
     if then.tzinfo is None:
         then = then.replace(tzinfo=datetime.timezone.utc)

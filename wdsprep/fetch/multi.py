@@ -27,8 +27,8 @@ class Multi:
     async def perform(self, handle: Any) -> tuple[int, str]:
         """libcurl's error and its message; 0 when all went well."""
         future: asyncio.Future[tuple[int, str]] = self._loop.create_future()
-        self._waiting[handle] = future
         self._multi.add_handle(handle)
+        self._waiting[handle] = future
         try:
             return await future
         finally:

@@ -60,7 +60,7 @@ class Objects:
                 self._loop.call_soon_threadsafe(_unless_done, future, act, value)
 
     def _read(self, url: str) -> Fetched:
-        bucket, _, name = url[len("s3://") :].partition("/")
+        bucket, name = bucket_and_name(url)
         try:
             data = self._store(bucket).read(name, nbytes=self._max_nbytes + 1)
         except (StoreError, UsageError) as error:
@@ -78,6 +78,11 @@ class Objects:
             if len(self._stores) > BUCKETS:
                 self._stores.popitem(last=False)
             return store
+
+
+def bucket_and_name(url: str) -> tuple[str, str]:
+    bucket, _, name = url.strip()[len("s3://") :].partition("/")
+    return bucket, name
 
 
 def _code_of(error: Exception) -> Code:

@@ -5,6 +5,7 @@ import re
 
 import pycurl
 
+from wdsprep.errors import WorkError
 from wdsprep.samples import Code, RejectedError
 
 _SYSTEM = {
@@ -30,19 +31,25 @@ _BROKEN = {
     pycurl.E_BAD_CONTENT_ENCODING: "a content encoding that cannot be undone",
     _E_TOO_LARGE: "too large a header",
 }
+_HERE = {pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_SSL_CACERT_BADFILE}
+_RESOLVING = "Resolving timed out"
 _VERIFY = re.compile(r".*verify result: (.*?)(?: \(\d+\))?$")
 _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to server)?")
 
 
 def rejection_of(error: int, message: str, *, system: int) -> RejectedError:
-    """For libcurl's error, with the error number of the system if there was one. What cannot be
-    the server's or the network's fault is no reject, but a bug or a lack here."""
+    """For libcurl's error, with the error number of the system if there was one. What this machine
+    lacks is no URL's fault, and raised."""
     if error in (pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR) and system in _SYSTEM:
         return RejectedError(_SYSTEM[system], _short(message))
+    if error == pycurl.E_OPERATION_TIMEDOUT and message.startswith(_RESOLVING):
+        return RejectedError(Code.DNS, _short(message))
     if error in _CODES:
         return RejectedError(_CODES[error], _short(message))
     if error in _BROKEN:
         return RejectedError(Code.BROKEN_OFF, _BROKEN[error] or _short(message))
+    if error in _HERE:
+        raise WorkError(f"libcurl cannot work here: {message}: mend that, then run the same again")
     raise RuntimeError(f"libcurl failed with error {error}: {message}")
 
 
@@ -52,7 +59,7 @@ def rejection_of_status(status: int) -> RejectedError | None:
     if status in (200, 201, 203):
         return None
     if status < 300 or status == 304:
-        code = Code.BROKEN_OFF if status == 206 else Code.EMPTY
+        code = Code.BROKEN_OFF if status in (101, 206) else Code.EMPTY
     elif status < 400:
         code = Code.REDIRECTS
     elif status in (408, 429):

@@ -1,59 +1,100 @@
 """What a robots.txt allows, as RFC 9309 reads it.
 
 The groups that name us count, or else those for `*`; the longest pattern that matches decides, and
-between equals the one that allows. Patterns are matched piece by piece rather than by regular
-expressions, which a hostile file could make take for ever. `Crawl-delay` is no part of the standard
-and is not obeyed: the bound on requests at a time per host does what it is for.
+between equals the one that allows. `Crawl-delay` is no part of the standard and is not obeyed: the
+bound on requests at a time per host does what it is for.
+
+A file is written by a stranger, and what it costs is bounded. Rules without a wildcard, however
+many, are looked up by their length and text. The few with one are matched piece by piece rather
+than by regular expressions, in one pass over the path each. Where there are more of these than any
+site needs, nobody can tell what the owner allows, and nothing is fetched. The worst of a dozen
+hostile files of 490 kB, asked about paths of 16 kB, on one core:
+
+                              reading     one check
+    one rule after another    1,060 ms    2,110 ms
+    as it is done here          180 ms       14 ms
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import quote_from_bytes
 
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)
 MAX_NBYTES = 512_000  # of which the RFC wants 500 KiB to be read
-_UNRESERVED = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})|[^!-~]")
+MAX_STEPS = 2_000_000
+"""Of matching one path: 7,000 wildcards for a path of 80 characters, 1,000 for one of 1,800."""
+_STEPS_OF_A_WILDCARD = 200  # beside those along the path
+_RULE_NBYTES = 150  # beside its text
+_UNRESERVED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
+_PRINTABLE = bytes(range(0x21, 0x7F))
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_NEEDS_NOTHING = re.compile("[!-~]*")
+_DIGITS = "0123456789abcdefABCDEF"
+_SPELLING = {
+    f"%{a}{b}": char if (char := chr(int(a + b, 16))) in _UNRESERVED else f"%{a}{b}".upper()
+    for a in _DIGITS
+    for b in _DIGITS
+}
 _PRODUCT = re.compile(r"[A-Za-z_-]+|\*")
+
+Rank = tuple[int, bool]
+"""The length of a rule, and whether it allows: the greatest of those that match decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The path of one rule, cut at its `*`."""
+    """The path of a rule with a wildcard in it, cut at each."""
 
     pieces: tuple[str, ...]
     to_the_end: bool
-    allow: bool
+    rank: Rank
 
     def matches(self, path: str) -> bool:
         first, *others = self.pieces
         if not path.startswith(first):
             return False
         at = len(first)
-        last = others.pop() if self.to_the_end and others else None
+        last = others.pop() if self.to_the_end else ""
         for piece in others:
             found = path.find(piece, at)
             if found < 0:
                 return False
             at = found + len(piece)
-        if last is not None:
-            return path.endswith(last) and len(path) - len(last) >= at
-        return not self.to_the_end or at == len(path)
+        return path.endswith(last) and len(path) - len(last) >= at
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Robots:
-    """The rules for us, the longest first."""
+    """The rules for us. `starts` are those for all that begins so, and `lengths` theirs; `wholes`
+    are for one path each, `patterns` for what has a wildcard in it, the greatest rank first."""
 
+    starts: Mapping[str, Rank]
+    lengths: tuple[int, ...] = ()
+    wholes: Mapping[str, Rank]
     patterns: tuple[Pattern, ...] = ()
+    wildcards: int = 0
     nbytes: int = 0
+
+    def is_too_much_for(self, path: str) -> bool:
+        """Whether nobody could say in a sensible time what is allowed."""
+        return self.wildcards * (len(path) + _STEPS_OF_A_WILDCARD) > MAX_STEPS
 
     def allows(self, path: str) -> bool:
         plain = normal(path)
+        nothing = (-1, True)
+        best = self.wholes.get(plain, nothing)
+        for length in self.lengths:
+            best = max(best, self.starts.get(plain[:length], nothing))
         for pattern in self.patterns:
+            if pattern.rank <= best:
+                break
             if pattern.matches(plain):
-                return pattern.allow
-        return True
+                return pattern.rank[1]
+        return best[1]
+
+
+ALL_ALLOWED = Robots(starts={}, wholes={})
 
 
 def read_robots(data: bytes) -> Robots:
@@ -67,10 +108,32 @@ def read_robots(data: bytes) -> Robots:
             ours += rules
         elif "*" in agents:
             anyone += rules
-    rules = ours if named else anyone
-    longest_first = sorted(rules, key=lambda rule: (-len(rule[1]), not rule[0]))
-    patterns = tuple(_pattern(allow, path) for allow, path in longest_first)
-    return Robots(patterns, sum(len(path) for _, path in rules))
+    return _sorted(ours if named else anyone)
+
+
+def _sorted(rules: list[tuple[bool, str]]) -> Robots:
+    starts: dict[str, Rank] = {}
+    wholes: dict[str, Rank] = {}
+    patterns = []
+    for allow, path in rules:
+        rank = len(path), allow
+        to_the_end = path.endswith("$")
+        text = path.removesuffix("$")
+        if text.endswith("*"):
+            text, to_the_end = text.rstrip("*"), False
+        if "*" in text:
+            patterns.append(Pattern(tuple(text.split("*")), to_the_end, rank))
+        else:
+            kept = wholes if to_the_end else starts
+            kept[text] = max(rank, kept.get(text, rank))
+    return Robots(
+        starts=starts,
+        lengths=tuple(set(map(len, starts))),
+        wholes=wholes,
+        patterns=tuple(sorted(patterns, key=lambda pattern: pattern.rank, reverse=True)),
+        wildcards=sum(len(pattern.pieces) - 1 for pattern in patterns),
+        nbytes=sum(len(path) + _RULE_NBYTES for _, path in rules),
+    )
 
 
 def _groups(text: str) -> Iterator[tuple[set[str], list[tuple[bool, str]]]]:
@@ -98,19 +161,9 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
         yield key.strip().lower(), value.strip()
 
 
-def _pattern(allow: bool, path: str) -> Pattern:
-    to_the_end = path.endswith("$")
-    pieces = path.removesuffix("$").split("*")
-    return Pattern(tuple(pieces), to_the_end, allow)
-
-
 def normal(path: str) -> str:
     """One spelling of a path: escaped is what must be, and nothing else."""
-    return _ESCAPE.sub(_respell, path)
-
-
-def _respell(found: "re.Match[str]") -> str:
-    if found[1] is None:
-        return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace"))
-    byte = int(found[1], 16)
-    return chr(byte) if byte in _UNRESERVED else f"%{byte:02X}"
+    text = _ESCAPE.sub(lambda found: _SPELLING[found[0]], path)
+    if _NEEDS_NOTHING.fullmatch(text):
+        return text
+    return quote_from_bytes(text.encode("utf-8", "replace"), _PRINTABLE)

@@ -26,7 +26,10 @@ class RobotsCache:
     async def check(self, target: Target) -> None:
         """RejectedError if we may not, or cannot know whether we may, ask for this target."""
         robots = self._known.get(target.origin) or await self._wait_for(target)
-        self._known.move_to_end(target.origin)
+        if target.origin in self._known:  # others may have taken its place already
+            self._known.move_to_end(target.origin)
+        if robots.is_too_much_for(target.path):
+            raise RejectedError(Code.DISALLOWED, "robots.txt has too many rules to tell")
         if not robots.allows(target.path):
             raise RejectedError(Code.DISALLOWED, "robots.txt")
 

@@ -7,10 +7,11 @@ from wdsprep.samples import Code
 PASSING = frozenset(
     {
         *(Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT, Code.BROKEN_OFF),
-        *(Code.HTTP_429, Code.HTTP_5XX),
+        *(Code.HTTP_429, Code.HTTP_5XX, Code.FAULT),
     }
 )
-"""What another day may cure: worth another attempt now, and another run later."""
+"""What another day may cure, or a version without the bug: worth another attempt now, and another
+run later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,10 @@ class FetchRules:
     robots: bool = True
     opt_outs: bool = True
     allow_private: bool = False
+    minds_outage: bool = True
+    """Stop where nobody answers, as the network may be down."""
+    allow_s3: bool = False
+    """Read `s3://` URLs, which is done with the credentials of who runs this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

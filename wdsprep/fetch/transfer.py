@@ -41,6 +41,7 @@ from wdsprep.samples import Code, RejectedError
 MAX_HEAD_NBYTES = 1 << 16
 DRAIN_NBYTES = 1 << 14  # a body that nobody wants is read to the end to keep the connection
 READ_NBYTES = 1 << 17
+SWITCHING = 101
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,9 @@ class Head:
     def nbytes(self) -> int:
         """What the server says of the body's length; -1 when it does not."""
         length = self.first("content-length")
-        return int(length) if length.isascii() and length.isdigit() else -1
+        if not (length.isascii() and length.isdigit()):
+            return -1
+        return int(length.lstrip("0")[:20] or 0)  # of more digits, each is too many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +86,9 @@ class Line:
     def __init__(self, rules: FetchRules, room: Room) -> None:
         self._allow_private, self._room = rules.allow_private, room
         self._handle = _handle(rules)
-        self._handle.setopt(pycurl.HEADERFUNCTION, self._on_header)
-        self._handle.setopt(pycurl.WRITEFUNCTION, self._on_body)
-        self._handle.setopt(pycurl.OPENSOCKETFUNCTION, self._on_connect)
+        self._call_back(pycurl.HEADERFUNCTION, self._on_header, 0)
+        self._call_back(pycurl.WRITEFUNCTION, self._on_body, 0)
+        self._call_back(pycurl.OPENSOCKETFUNCTION, self._on_connect, pycurl.SOCKET_BAD)
         self._sockets: list[socket.socket] = []
 
     async def get(self, multi: Multi, url: str, want: Want, *, timeout_s: float) -> Answer:
@@ -117,6 +120,19 @@ class Line:
     @property
     def took_s(self) -> float:
         return float(self._handle.getinfo(pycurl.TOTAL_TIME))
+
+    def _call_back(self, option: int, act: Callable[..., Any], end: int) -> None:
+        """libcurl calls, and would swallow an exception: it is told to end, and what was raised is
+        raised again when it has."""
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return act(*arguments)
+            except Exception as error:  # noqa: BLE001 (raised by _answer)
+                self._failure = error
+                return end
+
+        self._handle.setopt(option, call)
 
     def _answer(self, error: int, message: str, chunks: list[bytes]) -> Answer:
         if self._failure is not None:
@@ -152,14 +168,15 @@ class Line:
         self._head_nbytes += len(line)
         if self._head_nbytes > MAX_HEAD_NBYTES:
             too_many = f"headers of more than {MAX_HEAD_NBYTES} bytes"
-            return self._stop(RejectedError(Code.BROKEN_OFF, too_many))
+            raise RejectedError(Code.BROKEN_OFF, too_many)
         if self._head is not None:  # trailers
             return None
         if line not in (b"\r\n", b"\n"):
             self._lines.append(line)
             return None
         head, self._lines = _read_head(self._lines), []
-        return None if head.status < 200 else self._judge(head)
+        is_interim = head.status < 200 and head.status != SWITCHING  # libcurl ends there
+        return None if is_interim else self._judge(head)
 
     def _judge(self, head: Head) -> int | None:
         self._head = head
@@ -169,8 +186,6 @@ class Line:
             self._failure = error
             if error.code is Code.DISALLOWED:
                 return 0
-        except Exception as error:  # noqa: BLE001 (libcurl would swallow it)
-            return self._stop(error)
         return None if self._wanted or 0 <= head.nbytes <= DRAIN_NBYTES else 0
 
     def _on_body(self, chunk: bytes) -> int | None:
@@ -180,17 +195,12 @@ class Line:
         self._chunks.append(chunk)
         self._room.nbytes += len(chunk)
         if self._room.is_crowded():
-            return self._stop(CrowdedError())
+            raise CrowdedError
         if self._nbytes <= self._want.max_nbytes:
             return None
         if self._want.cut:
             return 0
-        return self._stop(too_many_bytes(self._want.max_nbytes))
-
-    def _stop(self, error: Exception) -> int:
-        """What libcurl takes as the end: fewer bytes than it gave."""
-        self._failure = error
-        return 0
+        raise too_many_bytes(self._want.max_nbytes)
 
 
 class Lines:
@@ -248,11 +258,8 @@ def _handle(rules: FetchRules) -> Any:
 
 def _read_head(lines: list[bytes]) -> Head:
     headers: dict[str, list[str]] = {}
-    status = 0
-    for line in lines:
-        if line.startswith(b"HTTP/"):
-            status, headers = int(line.split(None, 2)[1]), {}
-            continue
+    status = int(lines[0].split(None, 2)[1])
+    for line in lines[1:]:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         headers.setdefault(name.strip().lower(), []).append(value.strip())
     return Head(status=status, headers=headers)

@@ -11,6 +11,7 @@ from wdsprep.progress import ProgressLine, human_bytes, human_time, plural
 from wdsprep.repair import Repair, carry_out, plan_repair
 from wdsprep.runners import make_runner
 from wdsprep.runners.local import usable_cpus
+from wdsprep.terminal import printed
 
 EXAMPLES = 3
 
@@ -37,7 +38,7 @@ class VerifyShow:
         self._line.clear()
         if self._as_json:
             return json.dumps(_facts(verified), sort_keys=True)
-        return "\n".join(_lines(verified, self._line.elapsed_s))
+        return printed(_lines(verified, self._line.elapsed_s))
 
 
 def request(
@@ -140,7 +141,7 @@ class RepairShow:
 
     def intent(self, repair: Repair) -> str:
         """What will be done; nothing for a program, which hears it at the end."""
-        return "" if self._as_json else "\n".join(_intent(repair))
+        return "" if self._as_json else printed(_intent(repair))
 
     def carry_out(self, repair: Repair) -> Repair:
         return carry_out(repair, self._verifying.removed)
@@ -148,7 +149,7 @@ class RepairShow:
     def result(self, repair: Repair, *, done: bool) -> str:
         if self._as_json:
             return json.dumps(_repair_facts(repair, done=done), sort_keys=True)
-        return "\n".join(_outcome(repair, done=done))
+        return printed(_outcome(repair, done=done))
 
 
 def _intent(repair: Repair) -> Iterator[str]:

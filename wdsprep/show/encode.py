@@ -8,6 +8,7 @@ from wdsprep.encoding import Begun, Listener
 from wdsprep.latents import Speeds
 from wdsprep.progress import ProgressLine, human_bytes, human_time, plural, rejects_lines
 from wdsprep.run import Outcome, Status
+from wdsprep.terminal import printed
 
 
 class EncodeShow:
@@ -55,7 +56,7 @@ class EncodeShow:
         self._line.clear()
         if self._as_json:
             return json.dumps(self._facts(outcome), sort_keys=True)
-        return "\n".join(self._summary(outcome))
+        return printed(self._summary(outcome))
 
     def _summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest

@@ -10,6 +10,7 @@ from wdsprep.inspecting import Looked, look, open_dataset, overview, urls
 from wdsprep.manifest import Settings
 from wdsprep.progress import ProgressLine, human_bytes, human_counts, plural
 from wdsprep.samples import Reject
+from wdsprep.terminal import printed
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
 
@@ -21,20 +22,20 @@ def inspect(url: str, key: str, *, out: str | None, list_urls: bool, as_json: bo
     store, manifest = open_dataset(url)
     if list_urls:
         found = urls(url, manifest)
-        return json.dumps(found) if as_json else "\n".join(found)
+        return json.dumps(found) if as_json else printed(found)
     if not key:
         facts = overview(manifest)
-        return json.dumps(facts, sort_keys=True) if as_json else "\n".join(_screen(url, facts))
+        return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(url, facts))
     line = ProgressLine()
     shards = plural(len(manifest.shards), "shard")
     sample = look(store, manifest, key, lambda n: line.show(f"looked through {n:,} of {shards}"))
     line.clear()
     if isinstance(sample, Reject):
-        return sample.to_json().strip() if as_json else _reject(sample)
+        return sample.to_json().strip() if as_json else printed([_reject(sample)])
     written = sample.write(Path(out)) if out else []
     if as_json:
         return json.dumps(sample.facts(), ensure_ascii=False, sort_keys=True)
-    return "\n".join([*_sample(sample), *(f"written: {path}" for path in written)])
+    return printed([*_sample(sample), *(f"written: {path}" for path in written)])
 
 
 def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from wdsprep.resume import Survey
 from wdsprep.retries import retryable
 from wdsprep.run import Outcome, Status
 from wdsprep.samples import by_stage
+from wdsprep.terminal import printed
 
 if TYPE_CHECKING:
     from wdsprep.sources.table import TableSource
@@ -66,7 +67,7 @@ class PackShow:
         self._line.clear()
         if self._as_json:
             return json.dumps(_facts(packed, images), sort_keys=True)
-        return "\n".join(_summary(packed, images, self._line.elapsed_s))
+        return printed(_summary(packed, images, self._line.elapsed_s))
 
 
 def describe(survey: Survey) -> str:

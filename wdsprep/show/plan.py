@@ -10,6 +10,7 @@ from wdsprep.gpus import derived_rate, find_gpu, gflops
 from wdsprep.inspecting import open_dataset, overview
 from wdsprep.plan import Bucket, Choice, Fleet, Phase, Speed, plan, stored_by_choice
 from wdsprep.progress import human_bytes, plural
+from wdsprep.terminal import printed
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
 
@@ -66,7 +67,7 @@ def plan_lines(
 ) -> str:
     """What the command line asks for, as text."""
     if published:
-        return "\n".join(_published())
+        return printed(_published())
     if bool(images) is bool(counts):
         raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
     choice = Choice(**choices)
@@ -78,7 +79,7 @@ def plan_lines(
     if as_json:
         return json.dumps({"phases": [facts(phase) for phase in phases]}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
-    return "\n".join(_lines(phases, choice, fleet, price_of))
+    return printed(_lines(phases, choice, fleet, price_of))
 
 
 def buckets_in(images: str) -> dict[int, Bucket]:

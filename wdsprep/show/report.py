@@ -6,6 +6,7 @@ from typing import Any
 
 from wdsprep.progress import ProgressLine, human_bytes, plural
 from wdsprep.report import write_report
+from wdsprep.terminal import printed
 
 
 def report(datasets: Sequence[str], output: str, *, as_json: bool, **options: Any) -> str:
@@ -17,4 +18,5 @@ def report(datasets: Sequence[str], output: str, *, as_json: bool, **options: An
         facts = {"nbytes": written.nbytes, "report": output, "samples": written.samples}
         return json.dumps(facts, sort_keys=True)
     shown = plural(written.samples, "sample")
-    return f"{output}: {human_bytes(written.nbytes)}, {shown} shown: open it in a browser"
+    size = human_bytes(written.nbytes)
+    return printed([f"{output}: {size}, {shown} shown: open it in a browser"])

@@ -11,13 +11,13 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from wdsprep.errors import UsageError
 from wdsprep.receipts import FIRST_RETRY
-from wdsprep.samples import Code, Reject, Sample
+from wdsprep.samples import Code, Reject, Sample, as_rejected
 from wdsprep.store import Store, open_store
 
 
@@ -92,6 +92,19 @@ class Refusal:
 
     def to_reject(self, key: str) -> Reject:
         return Reject(key=key, source=self.source, code=self.code, detail=self.detail, url=self.url)
+
+
+Made = TypeVar("Made")
+
+
+def alone(source: str, make: Callable[[], Made]) -> Made | Refusal:
+    """What `make` makes of one input. Whatever exception that meets is the refusal of this input,
+    and costs no other."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
+        refused = as_rejected(error, Code.UNREADABLE)
+        return Refusal(source=source, code=refused.code, detail=shown(refused.detail))
 
 
 class Source(Protocol):

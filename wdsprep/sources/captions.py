@@ -10,6 +10,8 @@ from typing import Any
 from wdsprep.samples import Code, RejectedError
 
 _MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]")
+MAX_DEPTH = 64
+"""Of objects and lists within each other: more is an attack, on us or on who reads the shards."""
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
@@ -28,11 +30,17 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
         if isinstance(found, dict):
-            # A zero byte is UTF-16 or worse, where the pattern sees nothing.
-            return plain_facts(found) if _MAY_SAY_NOTHING.search(data) or b"\0" in data else found
+            return found if _is_plain(data) else plain_facts(found)
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
         raise RejectedError(Code.BAD_JSON, f"{what}: {error}") from None
     raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether JSON shows at first sight that `plain_facts` would change nothing. A zero byte is
+    UTF-16 or worse, where the pattern sees nothing."""
+    may_be_deep = data.count(b"{") + data.count(b"[") > MAX_DEPTH
+    return not (may_be_deep or _MAY_SAY_NOTHING.search(data) or b"\0" in data)
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
@@ -58,21 +66,30 @@ def led_by(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
     return captions if not text or captions[:1] == (text,) else (text,)
 
 
-def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def plain_facts(facts: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     """Facts as JSON can hold them, without what says nothing (null, NaN) or is bytes."""
-    plain = {str(name): _plain(value) for name, value in facts.items()}
+    if depth > MAX_DEPTH:
+        raise _too_deep()
+    plain = {str(name): _plain(value, depth) for name, value in facts.items()}
     return {name: value for name, value in plain.items() if value is not None}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object, depth: int) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        return plain_facts(value)
+        return plain_facts(value, depth + 1)
     if isinstance(value, list | tuple):
-        return [item for item in map(_plain, value) if item is not None]
+        if depth == MAX_DEPTH:
+            raise _too_deep()
+        plain = (_plain(item, depth + 1) for item in value)
+        return [item for item in plain if item is not None]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return None if isinstance(value, bytes | bytearray) else str(value)
+
+
+def _too_deep() -> RejectedError:
+    return RejectedError(Code.BAD_JSON, f"nested more than {MAX_DEPTH} deep")

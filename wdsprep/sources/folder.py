@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, is_hidden, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, alone, is_hidden, opened, shown
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata import is_metadata, open_metadata
 from wdsprep.store import Entry
@@ -60,10 +60,7 @@ class FolderSource:
         return 1
 
     def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
-        try:
-            yield self._sample(item)
-        except RejectedError as refused:
-            yield Refusal(source=shown(item.name), code=refused.code, detail=refused.detail)
+        yield alone(shown(item.name), lambda: self._sample(item))
 
     def _sample(self, item: Item) -> Sample:
         names = [name for name, _, _ in item.parts]

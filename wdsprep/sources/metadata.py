@@ -62,19 +62,24 @@ def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
     folder = posixpath.dirname(table)
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
         is_csv = table.endswith(".csv")
-        rows = csv.DictReader(text, restkey="") if is_csv else _json_rows(text, table)
+        rows = _csv_rows(text) if is_csv else _json_rows(text, table)
         try:
-            for row in rows:
+            for row, as_json in rows:
                 name = row.get("file_name")
                 if not isinstance(name, str):
                     there = ", ".join(name for name in row if name)
                     raise SourceError(f"{table}: a row has no file_name: it has {there}")
-                yield shown(posixpath.normpath(posixpath.join(folder, name))), json.dumps(row)
+                yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"{table} cannot be read: {error}") from error
 
 
-def _json_rows(lines: Iterable[str], table: str) -> Iterator[dict[str, object]]:
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
+    return ((row, json.dumps(row)) for row in csv.DictReader(lines, restkey=""))
+
+
+def _json_rows(lines: Iterable[str], table: str) -> Iterator[tuple[dict[str, object], str]]:
+    """Each row and the JSON that it is, which may be nested too deep to be written again."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
@@ -83,4 +88,4 @@ def _json_rows(lines: Iterable[str], table: str) -> Iterator[dict[str, object]]:
                 raise SourceError(f"{table}, line {number}: no JSON: {error}") from error
             if not isinstance(row, dict):
                 raise SourceError(f"{table}, line {number}: not an object")
-            yield row
+            yield row, line.strip()

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wdsprep.errors import SourceError
-from wdsprep.sources.captions import plain_facts
+from wdsprep.samples import Code, RejectedError
 from wdsprep.store import Store
 
 BATCH_ROWS = 1_000
 BUFFER_NBYTES = 1 << 20
+Row = dict[str, Any] | RejectedError
 
 
 class ParquetTable:
@@ -47,7 +48,7 @@ class ParquetTable:
                     taken = min(rows, count - skipped)
                     yield f"{first}:{last}:{skipped}:{taken}", taken
 
-    def rows(self, where: str, only: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows(self, where: str, only: str = "") -> Iterator[tuple[int, Row]]:
         """The rows of a part with their numbers in the table; `only` one column of them."""
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
@@ -62,7 +63,7 @@ class ParquetTable:
             for batch in batches:
                 start, end = max(skipped - at, 0), min(skipped + taken - at, batch.num_rows)
                 if start < end:
-                    rows = batch.slice(start, end - start).to_pylist()
+                    rows = rows_in(batch.slice(start, end - start))
                     yield from enumerate(rows, before + at + start)
                 at += batch.num_rows
                 if at >= skipped + taken:
@@ -77,11 +78,22 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def read_rows(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a small table as facts, without what says nothing."""
+def rows_in(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch. One that Python cannot hold, as a text that is not UTF-8 or a date
+    beyond the year 9999, is refused alone."""
+    try:
+        return list(batch.to_pylist())
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1:
+            return [RejectedError(Code.UNREADABLE, f"{type(error).__name__}: {error}")]
+        return [row for at in range(batch.num_rows) for row in rows_in(batch.slice(at, 1))]
+
+
+def read_rows(store: Store, name: str) -> Iterator[Row]:
+    """The rows of a small table."""
     with open_parquet(store, name) as file:
         for batch in file.iter_batches(1_000, use_threads=False):
-            yield from map(plain_facts, batch.to_pylist())
+            yield from rows_in(batch)
 
 
 def open_parquet(store: Store, name: str) -> pq.ParquetFile:

@@ -6,15 +6,15 @@ in memory as a whole. Footers alone tell how many rows there are.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.samples import Code, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown
+from wdsprep.samples import Code, RejectedError, Sample
+from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
-from wdsprep.sources.parquet import open_parquet, runs
+from wdsprep.sources.parquet import Row, open_parquet, rows_in, runs
 from wdsprep.sources.patterns import table_files
 from wdsprep.store import Entry
 
@@ -74,16 +74,18 @@ class TableSource:
             before = sum(file.metadata.row_group(group).num_rows for group in range(first))
             groups = range(first, last)
             batches = file.iter_batches(BATCH_ROWS, row_groups=groups, use_threads=False)
-            rows = (row for batch in batches for row in batch.to_pylist())
+            rows = (row for batch in batches for row in rows_in(batch))
             for number, row in enumerate(rows, before):
-                yield self._sample(row, image, f"{shown(name)}#{number}")
+                source = f"{shown(name)}#{number}"
+                yield alone(source, partial(self._sample, row, image, source))
 
-    def _sample(self, row: dict[str, Any], image: str, source: str) -> Sample | Refusal:
+    def _sample(self, row: Row, image: str, source: str) -> Sample:
+        if isinstance(row, RejectedError):
+            raise row
         value = row.pop(image)
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if data is None:
-            detail = f"column {image} is null"
-            return Refusal(source=source, code=Code.NO_IMAGE, detail=detail)
+            raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
         facts = plain_facts(row)
         captions = captions_of(facts, self.columns.caption)
         return Sample(source=source, image=data, captions=captions, facts=facts)

@@ -11,12 +11,15 @@ from typing import Any
 
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown
-from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
+from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
+from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
 from wdsprep.sources.folder import IMAGES
 from wdsprep.sources.patterns import Pattern
 from wdsprep.store import Entry, Watch, stream
 from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
+
+UNREADABLE = ""
+"""Where a row of the table beside a tar is kept of which not even the key can be told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,15 +74,12 @@ class TarsSource:
     ) -> Iterator[Sample | Refusal]:
         """What a group of members is: a sample, a refusal, or nothing where it is other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
-        try:
-            if isinstance(found, BadSampleError):
-                raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
-            if sample := self._sample(found, source, table):
-                yield sample
-        except RejectedError as refused:
-            yield Refusal(source=source, code=refused.code, detail=shown(refused.detail))
+        if row := alone(source, lambda: self._sample(found, source, table)):
+            yield row
 
-    def _sample(self, found: TarSample, source: str, table: str) -> Sample | None:
+    def _sample(self, found: TarSample | BadSampleError, source: str, table: str) -> Sample | None:
+        if isinstance(found, BadSampleError):
+            raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
         fields = found.fields
         image = fields.get(self.columns.image) if self.columns.image else _image(fields)
         if image is None:
@@ -95,7 +95,11 @@ class TarsSource:
     def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
         if "json" in found.fields:
             return decode_facts(found.fields["json"], "json")
-        return _sidecar(self.url, table).get(found.key, {}) if table else {}
+        rows = _sidecar(self.url, table) if table else {}
+        row = rows.get(found.key) or rows.get(UNREADABLE, {})
+        if isinstance(row, RejectedError):
+            raise RejectedError(*row.args)
+        return plain_facts(row)
 
 
 def _image(fields: Mapping[str, bytes]) -> bytes | None:
@@ -104,8 +108,13 @@ def _image(fields: Mapping[str, bytes]) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=2)
-def _sidecar(url: str, table: str) -> dict[str, dict[str, Any]]:
-    """The rows of the Parquet table beside a tar, by key."""
+def _sidecar(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
+    """The rows of the Parquet table beside a tar, by key; that of one which has none is unknown."""
     from wdsprep.sources.parquet import read_rows
 
-    return {str(row["key"]): row for row in read_rows(opened(url), table) if "key" in row}
+    rows = read_rows(opened(url), table)
+    return {_key(row): row for row in rows if isinstance(row, RejectedError) or "key" in row}
+
+
+def _key(row: dict[str, Any] | RejectedError) -> str:
+    return UNREADABLE if isinstance(row, RejectedError) else str(row["key"])

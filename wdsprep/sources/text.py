@@ -26,6 +26,8 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 URL = "url"
 """What the one column of a list of URLs is called."""
 MAX_LINE_NBYTES = 16 << 20
+TOO_LONG = b"x" * (csv.field_size_limit() + 1)
+"""What a line of more bytes is read as: a row that no kind of table can have, so a reject."""
 BLOCK_NBYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 Row = dict[str, Any] | RejectedError
@@ -125,10 +127,10 @@ class TextTable:
             if self.name.lower().endswith(".gz"):
                 with gzip.open(open_stream()) as packed:
                     packed.seek(start)
-                    yield _Lines(cast("io.BufferedIOBase", packed), what, start, end)
+                    yield _Lines(cast("io.BufferedIOBase", packed), start, end)
             else:
                 with open_stream(start=start) as plain:
-                    yield _Lines(plain, what, start, end)
+                    yield _Lines(plain, start, end)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise SourceError(f"{what} is no sound gzip file: {error}") from error
 
@@ -136,8 +138,8 @@ class TextTable:
 class _Lines:
     """The lines of a file from one place to another; `at` is where the next one begins."""
 
-    def __init__(self, file: io.BufferedIOBase, what: str, start: int, end: int | None) -> None:
-        self._file, self._what = file, what
+    def __init__(self, file: io.BufferedIOBase, start: int, end: int | None) -> None:
+        self._file = file
         self._left = sys.maxsize if end is None else end - start
         self.at = start
         self.has_ended = False
@@ -147,22 +149,29 @@ class _Lines:
         return self._lines
 
     def _split(self) -> Iterator[bytes]:
-        rest = b""
+        rest, dropped = b"", 0
         begins_file = not self.at
         while block := self._file.read(min(BLOCK_NBYTES, self._left)):
             self._left -= len(block)
             lines = (rest + block).splitlines(keepends=True)
             rest = lines.pop()  # it may be cut, even where it ends in \r
-            if len(rest) > MAX_LINE_NBYTES:
-                raise SourceError(f"{self._what}: line at byte {self.at:,} is too long for a table")
             for line in lines:
-                self.at += len(line)
-                yield line.removeprefix(BOM) if begins_file else line
-                begins_file = False
-        self.at += len(rest)
+                self.at += dropped + len(line)
+                yield _plain(line, dropped, begins_file)
+                begins_file, dropped = False, 0
+            if dropped + len(rest) > MAX_LINE_NBYTES:
+                end = b"\r" if rest.endswith(b"\r") else b""
+                dropped, rest = dropped + len(rest) - len(end), end
+        self.at += dropped + len(rest)
         self.has_ended = True
-        if rest:
-            yield rest.removeprefix(BOM) if begins_file else rest
+        if rest or dropped:
+            yield _plain(rest, dropped, begins_file)
+
+
+def _plain(line: bytes, dropped: int, begins_file: bool) -> bytes:
+    if dropped + len(line) > MAX_LINE_NBYTES:
+        return TOO_LONG
+    return line.removeprefix(BOM) if begins_file else line
 
 
 class _OneRecord:

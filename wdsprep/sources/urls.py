@@ -7,11 +7,12 @@ part alone, which are to be tried once more.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from wdsprep.errors import SourceError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files, table_kind
 from wdsprep.sources.text import TextTable
@@ -92,7 +93,8 @@ class UrlSource:
         where, numbers = _place(item)
         for number, row in table.rows(where):
             if numbers is None or number in numbers:
-                yield self._sample(row, column, source_name(name, number))
+                source = source_name(name, number)
+                yield alone(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
         """What will be fetched for an item, and perhaps a little more."""
@@ -127,16 +129,13 @@ class UrlSource:
             hint = f"it has {', '.join(there)}: give --url-col"
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
 
-    def _sample(
-        self, row: dict[str, Any] | RejectedError, column: str, source: str
-    ) -> Sample | Refusal:
+    def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:
         if isinstance(row, RejectedError):
-            return Refusal(source=source, code=row.code, detail=shown(row.detail))
+            raise row
         value = row.get(column)
         url = value.strip() if isinstance(value, str) else ""
         if not url:
-            detail = f"column {column} has none"
-            return Refusal(source=source, code=Code.BAD_URL, detail=detail)
+            raise RejectedError(Code.BAD_URL, f"column {column} has none")
         facts = plain_facts(row)
         captions = captions_of(facts, self.columns.caption)
         return Sample(source=source, image=b"", captions=captions, facts=facts, url=url)
