@@ -14,12 +14,14 @@ from unittest.mock import patch
 
 import pytest
 from faultproxy import (
+    Chunked,
     Delay,
     DelayBody,
     Drop,
     DropAfter,
     Fault,
     FaultProxy,
+    Give,
     Rule,
     Status,
     Truncate,
@@ -390,6 +392,104 @@ def test_urls_are_given_up_with_a_warning_where_all_are_refused(
             assert store.read("f") == b"x"
         assert len(signed(proxy)) == MOST_REFUSALS
     assert caplog.text.count(f"s3://{bucket} refuses signed URLs (403") == 1
+
+
+TEN = b"0123456789"
+WRONG = {
+    "the whole file": Give(TEN),
+    "another range": Give(b"1234", "bytes 1-4/10"),
+    "a shorter one": Give(b"23", "bytes 2-3/10"),
+    "a longer one": Give(b"23456", "bytes 2-6/10"),
+    "one of a file that ends within": Give(b"2345", "bytes 2-5/5"),
+    "one of nobody knows what": Give(b"234", "bytes 2-4/*"),
+    "no range at all": Give(b"2345", "bytes"),
+}
+
+
+@pytest.mark.parametrize("part", ["", "X-Amz-Signature"], ids=["boto3 too", "by URL"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_range_is_never_taken_for_the_bytes(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: str, part: str
+) -> None:
+    """Where boto3's own request brings the right one, that is taken."""
+    with through(s3_server, bucket, first(99, WRONG[kind], "GET", part), monkeypatch) as (
+        proxy,
+        store,
+    ):
+        write_bytes(store, "f", TEN)
+        buffer = bytearray(4)
+        for act in (
+            lambda: store.read("f", start=2, nbytes=4),
+            lambda: buffer[: store.read_into("f", memoryview(buffer), start=2)],
+        ):
+            if part and kind == "the whole file":
+                assert act() == b"2345"
+                continue
+            with pytest.raises(StoreError) as caught:
+                act()
+            assert one_line(caught.value, "f: asked for bytes=2-5, the server gave", "proxy")
+        assert len(proxy.requests) <= 1 + 2 * 2  # a server that ignores ranges will do so again
+
+
+def test_a_range_that_is_the_whole_file_may_come_as_one(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with through(s3_server, bucket, first(99, Give(TEN), "GET"), monkeypatch) as (proxy, store):
+        write_bytes(store, "f", TEN)
+        for _ in range(3):
+            assert (
+                store.read("f") == store.read("f", nbytes=10) == store.read("f", nbytes=11) == TEN
+            )
+        assert len(signed(proxy)) == len(proxy.requests) - 1
+
+
+def test_answers_in_chunks_cost_no_time(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, data = first(99, Chunked()), BIG[:200_000]
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        began, buffer = time.monotonic(), bytearray(100)
+        write_bytes(store, "f", data)
+        write_bytes(store, "empty", b"")
+        assert store.read("f") == data
+        assert store.read("empty") == store.read("f", start=len(data)) == b""
+        assert store.read("f", start=150_000, nbytes=99_999) == data[150_000:]
+        assert store.read_into("f", memoryview(buffer), start=7) == 100
+        assert buffer == data[7:107]
+        with pytest.raises(NotFoundError):
+            store.read("none")
+        assert [entry.name for entry in store.list()] == ["empty", "f"]
+        assert len(proxy.requests) <= 11
+    assert time.monotonic() - began < 5
+
+
+def test_a_default_port_that_is_spelt_out_is_signed_as_it_is_sent(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway stands behind port 80, where only root could put it."""
+    ask, hosts = socket.getaddrinfo, list[str]()
+
+    def at_port_80(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        return ask(host, real if port == 80 else port, *args, **kwargs)
+
+    def see(_method: str, _path: str, _n: int, headers: Any) -> None:
+        hosts.append(headers["Host"])
+
+    with FaultProxy(s3_server.url, see) as proxy:
+        real = int(proxy.url.rpartition(":")[2])
+        monkeypatch.setattr(socket, "getaddrinfo", at_port_80)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:80")
+        with opened(f"s3://{bucket}/data") as store:
+            write_bytes(store, "f", b"0123456789")
+            assert [store.read("f", start=n, nbytes=1) for n in range(5)] == [
+                b"0",
+                b"1",
+                b"2",
+                b"3",
+                b"4",
+            ]
+        assert hosts == ["127.0.0.1"] * 6
+        assert len(signed(proxy)) == 5
 
 
 # Settings and refusals

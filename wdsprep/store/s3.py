@@ -21,10 +21,11 @@ from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store import Entry, check_name, check_prefix
+from wdsprep.store.ranges import Range
 from wdsprep.store.s3_ahead import Page, Stretch, listing
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
 from wdsprep.store.s3_listing import page_of, quicken_listings
-from wdsprep.store.s3_reads import BROKE_OFF, Reads
+from wdsprep.store.s3_reads import BROKE_OFF, Ask, Reads
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -127,21 +128,20 @@ class S3Store:
         return page_of(answer, len(self._prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        ask = {"Bucket": self._bucket, "Key": self._key(name)}
-        if nbytes is not None:  # of no bytes at all, S3 has no range
-            ask["Range"] = f"bytes={start}-{start + max(nbytes, 1) - 1}"
-        elif start:
-            ask["Range"] = f"bytes={start}-"
+        ask = self._range(name, start, nbytes)
         with self._translated(name):
             return retrying(lambda: self._own[1].get(ask), pause_s=self._first_pause_s)[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
-        ask = {"Bucket": self._bucket, "Key": self._key(name)}
-        ask["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
+        ask = self._range(name, start, len(buffer))
         with self._translated(name):
             reads = self._own[1]
             return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
+
+    def _range(self, name: str, start: int, nbytes: int | None) -> Ask:
+        wanted = Range(start=start, nbytes=nbytes)
+        return Ask(bucket=self._bucket, key=self._key(name), range=wanted)
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_S3Sink"]:
