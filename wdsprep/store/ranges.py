@@ -45,11 +45,14 @@ class Range:
             raise self.not_kept(said, what)
         return last - start + 1, total
 
-    def check_beyond(self, said: str, what: str) -> None:
-        """An answer that the file ends before this range may name the file's length."""
+    def check_beyond(self, said: str, what: str) -> int | None:
+        """The file's length, where an answer that it ends before this range tells it."""
         match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
-        if match is not None and int(match[1]) > self.start:
+        if match is None:
+            return None
+        if int(match[1]) > self.start:
             raise self.not_kept(said, what)
+        return int(match[1])
 
     def not_kept(self, said: str, what: str) -> StoreError:
         gave = repr(said[:MOST_SHOWN]) if said else "no range"
