@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from wdsprep import __version__
-from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.errors import UsageError, WdsprepError, without_secrets
 from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PACKERS, PLAN, RECIPE, RULES, WORKERS
 
 IMG2DATASET_NAMES = {
@@ -255,23 +255,24 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f": see {context.command_path} --help" if context else ""
-        click.echo(f"wdsprep: {error.format_message().rstrip('.')}{hint}", err=True)
+        _complain(f"{error.format_message().rstrip('.')}{hint}")
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
         again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"
         click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
         return INTERRUPTED
     except WdsprepError as error:
-        if debug:
-            traceback.print_exc()
-        click.echo(f"wdsprep: {error}", err=True)
+        _complain(str(error), debug)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
-        if debug:
-            traceback.print_exc()
-        name = type(error).__name__
-        click.echo(f"wdsprep: a bug: {name}: {error}: --debug shows where", err=True)
+        _complain(f"a bug: {type(error).__name__}: {error}: --debug shows where", debug)
         return 1
+
+
+def _complain(line: str, debug: bool = False) -> None:
+    """To stderr, after the traceback if that is wanted."""
+    trace = traceback.format_exc() if debug else ""
+    click.echo(without_secrets(f"{trace}wdsprep: {line}"), err=True)

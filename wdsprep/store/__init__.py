@@ -103,6 +103,11 @@ def absolute(url: str) -> str:
 
 def split_url(url: str) -> tuple[Store, str]:
     """The store that holds the file behind `url`, and the file's name in it."""
+    if is_web(url):
+        from wdsprep.store.web import WebStore
+
+        alone = WebStore(url)
+        return alone, alone.name
     folder, _, name = url.rstrip("/").rpartition("/")
     if not folder:
         folder = "/" if url.startswith("/") else "."
