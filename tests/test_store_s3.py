@@ -1,13 +1,18 @@
 """What is particular to S3: uploads in parts, an unreliable network, settings and refusals."""
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import random
+import re
+import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,8 +32,10 @@ from faultproxy import (
     Truncate,
     first,
 )
+from latent_sets import write_latents
 from s3 import S3Server, s3_client
 
+from wdsprep.dataset import read_manifest
 from wdsprep.errors import (
     AccessError,
     ExistsError,
@@ -37,11 +44,15 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store import open_store, stream, write_bytes
+from wdsprep.manifest import Manifest
+from wdsprep.run import sweep
+from wdsprep.store import open_store, s3_uploads, stream, write_bytes
 from wdsprep.store.s3 import WRITER, S3Store
 from wdsprep.store.s3_errors import ATTEMPTS
 from wdsprep.store.s3_reads import MOST_REFUSALS
 
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["boto3", "test_store_s3"])
 MIB = 1 << 20
 BIG = random.Random(0).randbytes(11 * MIB)  # three parts
 
@@ -152,17 +163,131 @@ def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(
         assert uploads(bucket) == []
 
 
-def test_sweep_aborts_chosen_uploads_below_the_prefix_only(parted: S3Store, bucket: str) -> None:
+# Uploads that are left
+
+
+def begin_uploads(bucket: str, *keys: str) -> None:
     with s3_client() as client:
-        for key in ("data/old", "data/x/old", "database", "other"):
+        for key in keys:
             client.create_multipart_upload(Bucket=bucket, Key=key)
+
+
+@pytest.fixture
+def aged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was begun, it was over a day ago."""
+    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
+
+
+def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ours(
+    parted: S3Store, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = ["256/000000.tar", "data/theirs", "data/x/theirs", "database", "other"]
+    begin_uploads(bucket, "data/256/000000.tar", "data/x/000000.tar", *theirs)
+    ours = re.compile(r"\w+/\d+\.tar").fullmatch
+    assert parted.sweep(ours) == 0
+    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
     assert parted.sweep() == 0
-    seen: list[float] = []
-    assert parted.abort_uploads(lambda begun: bool(seen.append(begun.timestamp()))) == 0
-    assert all(abs(begun - time.time()) < 60 for begun in seen)
-    assert len(seen) == 2
-    assert parted.abort_uploads(lambda _: True) == 2
-    assert uploads(bucket) == ["database", "other"]
+    assert parted.sweep(ours) == 2
+    assert uploads(bucket) == theirs
+
+
+@pytest.mark.usefixtures("aged")
+def test_a_dataset_aborts_what_could_be_a_part_of_it_alone(bucket: str) -> None:
+    """At the root of a bucket, where others write too."""
+    theirs = ["2024/backup.tar", "256/notes.txt", "backup.tar", "rejects/2024/a.jsonl"]
+    shards = ["256/000000.tar", "512/000001_01.tar"]
+    images = Manifest(dataset="images", settings={"buckets": [256, 512]})
+    begin_uploads(bucket, *theirs, *shards, "wdsprep.json")
+    with opened(f"s3://{bucket}") as store:
+        latents = read_manifest(open_store(write_latents(store.url, (2,))))
+        assert latents is not None
+        sweep(store, images)
+        assert uploads(bucket) == theirs
+        begin_uploads(bucket, "256/what the tar was called.tar", "2023/x.tar")
+        sweep(store, images)
+        assert len(uploads(bucket)) == len(theirs) + 2
+        sweep(store, latents)
+        assert uploads(bucket) == sorted(["2023/x.tar", *theirs])
+
+
+def write_slowly(url: str, env: dict[str, str], name: str, ready: Any, go_on: Any) -> None:
+    os.environ.update(env)
+    with opened(url) as store, store.write(name) as sink:
+        sink.write(BIG[: 5 * MIB])
+        ready.set()
+        go_on.wait(60)
+        sink.write(BIG[5 * MIB :])
+
+
+@contextlib.contextmanager
+def writing(store: S3Store, *names: str) -> Iterator[list[tuple[Any, Any]]]:
+    """Processes that have begun an upload, and what makes them go on."""
+    writers, env = [], {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    for name in names:
+        ready, go_on = FORKING.Event(), FORKING.Event()
+        writer = FORKING.Process(target=write_slowly, args=(store.url, env, name, ready, go_on))
+        writer.start()
+        writers.append((writer, ready, go_on))
+    try:
+        assert all(ready.wait(60) for _, ready, _ in writers)
+        yield [(writer, go_on) for writer, _, go_on in writers]
+    finally:
+        for writer, _, _ in writers:
+            writer.kill()
+            writer.join()
+
+
+@pytest.mark.usefixtures("aged")
+def test_the_upload_of_a_dead_writer_is_aborted_at_once_that_of_a_living_one_never(
+    parted: S3Store, bucket: str
+) -> None:
+    """However old, and whether or not the writer runs just now."""
+    with writing(parted, "alive", "dead", "stopped") as writers:
+        alive, dead, stopped = writers
+        os.kill(stopped[0].pid, signal.SIGSTOP)
+        assert parted.sweep(lambda _name: True) == 0
+        dead[0].kill()
+        dead[0].join()
+        assert parted.sweep(lambda _name: True) == 1
+        assert uploads(bucket) == ["data/alive", "data/stopped"]
+        os.kill(stopped[0].pid, signal.SIGCONT)
+        for writer, go_on in (alive, stopped):
+            go_on.set()
+            writer.join()
+            assert writer.exitcode == 0
+    assert parted.read("alive") == parted.read("stopped") == BIG
+    assert uploads(bucket) == []
+
+
+def test_an_upload_that_could_not_be_aborted_is_so_by_the_next_sweep(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(ATTEMPTS, Status(503), "DELETE")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        with pytest.raises(ZeroDivisionError):
+            break_off(store, bucket, ZeroDivisionError())
+        assert uploads(bucket) == ["data/big"]
+        assert store.sweep() == 1
+        assert uploads(bucket) == []
+
+
+def test_notes_of_uploads_are_few_and_of_this_user_alone(
+    tmp_path: Path, parted: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    write_bytes(parted, "big", BIG)
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for name in ("old", "young"):
+        (folder / name).touch()
+    os.utime(folder / "old", (0, 0))
+    parted.sweep()
+    assert [path.name for path in folder.iterdir()] == ["young"]
+    folder.chmod(0o777)
+    assert s3_uploads.write_note("bucket/key/1") is None
+    assert s3_uploads.writer_of("young") is s3_uploads.Writer.UNKNOWN
+    write_bytes(parted, "big", BIG)
 
 
 # An unreliable network
@@ -178,6 +303,7 @@ FAULTS: list[Fault] = [
 ]
 
 
+@pytest.mark.usefixtures("aged")
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
 def test_every_operation_outlives(
     s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
@@ -202,7 +328,7 @@ def test_every_operation_outlives(
         assert store.read("small", start=2, nbytes=3) == b"234"
         assert store.read("big") == BIG
         store.delete("small")
-        store.abort_uploads(lambda _: True)
+        store.sweep(lambda _name: True)
         assert [e.name for e in store.list()] == ["big", "once"]
         lost = [key for key in set(proxy.requests) if seen[key] < 3]
         assert lost == [] or isinstance(fault, Delay | DelayBody | DropAfter)
@@ -636,3 +762,21 @@ def test_bytes_are_what_other_clients_see(parted: S3Store, bucket: str) -> None:
         answer = client.get_object(Bucket=bucket, Key="data/big")
         assert answer["Body"].read() == BIG
         assert list(answer["Metadata"]) == [WRITER]
+
+
+def test_objects_say_what_they_are(parted: S3Store, bucket: str) -> None:
+    """A page on S3 opens in a browser: the report."""
+    kinds = {
+        "report.html": "text/html; charset=utf-8",
+        "a.b/REPORT.HTML": "text/html; charset=utf-8",
+        "wdsprep.json": "application/json",
+        "256/000000.tar": "application/x-tar",
+        "256/000000.tar.idx": "binary/octet-stream",
+        "html": "binary/octet-stream",
+    }
+    for data in (b"<html>", BIG):
+        for name in kinds:
+            write_bytes(parted, name, data)
+        with s3_client() as client:
+            heads = {n: client.head_object(Bucket=bucket, Key=f"data/{n}") for n in kinds}
+        assert {name: head["ContentType"] for name, head in heads.items()} == kinds

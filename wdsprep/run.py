@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import claim, clear, read_manifest, refreshed, tidy, write_manifest
+from wdsprep.dataset import claim, clear, parts_of, read_manifest, refreshed, tidy, write_manifest
 from wdsprep.errors import AccessError, WorkError
 from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
@@ -208,7 +208,7 @@ class Run:
         if complete and self._lines and self._tidies:
             tidy(self._store, manifest)
         if self._count:
-            sweep(self._store)  # a worker that was killed cleans up nothing
+            sweep(self._store, manifest)  # a worker that was killed cleans up nothing
         return manifest
 
 
@@ -219,10 +219,11 @@ def opened_dataset(
     store = open_store(url)
     if overwrite:
         clear(store, dataset)
-    sweep(store)
-    return store, refreshed(store, claim(store, dataset, settings))
+    manifest = claim(store, dataset, settings)
+    sweep(store, manifest)
+    return store, refreshed(store, manifest)
 
 
-def sweep(store: Store) -> None:
+def sweep(store: Store, manifest: Manifest) -> None:
     with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
-        store.sweep()
+        store.sweep(parts_of(manifest))

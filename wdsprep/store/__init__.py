@@ -16,7 +16,13 @@ from wdsprep.errors import UsageError
 
 CHUNK_NBYTES = 8 << 20
 Watch = Callable[[bytes], object]
+Ours = Callable[[str], object]
+"""Whether a name is one that only a writer of ours would write to."""
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
+
+
+def none_of_ours(_name: str) -> bool:
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +64,9 @@ class Store(Protocol):
     def delete(self, name: str, /) -> None:
         """Remove a file; one that is not there is fine."""
 
-    def sweep(self) -> int:
-        """Remove what killed writers left behind unseen; the number of things removed."""
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        """Remove what killed writers left behind unseen; the number of things removed. What does
+        not show that it is wdsprep's is removed only under a name that is `ours`."""
 
 
 def open_store(url: str) -> Store:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store import Entry, Sink
+from wdsprep.store import Entry, Ours, Sink, none_of_ours
 from wdsprep.store.ranges import Range
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class WebStore:
     def delete(self, name: str, /) -> None:
         self._refuse(name)
 
-    def sweep(self) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        del ours
         return 0
 
     def _refuse(self, name: str) -> NoReturn:
