@@ -5,7 +5,8 @@ a loader sends hundreds a second. A presigned URL holds for any range of its obj
 all reads for some minutes. It goes over the client's own connections, so that proxies,
 certificates and timeouts are boto3's, and failures are raised as boto3 raises them. An answer that
 boto3 may know what to do with, such as another region or credentials that have ended, is left to
-it: the same read is asked for once more as boto3 does it.
+it: the same read is asked for once more as boto3 does it. Every read is, where the installed
+botocore and urllib3 do not have what is taken from within them.
 """
 
 import contextlib
@@ -71,7 +72,8 @@ class Reads:
     """GETs by one client, for any number of threads."""
 
     def __init__(self, client: Any) -> None:
-        self._client, self._wire = client, Wire(client._endpoint.http_session)
+        self._client = client
+        self._wire = _wire_of(client)  # None where there can be none
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], tuple[float, str]] = {}
         self._refusals = 0
@@ -89,10 +91,11 @@ class Reads:
         from botocore.exceptions import ClientError
 
         try:
-            if self._refusals >= MOST_REFUSALS:
+            wire = self._wire
+            if wire is None or self._refusals >= MOST_REFUSALS:
                 return self._take_with_boto3(ask, take)
             try:
-                return self._take_by_url(ask, take)
+                return self._take_by_url(wire, ask, take)
             except _RefusedError as error:
                 taken = self._take_with_boto3(ask, take)
                 self._forget(ask, error)
@@ -104,8 +107,14 @@ class Reads:
                 return take(BytesIO(), 0)
             raise
 
-    def _take_by_url(self, ask: Ask, take: Take[T]) -> T:
-        answer = self._wire.get(self._url(ask.bucket, ask.key), {"Range": ask.range.header})
+    def _take_by_url(self, wire: Wire, ask: Ask, take: Take[T]) -> T:
+        url = self._url(ask.bucket, ask.key)
+        try:
+            answer = wire.get(url, {"Range": ask.range.header})
+        except (AttributeError, ImportError, TypeError) as error:
+            self._wire = None
+            _warn_of_version(error)
+            return self._take_with_boto3(ask, take)
         with contextlib.closing(answer), _broken_off(ask):
             if answer.status == 206 or ask.is_all(answer.status, answer.nbytes):
                 taken = take(answer.body, ask.comes(answer.status, answer.range, answer.nbytes))
@@ -150,6 +159,18 @@ class Reads:
                     ask.bucket,
                     error,
                 )
+
+
+def _wire_of(client: Any) -> Wire | None:
+    try:
+        return Wire(client._endpoint.http_session)
+    except AttributeError as error:
+        _warn_of_version(error)
+        return None
+
+
+def _warn_of_version(error: Exception) -> None:
+    _log.warning("this boto3 or urllib3 is not one that wdsprep knows (%s): S3 is slower", error)
 
 
 def _newest_signature(signature_version: str, **_: object) -> "str | None":

@@ -6,6 +6,9 @@ same URL and the same kind of headers anew. On a connection that is open, a GET 
 and a few lines in. Whatever is not as simple as that goes through boto3's session: the first
 request of a connection, one by a proxy, one whose connection the server has closed meanwhile, and
 one whose answer does not say how long it is.
+
+urllib3 has no public names for this. They are all taken here, within `Wire.get`, so that an
+AttributeError of it means that an installed version is another than those known.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,17 +39,25 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pool:
+    """Of urllib3's connections to one server."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Wire:
     """Sends requests for a session of botocore's, for any number of threads."""
 
     session: Any
-    _pools: dict[str, Any] = field(default_factory=dict)
+    _pools: dict[str, "_Pool"] = field(default_factory=dict)
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         origin, path = _split(url)
         pool = self._pools.get(origin)
         connection = None if pool is None else _idle(pool)
-        if connection is not None:
+        if pool is not None and connection is not None:
             try:
                 return _asked(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
             except TimeoutError as error:
@@ -65,8 +76,9 @@ class Wire:
         request = AWSPreparedRequest("GET", url, HeadersDict(headers), None, True)
         answer = self.session.send(request)
         raw, nbytes = answer.raw, length_of(answer.headers.get("Content-Length", ""))
-        if nbytes >= 0 and raw._pool is not None and raw._pool.proxy is None:
-            self._pools[origin] = raw._pool
+        pool = raw._pool
+        if nbytes >= 0 and pool is not None and pool.proxy is None:
+            self._pools[origin] = _Pool(pool._get_conn, pool._put_conn)
         return Answer(
             status=answer.status_code,
             nbytes=nbytes,
@@ -95,21 +107,23 @@ def _host(origin: str) -> str:
     return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
 
 
-def _idle(pool: Any) -> Any:
+def _idle(pool: _Pool) -> Any:
     """A connection that nobody uses, if one is open."""
     from urllib3.exceptions import ClosedPoolError
 
     try:
-        connection = pool._get_conn()  # which closes those that the server has closed
+        connection = pool.take()  # which closes those that the server has closed
     except ClosedPoolError:  # the session has dropped it, and makes another
         return None
     if not connection.is_closed:
         return connection
-    pool._put_conn(connection)
+    pool.put(connection)
     return None
 
 
-def _asked(pool: Any, connection: Any, line: str, host: str, headers: Mapping[str, str]) -> Answer:
+def _asked(
+    pool: _Pool, connection: Any, line: str, host: str, headers: Mapping[str, str]
+) -> Answer:
     """Send, and read the head of the answer; an error where none comes."""
     told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
@@ -124,7 +138,7 @@ def _asked(pool: Any, connection: Any, line: str, host: str, headers: Mapping[st
     def keep() -> None:
         body.close()
         if said.get("connection", "").lower() != "close":
-            pool._put_conn(left.pop())
+            pool.put(left.pop())
 
     def close() -> None:
         body.close()
