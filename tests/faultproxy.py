@@ -65,7 +65,20 @@ class DelayBody:
     seconds: float
 
 
-Fault = Drop | DropAfter | Truncate | Status | Delay | DelayBody
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Answer with these bytes, as part of a file where there is a range."""
+
+    body: bytes
+    content_range: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Give the answer in chunks, without its length."""
+
+
+Fault = Drop | DropAfter | Truncate | Status | Delay | DelayBody | Give | Chunked
 Rule = Callable[[str, str, int, Message], Fault | None]
 
 
@@ -101,6 +114,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         elif isinstance(fault, Status):
             self.refuse(fault)
+        elif isinstance(fault, Give):
+            said = [("Content-Range", fault.content_range)] if fault.content_range else []
+            self.answer(206 if said else 200, said, fault.body)
         else:
             self.forward(body, fault)
 
@@ -168,7 +184,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         head = self.command == "HEAD"
         length = dict(headers).get("Content-Length", "0") if head else str(len(body))
         body = b"" if head else body
-        if status not in (204, 304):
+        chunked = isinstance(fault, Chunked) and not head
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+            ends = range(0, len(body), CHUNK)
+            chunks = [body[at : at + CHUNK] for at in ends] + [b""]
+            body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+        elif status not in (204, 304):
             self.send_header("Content-Length", length)
         if isinstance(fault, Truncate):
             body, self.close_connection = body[: fault.nbytes], True

@@ -69,14 +69,15 @@ class Server:
                     return self.say(403, REFUSAL)
                 outer.signed.append(found[1])
                 data = (folder / path.removeprefix("/bucket/")).read_bytes()
-                asked = self.headers.get("Range")
-                if asked is None:
-                    return self.say(200, data)
-                first, last = map(int, asked.removeprefix("bytes=").split("-"))
-                return self.say(206, data[first : last + 1])
+                start, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+                end = min(int(last) + 1, len(data)) if last else len(data)
+                span = f"bytes {start}-{end - 1}/{len(data)}"
+                return self.say(206, data[int(start) : end], span)
 
-            def say(self, status: int, body: bytes) -> None:
+            def say(self, status: int, body: bytes, span: str = "") -> None:
                 self.send_response(status)
+                if span:
+                    self.send_header("Content-Range", span)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

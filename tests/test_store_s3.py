@@ -1,32 +1,41 @@
 """What is particular to S3: uploads in parts, an unreliable network, settings and refusals."""
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import random
+import re
+import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from faultproxy import (
+    Chunked,
     Delay,
     DelayBody,
     Drop,
     DropAfter,
     Fault,
     FaultProxy,
+    Give,
     Rule,
     Status,
     Truncate,
     first,
 )
+from latent_sets import write_latents
 from s3 import S3Server, s3_client
 
+from wdsprep.dataset import read_manifest
 from wdsprep.errors import (
     AccessError,
     ExistsError,
@@ -35,11 +44,15 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store import open_store, stream, write_bytes
+from wdsprep.manifest import Manifest
+from wdsprep.run import sweep
+from wdsprep.store import open_store, s3_uploads, stream, write_bytes
 from wdsprep.store.s3 import WRITER, S3Store
 from wdsprep.store.s3_errors import ATTEMPTS
 from wdsprep.store.s3_reads import MOST_REFUSALS
 
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["boto3", "test_store_s3"])
 MIB = 1 << 20
 BIG = random.Random(0).randbytes(11 * MIB)  # three parts
 
@@ -150,17 +163,131 @@ def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(
         assert uploads(bucket) == []
 
 
-def test_sweep_aborts_chosen_uploads_below_the_prefix_only(parted: S3Store, bucket: str) -> None:
+# Uploads that are left
+
+
+def begin_uploads(bucket: str, *keys: str) -> None:
     with s3_client() as client:
-        for key in ("data/old", "data/x/old", "database", "other"):
+        for key in keys:
             client.create_multipart_upload(Bucket=bucket, Key=key)
+
+
+@pytest.fixture
+def aged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was begun, it was over a day ago."""
+    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
+
+
+def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ours(
+    parted: S3Store, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = ["256/000000.tar", "data/theirs", "data/x/theirs", "database", "other"]
+    begin_uploads(bucket, "data/256/000000.tar", "data/x/000000.tar", *theirs)
+    ours = re.compile(r"\w+/\d+\.tar").fullmatch
+    assert parted.sweep(ours) == 0
+    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
     assert parted.sweep() == 0
-    seen: list[float] = []
-    assert parted.abort_uploads(lambda begun: bool(seen.append(begun.timestamp()))) == 0
-    assert all(abs(begun - time.time()) < 60 for begun in seen)
-    assert len(seen) == 2
-    assert parted.abort_uploads(lambda _: True) == 2
-    assert uploads(bucket) == ["database", "other"]
+    assert parted.sweep(ours) == 2
+    assert uploads(bucket) == theirs
+
+
+@pytest.mark.usefixtures("aged")
+def test_a_dataset_aborts_what_could_be_a_part_of_it_alone(bucket: str) -> None:
+    """At the root of a bucket, where others write too."""
+    theirs = ["2024/backup.tar", "256/notes.txt", "backup.tar", "rejects/2024/a.jsonl"]
+    shards = ["256/000000.tar", "512/000001_01.tar"]
+    images = Manifest(dataset="images", settings={"buckets": [256, 512]})
+    begin_uploads(bucket, *theirs, *shards, "wdsprep.json")
+    with opened(f"s3://{bucket}") as store:
+        latents = read_manifest(open_store(write_latents(store.url, (2,))))
+        assert latents is not None
+        sweep(store, images)
+        assert uploads(bucket) == theirs
+        begin_uploads(bucket, "256/what the tar was called.tar", "2023/x.tar")
+        sweep(store, images)
+        assert len(uploads(bucket)) == len(theirs) + 2
+        sweep(store, latents)
+        assert uploads(bucket) == sorted(["2023/x.tar", *theirs])
+
+
+def write_slowly(url: str, env: dict[str, str], name: str, ready: Any, go_on: Any) -> None:
+    os.environ.update(env)
+    with opened(url) as store, store.write(name) as sink:
+        sink.write(BIG[: 5 * MIB])
+        ready.set()
+        go_on.wait(60)
+        sink.write(BIG[5 * MIB :])
+
+
+@contextlib.contextmanager
+def writing(store: S3Store, *names: str) -> Iterator[list[tuple[Any, Any]]]:
+    """Processes that have begun an upload, and what makes them go on."""
+    writers, env = [], {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    for name in names:
+        ready, go_on = FORKING.Event(), FORKING.Event()
+        writer = FORKING.Process(target=write_slowly, args=(store.url, env, name, ready, go_on))
+        writer.start()
+        writers.append((writer, ready, go_on))
+    try:
+        assert all(ready.wait(60) for _, ready, _ in writers)
+        yield [(writer, go_on) for writer, _, go_on in writers]
+    finally:
+        for writer, _, _ in writers:
+            writer.kill()
+            writer.join()
+
+
+@pytest.mark.usefixtures("aged")
+def test_the_upload_of_a_dead_writer_is_aborted_at_once_that_of_a_living_one_never(
+    parted: S3Store, bucket: str
+) -> None:
+    """However old, and whether or not the writer runs just now."""
+    with writing(parted, "alive", "dead", "stopped") as writers:
+        alive, dead, stopped = writers
+        os.kill(stopped[0].pid, signal.SIGSTOP)
+        assert parted.sweep(lambda _name: True) == 0
+        dead[0].kill()
+        dead[0].join()
+        assert parted.sweep(lambda _name: True) == 1
+        assert uploads(bucket) == ["data/alive", "data/stopped"]
+        os.kill(stopped[0].pid, signal.SIGCONT)
+        for writer, go_on in (alive, stopped):
+            go_on.set()
+            writer.join()
+            assert writer.exitcode == 0
+    assert parted.read("alive") == parted.read("stopped") == BIG
+    assert uploads(bucket) == []
+
+
+def test_an_upload_that_could_not_be_aborted_is_so_by_the_next_sweep(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(ATTEMPTS, Status(503), "DELETE")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        with pytest.raises(ZeroDivisionError):
+            break_off(store, bucket, ZeroDivisionError())
+        assert uploads(bucket) == ["data/big"]
+        assert store.sweep() == 1
+        assert uploads(bucket) == []
+
+
+def test_notes_of_uploads_are_few_and_of_this_user_alone(
+    tmp_path: Path, parted: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    write_bytes(parted, "big", BIG)
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for name in ("old", "young"):
+        (folder / name).touch()
+    os.utime(folder / "old", (0, 0))
+    parted.sweep()
+    assert [path.name for path in folder.iterdir()] == ["young"]
+    folder.chmod(0o777)
+    assert s3_uploads.write_note("bucket/key/1") is None
+    assert s3_uploads.writer_of("young") is s3_uploads.Writer.UNKNOWN
+    write_bytes(parted, "big", BIG)
 
 
 # An unreliable network
@@ -176,6 +303,7 @@ FAULTS: list[Fault] = [
 ]
 
 
+@pytest.mark.usefixtures("aged")
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
 def test_every_operation_outlives(
     s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
@@ -200,7 +328,7 @@ def test_every_operation_outlives(
         assert store.read("small", start=2, nbytes=3) == b"234"
         assert store.read("big") == BIG
         store.delete("small")
-        store.abort_uploads(lambda _: True)
+        store.sweep(lambda _name: True)
         assert [e.name for e in store.list()] == ["big", "once"]
         lost = [key for key in set(proxy.requests) if seen[key] < 3]
         assert lost == [] or isinstance(fault, Delay | DelayBody | DropAfter)
@@ -392,6 +520,104 @@ def test_urls_are_given_up_with_a_warning_where_all_are_refused(
     assert caplog.text.count(f"s3://{bucket} refuses signed URLs (403") == 1
 
 
+TEN = b"0123456789"
+WRONG = {
+    "the whole file": Give(TEN),
+    "another range": Give(b"1234", "bytes 1-4/10"),
+    "a shorter one": Give(b"23", "bytes 2-3/10"),
+    "a longer one": Give(b"23456", "bytes 2-6/10"),
+    "one of a file that ends within": Give(b"2345", "bytes 2-5/5"),
+    "one of nobody knows what": Give(b"234", "bytes 2-4/*"),
+    "no range at all": Give(b"2345", "bytes"),
+}
+
+
+@pytest.mark.parametrize("part", ["", "X-Amz-Signature"], ids=["boto3 too", "by URL"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_range_is_never_taken_for_the_bytes(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: str, part: str
+) -> None:
+    """Where boto3's own request brings the right one, that is taken."""
+    with through(s3_server, bucket, first(99, WRONG[kind], "GET", part), monkeypatch) as (
+        proxy,
+        store,
+    ):
+        write_bytes(store, "f", TEN)
+        buffer = bytearray(4)
+        for act in (
+            lambda: store.read("f", start=2, nbytes=4),
+            lambda: buffer[: store.read_into("f", memoryview(buffer), start=2)],
+        ):
+            if part and kind == "the whole file":
+                assert act() == b"2345"
+                continue
+            with pytest.raises(StoreError) as caught:
+                act()
+            assert one_line(caught.value, "f: asked for bytes=2-5, the server gave", "proxy")
+        assert len(proxy.requests) <= 1 + 2 * 2  # a server that ignores ranges will do so again
+
+
+def test_a_range_that_is_the_whole_file_may_come_as_one(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with through(s3_server, bucket, first(99, Give(TEN), "GET"), monkeypatch) as (proxy, store):
+        write_bytes(store, "f", TEN)
+        for _ in range(3):
+            assert (
+                store.read("f") == store.read("f", nbytes=10) == store.read("f", nbytes=11) == TEN
+            )
+        assert len(signed(proxy)) == len(proxy.requests) - 1
+
+
+def test_answers_in_chunks_cost_no_time(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, data = first(99, Chunked()), BIG[:200_000]
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        began, buffer = time.monotonic(), bytearray(100)
+        write_bytes(store, "f", data)
+        write_bytes(store, "empty", b"")
+        assert store.read("f") == data
+        assert store.read("empty") == store.read("f", start=len(data)) == b""
+        assert store.read("f", start=150_000, nbytes=99_999) == data[150_000:]
+        assert store.read_into("f", memoryview(buffer), start=7) == 100
+        assert buffer == data[7:107]
+        with pytest.raises(NotFoundError):
+            store.read("none")
+        assert [entry.name for entry in store.list()] == ["empty", "f"]
+        assert len(proxy.requests) <= 11
+    assert time.monotonic() - began < 5
+
+
+def test_a_default_port_that_is_spelt_out_is_signed_as_it_is_sent(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway stands behind port 80, where only root could put it."""
+    ask, hosts = socket.getaddrinfo, list[str]()
+
+    def at_port_80(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        return ask(host, real if port == 80 else port, *args, **kwargs)
+
+    def see(_method: str, _path: str, _n: int, headers: Any) -> None:
+        hosts.append(headers["Host"])
+
+    with FaultProxy(s3_server.url, see) as proxy:
+        real = int(proxy.url.rpartition(":")[2])
+        monkeypatch.setattr(socket, "getaddrinfo", at_port_80)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:80")
+        with opened(f"s3://{bucket}/data") as store:
+            write_bytes(store, "f", b"0123456789")
+            assert [store.read("f", start=n, nbytes=1) for n in range(5)] == [
+                b"0",
+                b"1",
+                b"2",
+                b"3",
+                b"4",
+            ]
+        assert hosts == ["127.0.0.1"] * 6
+        assert len(signed(proxy)) == 5
+
+
 # Settings and refusals
 
 
@@ -536,3 +762,21 @@ def test_bytes_are_what_other_clients_see(parted: S3Store, bucket: str) -> None:
         answer = client.get_object(Bucket=bucket, Key="data/big")
         assert answer["Body"].read() == BIG
         assert list(answer["Metadata"]) == [WRITER]
+
+
+def test_objects_say_what_they_are(parted: S3Store, bucket: str) -> None:
+    """A page on S3 opens in a browser: the report."""
+    kinds = {
+        "report.html": "text/html; charset=utf-8",
+        "a.b/REPORT.HTML": "text/html; charset=utf-8",
+        "wdsprep.json": "application/json",
+        "256/000000.tar": "application/x-tar",
+        "256/000000.tar.idx": "binary/octet-stream",
+        "html": "binary/octet-stream",
+    }
+    for data in (b"<html>", BIG):
+        for name in kinds:
+            write_bytes(parted, name, data)
+        with s3_client() as client:
+            heads = {n: client.head_object(Bucket=bucket, Key=f"data/{n}") for n in kinds}
+        assert {name: head["ContentType"] for name, head in heads.items()} == kinds

@@ -160,7 +160,7 @@ class Shelf:
         self.written[name] = sink.nbytes
         self.units_written.append(sink.units)
 
-    def sweep(self) -> int:
+    def sweep(self, _ours: object = None) -> int:
         return 0
 
     def hold(self, _name: str, /) -> contextlib.AbstractContextManager[None]:

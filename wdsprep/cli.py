@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from wdsprep import __version__
-from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.errors import UsageError, WdsprepError, without_secrets
 from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PACKERS, PLAN, RECIPE, RULES, WORKERS
 from wdsprep.terminal import LogFormatter, harmless, one_line
 
@@ -32,9 +32,11 @@ def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
     click.echo(harmless(text), nl=nl, err=err)
 
 
-def complain(text: str) -> None:
-    """An error is one line, whatever names are in it."""
-    click.echo(f"wdsprep: {one_line(text)}", err=True)
+def complain(text: str, *, debug: bool = False) -> None:
+    """An error is one line, whatever names are in it; after its traceback, if that is wanted."""
+    if debug:
+        echo(without_secrets(traceback.format_exc()), err=True)
+    click.echo(f"wdsprep: {one_line(without_secrets(text))}", err=True)
 
 
 def option_name(name: str) -> str:
@@ -283,16 +285,11 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
         return INTERRUPTED
     except WdsprepError as error:
-        if debug:
-            echo(traceback.format_exc(), err=True)
-        complain(str(error))
+        complain(str(error), debug=debug)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
-        if debug:
-            echo(traceback.format_exc(), err=True)
-        name = type(error).__name__
-        complain(f"a bug: {name}: {error}: --debug shows where")
+        complain(f"a bug: {type(error).__name__}: {error}: --debug shows where", debug=debug)
         return 1

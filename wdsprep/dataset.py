@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from typing import TypeVar
 
@@ -41,6 +42,25 @@ OURS = {
         re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
     ),
 }
+
+
+def parts_of(manifest: Manifest) -> Callable[[str], bool]:
+    """Tells whether a file of a name can be a part of this dataset. Latents say in no setting which
+    buckets they have, so it is those that they have shards in."""
+
+    @cache
+    def buckets() -> frozenset[str]:
+        if "buckets" in manifest.settings:
+            return frozenset(map(str, manifest.settings["buckets"]))
+        return frozenset(shard.name.partition("/")[0] for shard in manifest.shards)
+
+    def is_part(name: str) -> bool:
+        if name != MANIFEST and not any(each.fullmatch(name) for each in OURS[manifest.dataset]):
+            return False
+        bucket = re.match(r"(?:receipts/|rejects/)?(\d+)/", name)
+        return bucket is None or bucket[1] in buckets()
+
+    return is_part
 
 
 def read_each(

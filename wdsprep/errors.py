@@ -19,11 +19,27 @@ WdsprepError
 Anything else that escapes is a bug, and is reported as one.
 """
 
+import re
+
+# What a URL may keep to itself: a name and password, and a query, up to the marks after it.
+SECRETS = re.compile(
+    r"""(https?://)(?:[^\s/?#@]*@)?([^\s?#"'<>]*)(?:[?#]\S*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """A text whose URLs end at their paths: a signed URL opens its file to all who read a log."""
+    return SECRETS.sub(r"\1\2", text) if "://" in text else text
+
 
 class WdsprepError(Exception):
     """A failure with a message for the user."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 class UsageError(WdsprepError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import open_edition, read_manifest, refreshed, tidy, write_manifest
+from wdsprep.dataset import open_edition, parts_of, read_manifest, refreshed, tidy, write_manifest
 from wdsprep.edition import Edition
 from wdsprep.errors import AccessError, FormatError, WorkError
 from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
@@ -213,7 +213,7 @@ class Run:
             manifest = _with_appends(manifest, there)
             write_manifest(self._store, manifest)
         if self._count:
-            sweep(self._store)  # a worker that was killed cleans up nothing
+            sweep(self._store, manifest)  # a worker that was killed cleans up nothing
             for name in sorted(held):
                 self._store.let_go(name)
         return manifest
@@ -258,10 +258,10 @@ def opened_dataset(
     """The dataset to write, as far as it has come; refused where it was made otherwise."""
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
-    sweep(store)
+    sweep(store, manifest)
     return edition, refreshed(store, manifest)
 
 
-def sweep(store: Store) -> None:
+def sweep(store: Store, manifest: Manifest) -> None:
     with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
-        store.sweep()
+        store.sweep(parts_of(manifest))

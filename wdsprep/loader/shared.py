@@ -100,9 +100,10 @@ class Ring:
 
 
 def _shared(nbytes: int) -> torch.Tensor:
-    """Memory that torch sends without a copy, as its own collate function takes it."""
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    """Memory that torch sends without a copy."""
+    memory = torch.empty(nbytes, dtype=torch.uint8)
+    memory.share_memory_()  # type: ignore[no-untyped-call]
+    return memory
 
 
 _rings: list[Ring] = []  # the one of this process, if it is a worker

@@ -63,8 +63,11 @@ def _init(address: str, **options: Any) -> None:
 def _quiet() -> Iterator[None]:
     """Ray prints the death of any worker to stdout, `log_to_driver` or not (2.60): this is
     the one switch it looks at. Deaths are the driver's business, and stdout the command's."""
-    module = ray._private.worker
-    before = getattr(module, "_worker_logs_enabled", True)
+    module = getattr(getattr(ray, "_private", None), "worker", None)
+    before = getattr(module, "_worker_logs_enabled", None)
+    if module is None or before is None:  # a Ray that has it elsewhere: then it prints
+        yield
+        return
     module._worker_logs_enabled = False
     try:
         yield

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.errors import WdsprepError, WorkError, without_secrets
 from wdsprep.runners import BrokenWorkerError, HopelessError, Unit, Work
 from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, Progress, Ready
 
@@ -107,7 +107,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return without_secrets(" ".join(str(error).split()))[:300]
 
 
 def _fatal(error: WdsprepError) -> Fatal:

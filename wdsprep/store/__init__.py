@@ -17,7 +17,13 @@ from wdsprep.errors import UsageError
 CHUNK_NBYTES = 8 << 20
 Watch = Callable[[bytes], object]
 HELD = ".hold"  # how names end that are there to be held
+Ours = Callable[[str], object]
+"""Whether a name is one that only a writer of ours would write to."""
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
+
+
+def none_of_ours(_name: str) -> bool:
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +72,9 @@ class Store(Protocol):
     def delete(self, name: str, /) -> None:
         """Remove a file; one that is not there is fine."""
 
-    def sweep(self) -> int:
-        """Remove what killed writers left behind unseen; the number of things removed."""
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        """Remove what killed writers left behind unseen; the number of things removed. What does
+        not show that it is wdsprep's is removed only under a name that is `ours`."""
 
     def hold(self, name: str, /) -> AbstractContextManager[None]:
         """Nobody else is in a block that holds this name, on any machine, until this one ends, and
@@ -119,6 +126,11 @@ def absolute(url: str) -> str:
 
 def split_url(url: str) -> tuple[Store, str]:
     """The store that holds the file behind `url`, and the file's name in it."""
+    if is_web(url):
+        from wdsprep.store.web import WebStore
+
+        alone = WebStore(url)
+        return alone, alone.name
     folder, _, name = url.rstrip("/").rpartition("/")
     if not folder:
         folder = "/" if url.startswith("/") else "."

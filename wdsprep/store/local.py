@@ -25,7 +25,7 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import Entry, check_name, check_prefix
+from wdsprep.store import Entry, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
@@ -94,7 +94,8 @@ class LocalStore:
                 return
             _sync_folder(path.parent)
 
-    def sweep(self) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        del ours  # the names of temporary files show it
         swept = 0
         for folder, _, names in os.walk(self.root):
             for name in names:

@@ -3,7 +3,7 @@
 A file becomes visible by one PUT, or by the completion of a multipart upload whose parts go out
 while the next ones are still being written. Each body carries its MD5, so the server refuses what
 the network bent. A failure aborts the upload. A killed writer leaves at most an upload that nobody
-sees; `sweep` aborts those a day old.
+sees; `sweep` aborts it where that writer is known to be dead, or else after a day.
 """
 
 import base64
@@ -20,12 +20,14 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store import Entry, check_name, check_prefix
+from wdsprep.store import Entry, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.ranges import Range
 from wdsprep.store.s3_ahead import Page, Stretch, listing
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
 from wdsprep.store.s3_holds import Holds
 from wdsprep.store.s3_listing import page_of, quicken_listings
-from wdsprep.store.s3_reads import BROKE_OFF, Reads
+from wdsprep.store.s3_reads import BROKE_OFF, Ask, Reads
+from wdsprep.store.s3_uploads import Note, Writer, remove_old_notes, write_note, writer_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -37,6 +39,12 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
     "list_multipart_uploads": "IsTruncated",
     "create_multipart_upload": "UploadId",
     "complete_multipart_upload": "ETag",
+}
+CONTENT_TYPES = {  # what a browser shows; all else is bytes
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "tar": "application/x-tar",
 }
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 _CLIENT_LOCK = threading.Lock()
@@ -131,28 +139,28 @@ class S3Store:
         return page_of(answer, len(self._prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        ask = {"Bucket": self._bucket, "Key": self._key(name)}
-        if nbytes is not None:  # of no bytes at all, S3 has no range
-            ask["Range"] = f"bytes={start}-{start + max(nbytes, 1) - 1}"
-        elif start:
-            ask["Range"] = f"bytes={start}-"
+        ask = self._range(name, start, nbytes)
         with self._translated(name):
             return retrying(lambda: self._own[1].get(ask), pause_s=self._first_pause_s)[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
-        ask = {"Bucket": self._bucket, "Key": self._key(name)}
-        ask["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
+        ask = self._range(name, start, len(buffer))
         with self._translated(name):
             reads = self._own[1]
             return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
+
+    def _range(self, name: str, start: int, nbytes: int | None) -> Ask:
+        wanted = Range(start=start, nbytes=nbytes)
+        return Ask(bucket=self._bucket, key=self._key(name), range=wanted)
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_S3Sink"]:
         # Not every server checks the condition when it completes a multipart upload.
         part_nbytes = sys.maxsize if exclusive else self._part_nbytes
         with self._translated(name):
-            sink = _S3Sink(partial(self._ask, Key=self._key(name)), part_nbytes)
+            key = self._key(name)
+            sink = _S3Sink(partial(self._ask, Key=key), f"{self._bucket}/{key}", part_nbytes)
             try:
                 yield sink
                 sink.finish({"IfNoneMatch": "*"} if exclusive else {})
@@ -173,18 +181,22 @@ class S3Store:
         with self._translated(name):
             self._holds.let_go(self._key(name), f"{self.url}/{name}")
 
-    def sweep(self) -> int:
-        """Abort uploads begun over a day ago: no live writer takes that long over a file."""
-        too_old = datetime.datetime.now(datetime.timezone.utc) - ABANDONED_UPLOAD
-        return self.abort_uploads(lambda begun: begun < too_old)
-
-    def abort_uploads(self, chosen: Callable[[datetime.datetime], bool]) -> int:
-        """Abort the unfinished uploads below this prefix whose time of beginning is `chosen`."""
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        """Abort the uploads whose writer is known to be dead; where nobody knows, those under names
+        that are `ours` begun over a day ago: no live writer takes that long over a file."""
         with self._translated(""):
-            found = [u for u in self._uploads() if chosen(u["Initiated"])]
-            for upload in found:
+            lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
+            for upload in lost:
                 _abort(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
-        return len(found)
+        remove_old_notes()
+        return len(lost)
+
+    def _has_lost_its_writer(self, upload: dict[str, Any], ours: Ours) -> bool:
+        key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
+        writer = writer_of(f"{self._bucket}/{key}/{upload['UploadId']}")
+        if writer is Writer.UNKNOWN:
+            return age > ABANDONED_UPLOAD and bool(ours(key[len(self._prefix) :]))
+        return writer is Writer.DEAD
 
     def _uploads(self) -> Iterator[dict[str, Any]]:
         ask = {"Prefix": self._prefix}
@@ -206,9 +218,15 @@ class S3Store:
 class _S3Sink:
     """Collects parts and sends full ones in the background, a few at a time."""
 
-    def __init__(self, ask: Callable[..., Any], part_nbytes: int) -> None:
-        self._ask, self._first_part_nbytes = ask, part_nbytes
+    def __init__(self, ask: Callable[..., Any], place: str, part_nbytes: int) -> None:
+        self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
+        self._note: Note | None = None
         self._writer = secrets.token_hex(8)
+        kind = CONTENT_TYPES.get(place.rpartition(".")[2].lower())
+        self._facts = {
+            "Metadata": {WRITER: self._writer},
+            **({"ContentType": kind} if kind else {}),
+        }
         self._pending: list[bytes] = []
         self._pending_nbytes = 0
         self._upload: dict[str, str] = {}
@@ -243,8 +261,9 @@ class _S3Sink:
 
     def _send_part(self) -> None:
         if not self._upload:
-            answer = self._ask("create_multipart_upload", Metadata={WRITER: self._writer})
+            answer = self._ask("create_multipart_upload", **self._facts)
             self._upload = {"UploadId": answer["UploadId"]}
+            self._note = write_note(f"{self._place}/{answer['UploadId']}")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
         if len(self._parts) >= PARTS_IN_FLIGHT:
@@ -260,7 +279,7 @@ class _S3Sink:
         if self._failure is not None:
             raise self._failure
         if not self._upload:
-            whole = {"Metadata": {WRITER: self._writer}, **self._take_pending(), **condition}
+            whole = {**self._facts, **self._take_pending(), **condition}
             self._make_visible("put_object", **whole)
             return
         self.end()
@@ -268,6 +287,7 @@ class _S3Sink:
         self._make_visible(
             "complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload
         )
+        self._let_go(is_gone=True)
 
     def end(self) -> None:
         if self._pending:
@@ -300,9 +320,17 @@ class _S3Sink:
         from botocore.exceptions import BotoCoreError, ClientError
 
         self._close_pool()
+        is_gone = False
         if self._upload:
             with contextlib.suppress(BotoCoreError, ClientError):  # the first failure is the news
                 _abort(self._ask, self._upload)
+                is_gone = True
+        self._let_go(is_gone=is_gone)
+
+    def _let_go(self, *, is_gone: bool) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note.remove() if is_gone else note.abandon()
 
     def _close_pool(self) -> None:
         if self._pool is not None:

@@ -6,23 +6,31 @@ same URL and the same kind of headers anew. On a connection that is open, a GET 
 and a few lines in. Whatever is not as simple as that goes through boto3's session: the first
 request of a connection, one by a proxy, one whose connection the server has closed meanwhile, and
 one whose answer does not say how long it is.
+
+urllib3 has no public names for this. They are all taken here, within `Wire.get`, so that an
+AttributeError of it means that an installed version is another than those known.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wdsprep.store.ranges import length_of
+
 LONGEST_LINE = 1 << 16
 MOST_LINES = 200
 HEADERS = "Accept-Encoding: identity\r\n"
+PLAIN = frozenset(("content-length", "content-range"))  # what may be said once
 
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """The head of an answer. `nbytes` is the length of its body, -1 where that is unknown."""
+    """The head of an answer. `nbytes` is the length of its body, -1 where that is unknown; `range`
+    is its Content-Range."""
 
     status: int
     nbytes: int
+    range: str
     body: Any
     keep: Callable[[], None]
     """The body has been read to its end: the connection may serve others."""
@@ -31,24 +39,35 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pool:
+    """Of urllib3's connections to one server."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Wire:
     """Sends requests for a session of botocore's, for any number of threads."""
 
     session: Any
-    _pools: dict[str, Any] = field(default_factory=dict)
+    _pools: dict[str, "_Pool"] = field(default_factory=dict)
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         origin, path = _split(url)
         pool = self._pools.get(origin)
         connection = None if pool is None else _idle(pool)
-        if connection is not None:
+        if pool is not None and connection is not None:
             try:
                 return _asked(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
             except TimeoutError as error:
                 connection.close()
                 raise _too_slow(origin, error) from error
-            except (OSError, EOFError, ValueError):
+            except (OSError, EOFError):
                 connection.close()
+            except ValueError:  # nor will the next one be simple, until one was
+                connection.close()
+                self._pools.pop(origin, None)
         return self._by_session(url, origin, headers)
 
     def _by_session(self, url: str, origin: str, headers: Mapping[str, str]) -> Answer:
@@ -56,12 +75,14 @@ class Wire:
 
         request = AWSPreparedRequest("GET", url, HeadersDict(headers), None, True)
         answer = self.session.send(request)
-        raw = answer.raw
-        if raw._pool is not None and raw._pool.proxy is None:
-            self._pools[origin] = raw._pool
+        raw, nbytes = answer.raw, length_of(answer.headers.get("Content-Length", ""))
+        pool = raw._pool
+        if nbytes >= 0 and pool is not None and pool.proxy is None:
+            self._pools[origin] = _Pool(pool._get_conn, pool._put_conn)
         return Answer(
             status=answer.status_code,
-            nbytes=int(answer.headers.get("Content-Length", -1)),
+            nbytes=nbytes,
+            range=answer.headers.get("Content-Range", ""),
             body=raw._fp,  # urllib3's own reading copies every byte once more
             keep=raw.release_conn,
             close=raw.close,
@@ -81,24 +102,28 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _host(origin: str) -> str:
-    return origin.partition("://")[2]
+    """As it is signed, and as the session sends it: without a port that goes without saying."""
+    scheme, _, host = origin.lower().partition("://")
+    return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
 
 
-def _idle(pool: Any) -> Any:
+def _idle(pool: _Pool) -> Any:
     """A connection that nobody uses, if one is open."""
     from urllib3.exceptions import ClosedPoolError
 
     try:
-        connection = pool._get_conn()  # which closes those that the server has closed
+        connection = pool.take()  # which closes those that the server has closed
     except ClosedPoolError:  # the session has dropped it, and makes another
         return None
     if not connection.is_closed:
         return connection
-    pool._put_conn(connection)
+    pool.put(connection)
     return None
 
 
-def _asked(pool: Any, connection: Any, line: str, host: str, headers: Mapping[str, str]) -> Answer:
+def _asked(
+    pool: _Pool, connection: Any, line: str, host: str, headers: Mapping[str, str]
+) -> Answer:
     """Send, and read the head of the answer; an error where none comes."""
     told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
@@ -112,31 +137,33 @@ def _asked(pool: Any, connection: Any, line: str, host: str, headers: Mapping[st
 
     def keep() -> None:
         body.close()
-        if said.get(b"connection", b"").lower() != b"close":
-            pool._put_conn(left.pop())
+        if said.get("connection", "").lower() != "close":
+            pool.put(left.pop())
 
     def close() -> None:
         body.close()
         for one in left:
             one.close()
 
-    nbytes = int(said[b"content-length"])
-    return Answer(status=status, nbytes=nbytes, body=body, keep=keep, close=close)
+    nbytes, its_range = length_of(said["content-length"]), said.get("content-range", "")
+    return Answer(status=status, nbytes=nbytes, range=its_range, body=body, keep=keep, close=close)
 
 
-def _head(body: Any) -> tuple[int, dict[bytes, bytes]]:
+def _head(body: Any) -> tuple[int, dict[str, str]]:
     version, status = body.readline(LONGEST_LINE)[:12].split()
     if version != b"HTTP/1.1":
         raise ValueError(f"an answer in {version!r}")
-    said: dict[bytes, bytes] = {}
+    said: dict[str, str] = {}
     for _ in range(MOST_LINES):
         line = body.readline(LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise EOFError
         if line in (b"\r\n", b"\n"):
-            if b"content-length" not in said or b"transfer-encoding" in said:
+            if length_of(said.get("content-length", "")) < 0 or "transfer-encoding" in said:
                 raise ValueError("an answer in chunks, as AWS gives its errors")
             return int(status), said
-        name, _, value = line.partition(b":")
-        said[name.lower()] = value.strip()
+        name, _, value = line.decode("latin-1").partition(":")
+        value = value.strip()
+        if said.setdefault(name.lower(), value) != value and name.lower() in PLAIN:
+            raise ValueError(f"an answer with two of {name}")
     raise ValueError("an answer with too many headers")

@@ -5,15 +5,17 @@ address is the user's own argument, and may be on any network.
 """
 
 import json
-import re
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store import Entry, FileSink
+from wdsprep.store import Entry, FileSink, Ours, none_of_ours
+from wdsprep.store.ranges import Range
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -22,10 +24,22 @@ TIMEOUT_S = 30.0
 ATTEMPTS = 6
 FIRST_PAUSE_S = 0.2
 BUSY = (429, 500, 502, 503, 504)
+BEYOND = 416
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """Which file lies behind the URL, as far as the server says."""
+
+    nbytes: int
+    stamp: str
 
 
 class WebStore:
-    """Implements `wdsprep.store.Store` for a single file, named by the end of its URL's path."""
+    """Implements `wdsprep.store.Store` for a single file, named by the end of its URL's path.
+
+    All reads are of the version that was listed last, or else read first.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -33,6 +47,7 @@ class WebStore:
         self._shown = url.partition("?")[0]  # what follows may be a secret
         self._lock = threading.Lock()
         self._pool: PoolManager | None = None
+        self._version: Version | None = None
 
     @property
     def url(self) -> str:
@@ -42,26 +57,21 @@ class WebStore:
         """By its first byte: not every server that has ranges answers HEAD."""
         if not self.name.startswith(prefix):
             return
-        answer = self._get("bytes=0-0")
-        total = re.fullmatch(r"bytes (?:0-0|\*)/(\d+)", answer.headers.get("Content-Range", ""))
-        if answer.status not in (206, 416) or total is None:
-            raise AccessError(
-                f"{self._shown}: the server does not serve ranges of bytes: download the file and "
-                "name it here"
-            )
-        stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-        yield Entry(name=self.name, nbytes=int(total[1]), stamp=stamp.strip('"'))
+        _, self._version = self._get(Range(nbytes=1))
+        yield Entry(name=self.name, nbytes=self._version.nbytes, stamp=self._version.stamp)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         if name != self.name:
             raise NotFoundError(f"{self._shown}: there is no {json.dumps(name)} beside it")
-        end = "" if nbytes is None else start + max(nbytes, 1) - 1
-        answer = self._get(f"bytes={start}-{end}")
-        if answer.status == 416:  # starts at the end or after
-            return b""
-        if answer.status != 206:
-            raise AccessError(f"{self._shown}: the server did not keep to the range asked for")
-        return answer.data[:nbytes]
+        data, version = self._get(Range(start=start, nbytes=nbytes))
+        with self._lock:
+            self._version = self._version or version
+        if version != self._version:
+            raise StoreError(
+                f"{self._shown}: the file has changed while it was read, or two servers disagree "
+                "on it: run the same again"
+            )
+        return data[:nbytes]
 
     def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
         del exclusive
@@ -70,7 +80,8 @@ class WebStore:
     def delete(self, name: str, /) -> None:
         self._refuse(name)
 
-    def sweep(self) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        del ours
         return 0
 
     def hold(self, name: str, /) -> AbstractContextManager[None]:
@@ -84,21 +95,70 @@ class WebStore:
             f"{self._shown}: {name} cannot be written to a web server: give a local path or s3://"
         )
 
-    def _get(self, ranged: str) -> "BaseHTTPResponse":
-        from urllib3.exceptions import HTTPError
+    def _get(self, asked: Range) -> tuple[bytes, Version]:
+        """urllib3 tries again until an answer begins; here, where one breaks off."""
+        from urllib3.exceptions import HTTPError, MaxRetryError
 
-        try:
-            answer = self._open().request("GET", self._url, headers={"Range": ranged})
-        except HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            raise ShortReadError(f"{self._shown} cannot be read: {reason}") from error
-        if answer.status in (404, 410):
-            raise NotFoundError(f"{self._shown} is not there (HTTP {answer.status})")
-        if answer.status in (401, 403):
-            raise AccessError(f"{self._shown}: the server refuses it (HTTP {answer.status})")
-        if answer.status >= 400 and answer.status != 416:
-            raise StoreError(f"{self._shown} cannot be read: HTTP {answer.status}")
-        return answer
+        for pause_s in (*(FIRST_PAUSE_S * 2**n for n in range(ATTEMPTS - 1)), 0):
+            try:
+                with closing(self._answer(asked)) as answer:
+                    return self._taken(asked, answer)
+            except HTTPError as error:
+                why = getattr(error, "reason", None) or error
+                if isinstance(error, MaxRetryError):
+                    break
+            time.sleep(pause_s)
+        # Without its cause, which words the whole URL.
+        raise ShortReadError(f"{self._shown} cannot be read: {why}") from None
+
+    def _answer(self, asked: Range) -> "BaseHTTPResponse":
+        headers = {"Range": asked.header, "Accept-Encoding": "identity"}
+        return self._open().request(
+            "GET", self._url, headers=headers, preload_content=False, decode_content=False
+        )
+
+    def _taken(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
+        """The bytes, and what they are of: a status and a range that are as asked for."""
+        from urllib3.exceptions import ProtocolError
+
+        said = answer.headers.get("Content-Range", "")
+        if answer.status == BEYOND:
+            return b"", self._ends_before(asked, said)
+        self._check(answer.status)
+        nbytes, total = asked.served(said, self._shown)
+        if total is None:
+            raise self._no_ranges()
+        data = answer.read(nbytes + 1)  # one more, to see the end
+        if len(data) != nbytes:
+            raise ProtocolError(f"{len(data):,} bytes came of {nbytes:,}")
+        stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+        return data, Version(nbytes=total, stamp=stamp.strip('"'))
+
+    def _ends_before(self, asked: Range, said: str) -> Version:
+        """Such an answer need not say which version it is of, nor how long that is."""
+        known = self._version
+        total = asked.check_beyond(said, self._shown)
+        if total is None and known is not None and known.nbytes <= asked.start:
+            total = known.nbytes
+        if total is None:
+            raise self._no_ranges()
+        return Version(nbytes=total, stamp=known.stamp if known else "")
+
+    def _check(self, status: int) -> None:
+        if status in (404, 410):
+            raise NotFoundError(f"{self._shown} is not there (HTTP {status})")
+        if status in (401, 403):
+            raise AccessError(f"{self._shown}: the server refuses it (HTTP {status})")
+        if status >= 400:
+            raise StoreError(f"{self._shown} cannot be read: HTTP {status}")
+        if status != 206:
+            raise self._no_ranges()
+
+    def _no_ranges(self) -> AccessError:
+        return AccessError(
+            f"{self._shown}: the server does not serve ranges of bytes: download the file and "
+            "name it here"
+        )
 
     def _open(self) -> "PoolManager":
         """Connections that stay open; another attempt where the server is busy or breaks off."""

@@ -1,0 +1,67 @@
+"""A range of a file, as a server is asked for it and as it says that it serves it.
+
+A proxy that drops the request's range, or serves another one, answers with bytes that look as good
+as the right ones. What came is taken only where the answer's head says that it is what was asked.
+"""
+
+import re
+from dataclasses import dataclass
+
+from wdsprep.errors import StoreError
+
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE | re.ASCII)
+MOST_SHOWN = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Bytes from `start`: so many, or all there are."""
+
+    start: int = 0
+    nbytes: int | None = None
+
+    @property
+    def header(self) -> str:
+        if self.nbytes is None:
+            return f"bytes={self.start}-"
+        return f"bytes={self.start}-{self.start + max(self.nbytes, 1) - 1}"  # there is none of 0
+
+    def is_first(self, length: int) -> bool:
+        """Whether all of a file of that length is in it."""
+        return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
+
+    def served(self, said: str, what: str) -> tuple[int, int | None]:
+        """How many bytes come by an answer's Content-Range, and of how many where it tells; an
+        error unless they are those of this range, to its end or the file's."""
+        match = CONTENT_RANGE.fullmatch(said.strip())
+        if match is None:
+            raise self.not_kept(said, what)
+        start, last = int(match[1]), int(match[2])
+        total = None if match[3] == "*" else int(match[3])
+        ends = [] if total is None else [total - 1]
+        if self.nbytes is not None:
+            ends.append(self.start + max(self.nbytes, 1) - 1)
+        if start != self.start or last < start or not ends or last != min(ends):
+            raise self.not_kept(said, what)
+        return last - start + 1, total
+
+    def check_beyond(self, said: str, what: str) -> int | None:
+        """The file's length, where an answer that it ends before this range tells it."""
+        match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
+        if match is None:
+            return None
+        if int(match[1]) > self.start:
+            raise self.not_kept(said, what)
+        return int(match[1])
+
+    def not_kept(self, said: str, what: str) -> StoreError:
+        gave = repr(said[:MOST_SHOWN]) if said else "no range"
+        return StoreError(
+            f"{what}: asked for {self.header}, the server gave {gave}: it, or a proxy before it, "
+            "does not keep to the range asked for: go round the proxy, or copy the file"
+        )
+
+
+def length_of(said: str) -> int:
+    """A Content-Length; -1 where it is none."""
+    return int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else -1
