@@ -70,7 +70,7 @@ class _Walker:
 
     def go(self) -> Iterator[None]:
         end = 0
-        for path, start, data_start, nbytes in members(self._passage.at):
+        for path, start, data_start, nbytes, _target in members(self._passage.at):
             if not path:
                 break
             if data_start - start != BLOCK or not _is_plain(self._passage.at(start, BLOCK)):
