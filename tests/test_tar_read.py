@@ -144,7 +144,7 @@ def test_tar_of_gnu_tar_with_folders_and_links(form: str, tmp_path: Path) -> Non
         "./sub.d/1": {"jpg": b"sub.d/1.jpg"},
     }
     linked = scan(stream_tape(io.BytesIO(data)), links=True)
-    links = {s.key: s.links for s in linked if isinstance(s, TarSample) and s.links}
+    links = {s.key: s.unread for s in linked if isinstance(s, TarSample) and s.unread}
     assert links == {"./2": {"jpg": "0.jpg"}, "./3": {"jpg": "0.jpg"}}
 
 
@@ -159,7 +159,7 @@ def test_links_are_told_by_whole_names(form: int) -> None:
             info.type, info.linkname = kind, target
             tar.addfile(info)
     samples = scan(stream_tape(io.BytesIO(out.getvalue())), links=True)
-    found = [s.links["jpg"] for s in samples if isinstance(s, TarSample)]
+    found = [s.unread["jpg"] for s in samples if isinstance(s, TarSample) and s.unread]
     assert found == [target for _, _, target in links]
 
 
@@ -173,7 +173,7 @@ def test_a_link_between_the_members_of_a_sample_does_not_part_them() -> None:
         "z", "0", ("repeated_key", "z"), "1"
     ]  # fmt: skip
     assert isinstance(linked[1], TarSample)
-    assert linked[1].links == {"png": "other"}
+    assert linked[1].unread == {"png": "other"}
 
 
 def test_names_of_img2dataset_and_more_dots() -> None:
@@ -312,7 +312,7 @@ def test_what_is_not_wanted_is_not_read_but_told() -> None:
         wants=lambda name, nbytes, before: name == "jpg" and nbytes == 4 and not before,
         stray=strays.append,
     )
-    assert [(s.fields, s.skipped) for s in found if isinstance(s, TarSample)] == [
+    assert [(s.fields, s.unread) for s in found if isinstance(s, TarSample)] == [
         ({"jpg": b"data"}, {"mov": 4}),
         ({"jpg": b"data"}, {"txt": 4}),
     ]

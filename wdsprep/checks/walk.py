@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsprep.checks.passage import Passage
-from wdsprep.checks.rules import MAX_TEXT_NBYTES, Rules, text_problem
+from wdsprep.checks.rules import Rules, text_problem
+from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.tar import BLOCK, padded
 from wdsprep.tar.index import encode_index
 from wdsprep.tar.members import BadSampleError, members, truncated

@@ -43,13 +43,12 @@ Wants = Callable[[str, int, Mapping[str, bytes]], bool]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TarSample:
     """Adjacent members that share a key. Field names are in lower case, as webdataset has them.
-    `skipped` has the sizes of members that were not wanted, `links` what others stand for."""
+    `unread` are those that were not wanted, with their sizes, and links, with what they stand for."""
 
     key: str
     start: int
     fields: dict[str, bytes]
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, int | str] | None = None
 
 
 def stream_tape(stream: BinaryIO) -> Tape:
@@ -150,13 +149,12 @@ class _Group:
     key: str
     start: int
     fields: dict[str, bytes] = field(default_factory=dict)
-    skipped: dict[str, int] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, int | str] | None = None  # made only where it is needed
     fault: BadSampleError | None = None
 
     def check(self, name: str, before: Iterable[str] | None) -> None:
         """Note what is wrong with one more field."""
-        if name in self.fields or name in self.skipped or name in self.links:
+        if name in self.fields or (self.unread and name in self.unread):
             self.fail(f"{self.key} has the field {name} twice", "repeated_field")
         elif before is not None and name in before:
             self.fail(f"{self.key} is the key of an earlier sample too", "repeated_key")
@@ -168,20 +166,18 @@ class _Group:
 
     def result(self) -> TarSample | BadSampleError:
         return self.fault or TarSample(
-            key=self.key,
-            start=self.start,
-            fields=self.fields,
-            skipped=self.skipped,
-            links=self.links,
+            key=self.key, start=self.start, fields=self.fields, unread=self.unread
         )
 
+    def pass_over(self, name: str, what: int | str) -> None:
+        if self.unread is None:
+            self.unread = {}
+        self.unread[name] = what
+
     @property
-    def names(self) -> Iterable[str]:
-        return (*self.fields, *self.skipped, *self.links)
-
-
-def _all(_field: str, _nbytes: int, _before: Mapping[str, bytes]) -> bool:
-    return True
+    def names(self) -> tuple[str, ...]:
+        names = (*self.fields, *self.unread) if self.unread else self.fields
+        return tuple(map(sys.intern, names))
 
 
 def _untold(_path: str) -> None:
@@ -191,7 +187,7 @@ def _untold(_path: str) -> None:
 def scan(
     at: Tape,
     *,
-    wants: Wants = _all,
+    wants: Wants | None = None,
     stray: Callable[[str], object] = _untold,
     links: bool = False,
 ) -> Iterator[TarSample | BadSampleError]:
@@ -214,35 +210,41 @@ def scan(
                 if target:
                     own = linked.setdefault(key, _Group(key, start))
                     own.check(name, seen.get(key))
-                    own.links[name] = target
+                    own.pass_over(name, target)
                     continue
                 begun = linked.pop(key, None) or _Group(key, start)
-                yield from _closed(group, linked, seen)
+                if group is not None:
+                    yield group.result()
+                    seen.setdefault(group.key, group.names)
+                if linked:
+                    yield from _closed(linked, seen)
                 group = begun
             group.check(name, seen.get(key))
             if target:
-                group.links[name] = target
-            elif wants(name, nbytes, group.fields):
+                group.pass_over(name, target)
+            elif wants is None or wants(name, nbytes, group.fields):
                 data = group.fields[name] = at(data_start, nbytes)
                 if len(data) < nbytes:
                     raise truncated(data_start, path)
             else:
-                group.skipped[name] = nbytes
+                group.pass_over(name, nbytes)
     except BadSampleError as error:
-        yield from _closed(None, linked, seen)
+        yield from _closed(linked, seen)
         key = group.key if group else ""
         yield BadSampleError(str(error), code=error.code, key=key)
         return
-    yield from _closed(group, linked, seen)
+    if group is not None:
+        yield group.result()
+    yield from _closed(linked, seen)
 
 
 def _closed(
-    group: _Group | None, linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
+    linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
 ) -> Iterator[TarSample | BadSampleError]:
-    """A sample that another one follows, and those made of links that stood beside it."""
-    for one in ((group,) if group else ()) + tuple(linked.values()):
+    """The samples made of links alone, when the one that they stood beside has ended."""
+    for one in linked.values():
         yield one.result()
-        seen.setdefault(one.key, tuple(map(sys.intern, one.names)))
+        seen.setdefault(one.key, one.names)
     linked.clear()
 
 
