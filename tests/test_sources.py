@@ -487,7 +487,7 @@ def test_a_tar_that_vanishes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar").unlink()
     (row,) = source.read(item)
     assert isinstance(row, Refusal)
-    assert (row.source, row.code) == ("a.tar", Code.VANISHED)
+    assert (row.source, row.code) == ("a.tar", Code.TAR_VANISHED)
 
 
 # --- tables

@@ -36,7 +36,9 @@ class LatentsWorker:
     def __init__(self, recipe: Workshop) -> None:
         self._recipe = recipe
         self._store = open_store(recipe.latents)
-        self._source = TarsSource(url=recipe.images, pattern="*", columns=Columns())
+        self._source = TarsSource(
+            url=recipe.images, pattern="*", columns=Columns(), max_nbytes=recipe.max_nbytes
+        )
         turn_off_tf32()
         self._encoder = recipe.make_encoder()
         self._engine = Engine(
@@ -63,6 +65,7 @@ class LatentsWorker:
                 with Feeder(self._engine, self._source, shard) as feeder:
                     for _ in self._drain(feeder, output):
                         yield self._working(shard, output)
+                    output.counts.update(feeder.left_out.counts())
                 written = output.finish()
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error

@@ -66,6 +66,7 @@ class Workshop:
     settings: Settings
     make_encoder: Callable[[], "Encoder"]
     max_area: int
+    max_nbytes: int
     batch_size: int
     decoders: int
     threads: int

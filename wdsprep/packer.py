@@ -27,7 +27,7 @@ from wdsprep.resume import inputs_name
 from wdsprep.run import Progress, share_of
 from wdsprep.samples import Sample, facts_bytes
 from wdsprep.shard_file import ShardFile
-from wdsprep.sources import Refusal, Slice, Source
+from wdsprep.sources import LeftOut, Refusal, Slice, Source
 from wdsprep.store import Store, open_store, write_bytes
 
 PROGRESS_S = 0.25
@@ -94,10 +94,11 @@ def pack_slice(
         with ExitStack() as stack:
             shards = _Shards(store, part.name, packer.rules, stack)
             rejects = RejectsFile(stack.enter_context(store.write(rejects_name(part.name))))
+            left_out = LeftOut()
             if downloads := fetching(part):
                 stack.enter_context(downloads)
             told = time.monotonic()
-            for found in _judged(packer, part, downloads):
+            for found in _judged(packer, part, downloads, left_out):
                 if found is not None:
                     number, what = found
                     key = f"{part.name}{number:06d}"
@@ -114,13 +115,20 @@ def pack_slice(
     except _DoneElsewhereError as done_elsewhere:
         return done_elsewhere.receipt
     yield _progress(part, shards, rejects, downloads)
-    return _commit(packer, store, part, written, rejects, shards.counts)
+    return _commit(packer, store, part, written, rejects, shards.counts + left_out.counts())
 
 
 def _judged(
-    packer: Packer, part: Slice, downloads: Downloads | None
+    packer: Packer, part: Slice, downloads: Downloads | None, left_out: LeftOut
 ) -> Iterator[tuple[int, Judged] | None]:
-    return judged(packer.source, packer.rules, part, threads=packer.threads, downloads=downloads)
+    return judged(
+        packer.source,
+        packer.rules,
+        part,
+        threads=packer.threads,
+        downloads=downloads,
+        left_out=left_out.note,
+    )
 
 
 def _progress(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
-from wdsprep.sources import FIRST_RETRY, Item, Slice, Source, shown, slices
+from wdsprep.sources import FIRST_RETRY, Item, LeftOut, Slice, Source, Told, shown, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store
 
@@ -34,6 +34,8 @@ class Survey:
     captioned: int
     nbytes: int
     kept: tuple[Item, ...] | None
+    left_out: Mapping[str, int]
+    """How many files of which kinds are beside the items, and no input."""
 
     def items(self) -> Iterator[Item]:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
@@ -79,7 +81,8 @@ def survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
 def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
     kept: list[Item] = []
     count = samples = nbytes = captioned = 0
-    for item in limited(source, limit):
+    left_out = LeftOut()
+    for item in limited(source, limit, left_out.note):
         count += 1
         samples += item.samples
         nbytes += item.nbytes
@@ -98,13 +101,14 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
         captioned=captioned,
         nbytes=nbytes,
         kept=tuple(kept) if count <= KEPT_ITEMS else None,
+        left_out=dict(left_out.kinds),
     )
 
 
-def limited(source: Source, limit: int) -> Iterator[Item]:
+def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Item]:
     """The items that hold the first `limit` samples (0: all), the last one cut where they end."""
     left = limit
-    items = source.items()
+    items = source.items(left_out)
     for item in items:
         there = source.count(item) if limit else 0
         if limit and there >= left:

@@ -120,9 +120,9 @@ class LeftOut:
         is_named = kind in self.kinds or len(self.kinds) < self.NAMED
         self.kinds[kind if is_plain and is_named else "others"] += 1
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """As a receipt keeps them among other counts."""
-        return {f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()}
+        return Counter({f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()})
 
     @classmethod
     def among(cls, counts: Mapping[str, int]) -> Counter[str]:

@@ -1,5 +1,5 @@
-"""WebDataset tars, one tar a slice: a folder of them, a glob, a brace pattern, or a single one; gzipped
-or not.
+"""WebDataset tars, gzipped or not, one a slice: a folder of them, a glob, a brace pattern, or a
+single one.
 
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.
@@ -85,7 +85,7 @@ class TarsSource:
                         yield found.key, row
         except NotFoundError:
             detail = "the tar was listed, then gone"
-            yield "", Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
+            yield "", Refusal(source=shown(item.name), code=Code.TAR_VANISHED, detail=detail)
 
     def rows(
         self,

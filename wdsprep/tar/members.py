@@ -115,8 +115,8 @@ def _size(head: bytes, offset: int) -> int:
 
 
 def _past_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
-    """The next block that is not all zeros and where it stands; none where the tar ends. A tape only
-    goes forward, so the block is looked for one by one, as far as padding goes."""
+    """The next block that is not all zeros and where it stands; none where the tar ends. A tape
+    only goes forward, so blocks are looked at one by one, as far as padding goes."""
     for place in range(offset, offset + MAX_PADDING_NBYTES, BLOCK):
         head = at(place, BLOCK)
         if head != ZEROS:

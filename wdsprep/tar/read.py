@@ -43,7 +43,7 @@ Wants = Callable[[str, int, Mapping[str, bytes]], bool]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TarSample:
     """Adjacent members that share a key. Field names are in lower case, as webdataset has them.
-    `unread` are those that were not wanted, with their sizes, and links, with what they stand for."""
+    `unread` are those that nobody wanted, with their sizes, and links, with what they stand for."""
 
     key: str
     start: int
@@ -257,8 +257,8 @@ def read_samples(at: Tape, what: str) -> Iterator[TarSample]:
 
 
 def index_tar(at: Tape, what: str) -> bytes:
-    """The index of any tar, from its headers alone. Links have no bytes to be read at a place, so it
-    passes over them, as webdataset does."""
+    """The index of any tar, from its headers alone. Links are passed over: they have no bytes that
+    could be read at a place."""
     offsets = array("Q")
     keys: set[str] = set()
     last = ""
