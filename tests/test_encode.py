@@ -1,9 +1,11 @@
 """Encode: each image shard becomes a latent shard, the same whoever does it and however often."""
 
+import gzip
 import hashlib
 import io
 import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -11,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import corpus
 import numpy as np
 import pytest
 import torch
+from damaged import findings
 from encodes import (
     CAPTIONS,
     COUNT,
@@ -29,7 +33,7 @@ from encodes import (
     run_encode,
     stacked,
 )
-from packs import jpeg, manifest_of, tar_bytes, temporaries, tree, write_files
+from packs import decoded, jpeg, manifest_of, samples_of, tar_bytes, temporaries, tree, write_files
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -39,14 +43,16 @@ from wdsprep.arrays import fields_of
 from wdsprep.cli import cli, main
 from wdsprep.encoder import Encoded
 from wdsprep.engine import Engine, EngineError, Result
-from wdsprep.errors import FingerprintError, SourceError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
 from wdsprep.image_shards import ImageShard, find_image_shards
+from wdsprep.index import index as index_tars
 from wdsprep.latent_shard import LatentShard
 from wdsprep.latent_worker import LatentsWorker
 from wdsprep.latents import Workshop
 from wdsprep.models import TINY
 from wdsprep.noise import noise_keys, normal
 from wdsprep.pixels import crop
+from wdsprep.report import write_report
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Code, RejectedError
 from wdsprep.tar.index import decode_index
@@ -452,6 +458,103 @@ def test_tars_of_others_are_encoded_and_what_is_bad_is_told(tmp_path: Path) -> N
     assert set(tree(tmp_path)) >= {"out/rejects/64/a/b.jsonl", "out/receipts/64/a/b.json"}
 
 
+def test_keys_of_foreign_tars_are_those_that_webdataset_gives_them(tmp_path: Path) -> None:
+    """By `tar -C dir .`, of folders with dots, linked: pack and encode lose none of them."""
+    names = ("f0", "d/sub.dir/a0", "v1.5/x/b", "..c/d")
+    files = {f"{name}.jpg": jpeg(n, (70, 70)) for n, name in enumerate(names)}
+    folder = write_files(tmp_path / "of", dict(files) | {f"{name}.txt": name for name in names})
+    (tmp_path / "in").mkdir()
+    tar = ["tar", "--sort=name", "-cf", tmp_path / "in/x.tar", "-C", folder, "."]
+    subprocess.run(tar, check=True)
+    encode_here(tmp_path / "in", tmp_path / "out")
+    assert not manifest_of(tmp_path / "out").rejects
+    theirs, ours = (
+        {sample["__key__"]: sample["txt"] for sample in decoded(tmp_path / name)}
+        for name in ("in/x.tar", "out/64/x.tar")
+    )
+    assert ours == theirs == {f"./{name}": name for name in names}
+    (batch,) = wdsprep.load(str(tmp_path / "out"), global_batch=4)
+    assert set(batch["key"]) == set(theirs)
+    assert not findings(tmp_path / "out")
+    index_tars(str(tmp_path / "in"))
+    raw = wdsprep.load(str(tmp_path / "in"), global_batch=4, raw=True)
+    assert {sample["__key__"] for sample in raw} == set(theirs)
+    images = packed(tmp_path / "in", tmp_path / "images")
+    packed_keys = {sample["json"]["source"] for sample in samples_of(images)}
+    assert packed_keys == {f"x.tar/{key}" for key in theirs}
+
+
+def test_gzipped_tars_are_encoded_as_they_are(tmp_path: Path) -> None:
+    data = tar_bytes([("a.jpg", jpeg(1, (70, 70))), ("a.txt", b"x"), ("a.cls", b"1")])
+    write_files(tmp_path / "in", {"0.tar": data, "d/1.tar.gz": gzip.compress(data)})
+    encode_here(tmp_path / "in", tmp_path / "out")
+    manifest = manifest_of(tmp_path / "out")
+    assert [shard.name for shard in manifest.shards] == ["64/0.tar", "64/d/1.tar"]
+    assert manifest.counts["left_out:.cls"] == 2
+    one, other = (members(tmp_path / "out" / shard.name)["a"] for shard in manifest.shards)
+    assert one["latent.npy"] == other["latent.npy"]
+    write_files(tmp_path / "in", {"d/1.tgz": b""})
+    with pytest.raises(SourceError, match=r"d/1.tar.gz and d/1.tgz would both become 64/d/1.tar"):
+        encode_here(tmp_path / "in", tmp_path / "other")
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_an_encode_that_loses_a_part_of_a_tar_or_makes_nothing_exits_with_3(
+    whole: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tar_bytes((f"{n}.jpg", jpeg(n, (70, 70))) for n in range(whole + 1))
+    write_files(tmp_path / "in", {"0.tar": data[: data.rindex(b"%d.jpg" % whole) + 600]})
+    assert command(tmp_path / "in", tmp_path / "out") == 3
+    said = capsys.readouterr().out
+    assert "1 tar cannot be read to the end" in said
+    assert ("nothing could be encoded" in said) is (not whole)
+    assert manifest_of(tmp_path / "out").samples == whole
+    small = write_files(tmp_path / "small", {"0.tar": tar_bytes([("a.jpg", jpeg(1, (9, 9)))])})
+    assert command(small, tmp_path / "none") == 3
+    assert "nothing could be encoded" in capsys.readouterr().out
+
+
+def test_a_model_without_finite_numbers_says_what_to_do_and_exits_with_3(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = other_weights(tmp_path, times=float("nan"))
+    assert command(images, tmp_path / "out", "--model", str(broken), "--limit", "4") == 3
+    said = capsys.readouterr().out
+    assert set(rejected(tmp_path / "out").values()) == {"not_finite"}
+    assert f"{broken} gives no finite numbers for any image, in fp32" in said
+    assert "or choose another --model" in said
+    assert "may be faster" not in said
+
+
+def test_the_users_own_limit_of_area_counts_not_the_datasets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two pictures of 121 megapixels, in a dataset that says it may have any."""
+    bomb = corpus.png_bomb(11_000)
+    files: dict[str, bytes | str] = {"a.png": bomb, "b.jpg": jpeg(1, (70, 70)), "c.png": bomb}
+    write_files(tmp_path / "in", files)
+    images = packed(tmp_path / "in", tmp_path / "images", "--max-area", "9" * 12, "--check=header")
+    assert manifest_of(images).samples == 3
+    assert command(images, tmp_path / "out") == 0
+    assert "was packed with --max-area 999999999999" in capsys.readouterr().err
+    assert rejected(tmp_path / "out") == {"000000000000": "too_large", "000000000002": "too_large"}
+    assert "max_area" not in manifest_of(tmp_path / "out").settings
+    assert command(images, tmp_path / "less", "--max-area", "4899") == 3
+    assert manifest_of(tmp_path / "less").settings["max_area"] == 4899
+
+    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu")
+    for options in ({"encode": how}, {"pixels": 64}):
+        (batch,) = wdsprep.load(str(images), global_batch=3, **options)  # type: ignore[arg-type]
+        assert batch["key"] == ["000000000001"] * 3
+    with pytest.raises(FormatError, match="16 samples in a row"):
+        next(iter(wdsprep.load(str(images), global_batch=3, pixels=64, max_area=4899)))
+    with pytest.raises(UsageError, match="Encode"):
+        wdsprep.load(str(images), global_batch=3, encode=how, max_area=4899)
+    write_report([str(images)], str(tmp_path / "report.html"), max_area=10_000)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("too_large 11000 x 11000") == 2
+
+
 def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path) -> None:
     import webdataset as wds
 
@@ -562,12 +665,12 @@ def test_a_second_run_has_nothing_to_do_and_changes_no_byte(
     assert tree(latents) == before
 
 
-def other_weights(folder: Path) -> Path:
+def other_weights(folder: Path, *, times: float = 1.5) -> Path:
     from safetensors.torch import load_file, save_file
 
     made = Path(shutil.copytree(TINY, folder / "model"))
     path = made / "vae/diffusion_pytorch_model.safetensors"
-    save_file({k: v * 1.5 for k, v in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file({k: v * times for k, v in load_file(path).items()}, path, metadata={"format": "pt"})
     return made
 
 

@@ -363,3 +363,16 @@ def test_a_webp_with_an_empty_extended_header_is_refused() -> None:
     data = b"RIFF" + (4 + len(chunks)).to_bytes(4, "little") + b"WEBP" + chunks
     with pytest.raises(RejectedError):
         prepare(data, limits=LIMITS, full=True)
+
+
+def test_a_transparent_level_of_sixteen_bits_is_compared_by_all_of_them() -> None:
+    levels = [0x1234, 0x1235, 0x1334, 0x0034]
+    rows = [b"".join(level.to_bytes(2, "big") for level in levels)] * 2
+    data = corpus.raw_png(
+        rows, size=(4, 2), depth=16, kind=0, extra=corpus.chunk(b"tRNS", b"\x12\x34")
+    )
+    anything = Limits(min_side=1, max_area=100, max_aspect_ratio=0)
+    picture = prepare(data, limits=anything, full=True)
+    assert {"alpha", "depth"} <= set(picture.changes)
+    with Image.open(BytesIO(picture.data)) as image:
+        assert list(image.convert("L").tobytes()) == [255, 0x12, 0x13, 0x00] * 2

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "wdsprep"
 LAYERS = [
     ("errors",),
-    ("sealed", "given", "terminal"),
+    ("sealed", "given", "limits", "terminal"),
     ("receipts",),
     ("demo",),
     ("samples", "buckets", "filters", "manifest", "progress", "quantiles"),

@@ -1,23 +1,40 @@
 """Sources: whatever people have on disk comes out as samples and named refusals."""
 
 import csv
+import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import corpus
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from packs import by_source, jpeg, pack, rows_of, source_of, tar_bytes, tars, upload, write_files
+from packs import (
+    BUCKETS,
+    by_source,
+    jpeg,
+    manifest_of,
+    pack,
+    rows_of,
+    source_of,
+    tar_bytes,
+    tars,
+    upload,
+    write_files,
+)
 
+from wdsprep.cli import main
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.samples import Code, Sample
-from wdsprep.sources import Item, Refusal
+from wdsprep.sources import Item, LeftOut, Refusal
+from wdsprep.tar.write import header
 
 HOSTILE = ("../../x", "/etc/y", "a/./b", "..", "c//d", "~/e", "f\\g")
 
@@ -487,10 +504,180 @@ def test_a_tar_that_vanishes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar").unlink()
     (row,) = source.read(item)
     assert isinstance(row, Refusal)
-    assert (row.source, row.code) == ("a.tar", Code.VANISHED)
+    assert (row.source, row.code) == ("a.tar", Code.TAR_VANISHED)
 
 
 # --- tables
+
+
+def linked_tar(path: Path, files: dict[str, bytes], links: dict[str, str]) -> None:
+    """By GNU tar, of a folder: names begin with ./"""
+    folder = write_files(path.with_suffix(".d"), dict(files))
+    for name, target in links.items():
+        os.link(folder / target, folder / name)
+    (folder / "s.jpg").symlink_to("a.jpg")
+    (folder / "t.jpg").symlink_to("../../etc/passwd")
+    subprocess.run(["tar", "--sort=name", "-cf", path, "-C", folder, "."], check=True)
+    shutil.rmtree(folder)
+
+
+def test_a_link_in_a_tar_is_the_image_that_it_stands_for(tmp_path: Path) -> None:
+    files = {"a.jpg": jpeg(1), "a.txt": b"first", "d.x/b.jpg": jpeg(2), "d.x/b.txt": b"second"}
+    links = {"d.x/c.jpg": "a.jpg", "z.jpg": "d.x/b.jpg", "z.txt": "a.txt"}
+    linked_tar(tmp_path / "a.tar", files, links)
+    found = {
+        name: (row.image, row.caption) if isinstance(row, Sample) else row.code.value
+        for name, row in by_source(tmp_path / "a.tar").items()
+    }
+    assert found == {
+        "a.tar/./a": (jpeg(1), "first"),
+        "a.tar/./d.x/b": (jpeg(2), "second"),
+        "a.tar/./d.x/c": (jpeg(1), ""),
+        "a.tar/./z": (jpeg(2), "first"),
+        "a.tar/./s": (jpeg(1), ""),
+        "a.tar/./t": "unreadable",
+    }
+    zipped = tmp_path / "zipped"
+    zipped.mkdir()
+    data = gzip.compress((tmp_path / "a.tar").read_bytes())
+    write_files(zipped, {"a.tgz": data})
+    lost = ["./d.x/c", "./s", "./t", "./z"]
+    assert codes(zipped) == {f"a.tgz/{name}": "unreadable" for name in lost}
+
+
+def test_gzipped_tars_are_read_as_they_are_whatever_their_names(
+    tmp_path: Path, bucket: str
+) -> None:
+    names = ("0.tar", "1.tar.gz", "2.tgz", "3.tar")
+    for number, name in enumerate(names):
+        data = tar_bytes([("a.jpg", jpeg(number)), ("a.txt", b"c")])
+        write_files(tmp_path, {f"in/{name}": gzip.compress(data) if number else data})
+    upload(tmp_path / "in", f"s3://{bucket}/in")
+    for place in (tmp_path / "in", f"s3://{bucket}/in"):
+        rows = rows_of(place)
+        assert [row.source for row in rows] == [f"{name}/a" for name in names]
+        images = [row.image for row in rows if isinstance(row, Sample)]
+        assert images == [jpeg(number) for number in range(4)]
+    assert [row.source for row in rows_of(f"{tmp_path}/in/1.tar.gz")] == ["1.tar.gz/a"]
+    assert [row.source for row in rows_of(f"{tmp_path}/in/*.tar")] == ["0.tar/a", "3.tar/a"]
+
+
+SPARSE_PEAK = """
+import resource, sys
+from wdsprep.sources import Columns
+from wdsprep.sources.recognise import recognise
+source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
+rows = [row for item in source.items() for row in source.read(item)]
+print(*[getattr(row, "code", "sample") for row in rows])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_members_of_any_size_take_no_memory(tmp_path: Path) -> None:
+    """A tar with holes is 40 kB on disk and 2 GB to read."""
+    sizes = {"a.jpg": 600 << 20, "b.json": 300 << 20, "b.jpg": 4, "c.mov": 1 << 30, "d.jpg": 4}
+    with (tmp_path / "a.tar").open("wb") as tar:
+        for name, nbytes in sizes.items():
+            tar.write(header(name, nbytes))
+            tar.seek(nbytes + -nbytes % 512, os.SEEK_CUR)
+        tar.write(bytes(1024))
+    words = [sys.executable, "-c", SPARSE_PEAK, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found, peak_mb = done.stdout.splitlines()
+    assert found == "too_many_bytes too_many_bytes sample"
+    assert int(peak_mb) < 200
+
+
+def test_the_limit_of_bytes_is_the_users_for_every_source(tmp_path: Path) -> None:
+    sizes = {"a.jpg": len(jpeg(1)), "b.jpg": len(jpeg(2))}
+    limit = min(sizes.values())
+    files: dict[str, bytes | str] = {"a.jpg": jpeg(1), "b.jpg": jpeg(2)}
+    write_files(tmp_path / "folder", files)
+    write_files(tmp_path / "tars", {"x.tar": tar_bytes([(n, bytes(files[n])) for n in sizes])})  # type: ignore[arg-type]
+    (tmp_path / "tables").mkdir()
+    write_table(tmp_path / "tables/x.parquet", [{"jpg": data} for data in files.values()])
+    for kind in ("folder", "tars", "tables"):
+        out = pack(tmp_path / kind, tmp_path / f"out-{kind}", "--max-bytes", str(limit))
+        assert manifest_of(out).rejects == {"too_many_bytes": 1}
+        assert manifest_of(out).samples == 1
+        assert manifest_of(out).settings["max_bytes"] == limit
+    assert "max_bytes" not in manifest_of(pack(tmp_path / "folder", tmp_path / "o")).settings
+
+
+def test_every_image_by_its_name_is_packed_or_a_reject(tmp_path: Path) -> None:
+    odd = {"m.mpo": corpus.mpo(), "j.jxl": b"\xff\x0a" + bytes(99), "f.fli": bytes(4) + b"\x11\xaf"}
+    write_files(tmp_path / "folder", {"a.jpg": jpeg(1), **odd})
+    write_files(tmp_path / "tars", {"x.tar": tar_bytes([("a.jpg", jpeg(1)), *odd.items()])})
+    for kind in ("folder", "tars"):
+        manifest = manifest_of(pack(tmp_path / kind, tmp_path / f"out-{kind}"))
+        assert manifest.samples == 2
+        assert manifest.rejects == {"not_an_image": 1, "unsupported": 1}
+
+
+def test_an_image_that_can_be_decoded_goes_before_one_that_cannot(tmp_path: Path) -> None:
+    members = [("a.svg", b"<svg/>"), ("a.png", jpeg(1, kind="PNG")), ("a.jpg", jpeg(2))]
+    write_files(tmp_path, {"x.tar": tar_bytes(members)})
+    assert sample(tmp_path, "x.tar/a").image == jpeg(1, kind="PNG")
+
+
+def test_what_is_no_input_is_counted_by_its_kind_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"a.mov": b"", "b.MOV": b"", "README": b"", ".hidden.mov": b"", "t.tar.zst": b""}
+    tar = tar_bytes(
+        [("a.jpg", jpeg(1)), ("a.png", jpeg(2, kind="PNG")), ("c.cls", b"1"), ("LICENSE", b"x"),
+         ("d.seg.png", jpeg(2, kind="PNG")), ("d.cls", b"1"), ("d.txt", b"x"), ("._d.jpg", b"x")]
+    )  # fmt: skip
+    write_files(tmp_path / "folder", {"a.jpg": jpeg(1), "a.txt": "x", **other, "x.idx": b""})
+    write_files(tmp_path / "tars", {"x.tar": tar, "x.tar.idx": b"", "0_stats.json": "{}", **other})
+    beside = {".mov": 2, "no extension": 1, ".zst": 1}
+    pack(tmp_path / "folder", tmp_path / "out-folder")
+    assert manifest_of(tmp_path / "out-folder").extra["left_out"] == beside | {".idx": 1}
+    capsys.readouterr()
+    for _ in range(2):  # the second time nothing is left to do
+        pack(tmp_path / "tars", tmp_path / "out-tars")
+        line = "left out, neither images nor captions by their names: "
+        (said,) = [s for s in capsys.readouterr().out.splitlines() if s.startswith(line)]
+        parts = {"2 .mov", "2 no extension", "2 .cls", "1 .zst", "1 .png"}
+        assert set(said.removeprefix(line).split(", ")) == parts
+    pack(tmp_path / "tars", tmp_path / "out-tars", "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["left_out"] == {".mov": 2, "no extension": 2, ".cls": 2, ".zst": 1, ".png": 1}
+    assert manifest_of(tmp_path / "out-tars").samples == 2
+
+
+def test_kinds_of_a_hostile_tar_are_few_and_plain() -> None:
+    left_out = LeftOut()
+    for number in range(1000):
+        left_out.note(f".{number}")
+    left_out.note(".\x1b[31m")
+    assert len(left_out.kinds) == LeftOut.NAMED + 1
+    assert left_out.kinds["others"] == 1001 - LeftOut.NAMED
+    assert LeftOut.among(left_out.counts() | {"side<8": 3}) == left_out.kinds
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "hole"])
+def test_a_tar_that_is_not_read_to_its_end_is_damage(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tar = tar_bytes((f"{n}.jpg", jpeg(n)) for n in range(8))
+    half = len(tar) // 2 // 512 * 512
+    data = {"truncated": tar[:half], "garbage": tar[:half] + b"x" * half,
+            "hole": tar[:half] + bytes(2 << 20)}[damage]  # fmt: skip
+    write_files(tmp_path / "in", {"a.tar": tar, "b.tar": data})
+    words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", *BUCKETS]
+    for _ in range(2):
+        assert main(words) == 3
+        assert "1 tar cannot be read to the end" in capsys.readouterr().out
+    assert manifest_of(tmp_path / "out").samples < 16
+
+
+def test_joined_tars_lose_nothing(tmp_path: Path) -> None:
+    parts = [tar_bytes([(f"{n}.jpg", jpeg(n)), (f"{n}.txt", b"x")]) for n in range(3)]
+    write_files(tmp_path / "in", {"a.tar": b"".join(parts)})
+    words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", *BUCKETS]
+    assert main(words) == 0
+    assert manifest_of(tmp_path / "out").samples == 3
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:

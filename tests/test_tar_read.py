@@ -1,6 +1,7 @@
 """The reader: any sound tar, whoever made it, and the precise name of any damage."""
 
 import contextlib
+import gzip
 import io
 import os
 import pickle
@@ -16,7 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wdsprep.tar.members import MAX_EXTENSION_NBYTES
+from wdsprep.tar.index import decode_index
+from wdsprep.tar.members import MAX_EXTENSION_NBYTES, MAX_PADDING_NBYTES
 from wdsprep.tar.read import (
     BadSampleError,
     TarSample,
@@ -26,6 +28,7 @@ from wdsprep.tar.read import (
     scan,
     split_member,
     stream_tape,
+    unzipped,
 )
 from wdsprep.tar.write import TarWriter, header
 
@@ -135,11 +138,42 @@ def test_tar_of_gnu_tar_with_folders_and_links(form: str, tmp_path: Path) -> Non
     os.link(folder / "0.jpg", folder / "3.jpg")
     command = ["tar", f"--format={form}", "--sort=name", "-cf", tmp_path / "a.tar", "."]
     subprocess.run(command, cwd=folder, check=True)
-    found = contents((tmp_path / "a.tar").read_bytes())
-    assert found == {
+    data = (tmp_path / "a.tar").read_bytes()
+    assert contents(data) == {
         "./0": {"jpg": b"0.jpg", "txt": b"0.txt"},
         "./sub.d/1": {"jpg": b"sub.d/1.jpg"},
     }
+    linked = scan(stream_tape(io.BytesIO(data)), links=True)
+    links = {s.key: s.unread for s in linked if isinstance(s, TarSample) and s.unread}
+    assert links == {"./2": {"jpg": "0.jpg"}, "./3": {"jpg": "0.jpg"}}
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_links_are_told_by_whole_names(form: int) -> None:
+    long = "d" * (90 if form == tarfile.USTAR_FORMAT else 200) + ".jpg"
+    links = [(tarfile.LNKTYPE, long, long), (tarfile.SYMTYPE, "../b.jpg", "x/b.jpg")]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
+        for number, (kind, target, _) in enumerate(links):
+            info = tarfile.TarInfo(f"./x/y/{number}.jpg")
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    samples = scan(stream_tape(io.BytesIO(out.getvalue())), links=True)
+    found = [s.unread["jpg"] for s in samples if isinstance(s, TarSample) and s.unread]
+    assert found == [target for _, _, target in links]
+
+
+def test_a_link_between_the_members_of_a_sample_does_not_part_them() -> None:
+    link = patched(patched(header("0.png", 0), 156, b"1"), 157, b"other")
+    other = patched(patched(header("z.jpg", 0), 156, b"2"), 157, b"other")
+    data = other + member("0.jpg") + other + link + member("0.txt") + member("1.jpg") + END
+    assert outcome(data) == ["0", "1"]
+    linked = [*scan(stream_tape(io.BytesIO(data)), links=True)]
+    assert [(f.code, f.key) if isinstance(f, BadSampleError) else f.key for f in linked] == [
+        "z", "0", ("repeated_key", "z"), "1"
+    ]  # fmt: skip
+    assert isinstance(linked[1], TarSample)
+    assert linked[1].unread == {"png": "other"}
 
 
 def test_names_of_img2dataset_and_more_dots() -> None:
@@ -230,11 +264,59 @@ def test_every_bit_flip_in_a_header_is_caught_or_harmless() -> None:
     assert caught > 500 * 8  # what is harmless sits in the checksum's own padding
 
 
-def test_hole_of_zeros_and_joined_tars_are_not_the_end() -> None:
+def test_a_hole_of_zeros_is_not_the_end() -> None:
     second = next(s.start for s in read(SOUND)[1:] if isinstance(s, TarSample))
     holed = SOUND[:second] + bytes(4096) + SOUND[second + 4096 :]
     assert outcome(holed) == [("bad_header", "000")]
-    assert outcome(SOUND + sound_tar(1)) == ["000", "001", ("bad_header", "002")]
+    assert outcome(SOUND + bytes(MAX_PADDING_NBYTES) + SOUND) == [
+        *("000", "001"),
+        ("bad_header", "002"),
+    ]
+    assert outcome(SOUND + b"x") == ["000", "001", ("bad_header", "002")]
+
+
+@pytest.mark.parametrize("padding", [0, 512, 10_240, 100_352])
+def test_tars_joined_by_cat_are_read_to_their_end(padding: int, tmp_path: Path) -> None:
+    other = b"".join(map(member, ("a.jpg", "a.txt", "b.jpg"))) + END
+    joined = SOUND + bytes(padding) + other + bytes(padding)
+    assert outcome(joined) == ["000", "001", "002", "a", "b"]
+    assert list(scan(stream_tape(io.BytesIO(joined)))) == read(joined)
+    (tmp_path / "a.tar").write_bytes(joined)
+    with file_tape(tmp_path / "a.tar") as tape:
+        offsets = decode_index(index_tar(tape, "it"), "it")
+    for start, end, key in zip(offsets, offsets[1:], ("000", "001", "002", "a", "b"), strict=False):
+        assert outcome(joined[start:end] + END) == [key]
+
+
+def test_a_gzipped_tar_is_read_whatever_its_name_and_damage_to_it_is_named() -> None:
+    def zipped(data: bytes) -> list[object]:
+        stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+        found = scan(stream_tape(unzipped(stream)))
+        return [f.key if isinstance(f, TarSample) else f.code for f in found]
+
+    data = gzip.compress(SOUND, mtime=0)
+    assert zipped(data) == zipped(SOUND) == ["000", "001", "002"]
+    assert zipped(data + gzip.compress(b"".join(map(member, ["a.jpg"])) + END)) == [
+        *("000", "001", "002", "a")
+    ]
+    assert zipped(data[:-30])[-1] == "truncated"
+    assert zipped(data[:40] + b"\xff" * 40 + data[80:])[-1] == "bad_header"
+    assert zipped(data + b"garbage")[-1] == "bad_header"
+
+
+def test_what_is_not_wanted_is_not_read_but_told() -> None:
+    names = ["a.jpg", "a.mov", "README", "b.txt", "b.jpg"]
+    strays: list[str] = []
+    found = scan(
+        stream_tape(io.BytesIO(b"".join(map(member, names)) + END)),
+        wants=lambda name, nbytes, before: name == "jpg" and nbytes == 4 and not before,
+        stray=strays.append,
+    )
+    assert [(s.fields, s.unread) for s in found if isinstance(s, TarSample)] == [
+        ({"jpg": b"data"}, {"mov": 4}),
+        ({"jpg": b"data"}, {"txt": 4}),
+    ]
+    assert strays == ["README"]
 
 
 @pytest.mark.parametrize(

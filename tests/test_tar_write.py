@@ -139,7 +139,9 @@ def test_header_is_what_tarfile_makes_of_the_same_facts() -> None:
 # Samples that a reader would not give back as they are.
 
 
-@pytest.mark.parametrize("key", ["", "a.b", "f.g/a", "/a", "a/", "n" * 101, "a\0b", "\udcff"])
+@pytest.mark.parametrize(
+    "key", ["", "a.b", "f.g/a.b", "/a", "../a", "a/../b", "a/", "n" * 101, "a\0b", "\udcff"]
+)
 def test_bad_key_is_refused(key: str) -> None:
     with TarWriter(io.BytesIO()) as tar, pytest.raises(TarError):
         tar.add(key, [("jpg", b"")])

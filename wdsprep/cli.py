@@ -14,7 +14,19 @@ import click
 
 from wdsprep import __version__
 from wdsprep.errors import UsageError, WdsprepError, without_secrets
-from wdsprep.options import COLUMNS, CREW, FETCHING, JSON, PACKERS, PLAN, RECIPE, RULES, WORKERS
+from wdsprep.options import (
+    AREA,
+    COLUMNS,
+    CREW,
+    FETCHING,
+    JSON,
+    NBYTES,
+    PACKERS,
+    PLAN,
+    RECIPE,
+    RULES,
+    WORKERS,
+)
 from wdsprep.terminal import LogFormatter, harmless, one_line
 
 IMG2DATASET_NAMES = {
@@ -83,13 +95,15 @@ def pack(source: str, images: str, **options: Any) -> int:
     show = PackShow(source, as_json=options.pop("as_json"))
     packed = pack_request(source, images, show.listener, **options)
     echo(show.result(packed, images))
-    return DONE_WITH_DAMAGE if packed.quarantined else 0
+    return DONE_WITH_DAMAGE if packed.is_damaged else 0
 
 
 @cli.command()
 @click.argument("images", default="shards/images")
 @click.argument("out", metavar="[LATENTS]", default="")
 @RECIPE
+@AREA
+@NBYTES
 @click.option("--limit", type=click.IntRange(1), help="Only the first N images, for a trial.")
 @CREW
 @click.option("--overwrite", is_flag=True, help="Start over: remove the dataset LATENTS first.")
@@ -113,7 +127,7 @@ def encode(images: str, out: str, **options: Any) -> int:
     show = EncodeShow(images, out, as_json=options.pop("as_json"))
     outcome = encode_shards(images, out, listener=show.listener, **options)
     echo(show.result(outcome))
-    return DONE_WITH_DAMAGE if outcome.quarantined else 0
+    return DONE_WITH_DAMAGE if outcome.is_damaged else 0
 
 
 @cli.command()
@@ -207,6 +221,7 @@ def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
 @click.option(
     "--model", default="", help="Decode latents with it; none: not at all.  [as encoded, if here]"
 )
+@AREA
 @JSON
 def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.

@@ -36,7 +36,11 @@ def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
         image = image.transpose(TURNS[header.orientation])
     if image.mode == "1" or image.mode.startswith("I"):
         done.add("depth")
+        opaque = _other_than(image, clear) if image.mode == "I;16" else None
         image = _eight_bits(image, header)
+        if opaque is not None:
+            image.putalpha(opaque)
+            clear = None
     image.info = {} if clear is None else {"transparency": clear}
     if image.mode in ("P", "PA"):
         done.add("palette")
@@ -55,15 +59,28 @@ def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
 
 
 def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
-    """The colour that is transparent. Pillow scales a PNG's samples to 8 bits but not this."""
+    """The colour that is transparent. Pillow scales a PNG's samples to 8 bits but not this; grey
+    of 16 bits it leaves, and this with it."""
     clear: bytes | int | tuple[int, ...] | None = image.info.get("transparency")
     if header.depth == 16 and isinstance(clear, tuple):
         return tuple(level >> 8 for level in clear)
-    if header.depth == 16 and isinstance(clear, int):
-        return clear >> 8
     if header.depth in (2, 4) and isinstance(clear, int):
         return clear * 255 // ((1 << header.depth) - 1)
     return clear
+
+
+def _other_than(image: Image.Image, clear: object) -> Image.Image | None:
+    """Opaque where grey of 16 bits is not the transparent level, of which all bits count."""
+    if not isinstance(clear, int):
+        return None
+    raw = image.tobytes()
+    differ = [
+        Image.frombytes("L", image.size, raw[byte::2]).point(
+            [255 * (value != clear >> 8 * byte & 255) for value in range(256)]
+        )
+        for byte in (0, 1)
+    ]
+    return ImageChops.lighter(*differ)
 
 
 def _eight_bits(image: Image.Image, header: Header) -> Image.Image:

@@ -19,6 +19,7 @@ from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.latents import Speeds, Workshop
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.manifest import FORMAT, Manifest
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
@@ -67,6 +68,8 @@ def encode(
     dtype: str = "auto",
     seed: int = 0,
     compile: bool = False,
+    max_area: int = MAX_AREA,
+    max_bytes: int | None = None,
     batch_size: int = 0,
     device: str = "auto",
     runner: str = "ray",
@@ -85,7 +88,14 @@ def encode(
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
     it is empty). All options are those of `wdsprep encode`; 0 is its `auto`."""
     recipe = Recipe(
-        resolution=resolution, latents=latents, text=text, dtype=dtype, seed=seed, compile=compile
+        resolution=resolution,
+        latents=latents,
+        text=text,
+        dtype=dtype,
+        seed=seed,
+        compile=compile,
+        max_area=max_area,
+        max_nbytes=max_bytes or MAX_NBYTES,
     )
     wish = Wish(
         runner=runner,
@@ -139,6 +149,11 @@ def encode_as(
     _check_empty(edition.store, manifest)
     wanted = source.first(limit)
     manifest, pending = plan(edition, manifest, source.shards, wanted, redo_changed=redo_changed)
+    if source.max_area > recipe.max_area:
+        listener.told(
+            f"{images} was packed with --max-area {source.max_area}: images of more than "
+            f"{recipe.max_area:,} pixels are rejected here, unless --max-area says otherwise"
+        )
     listener.begun(_begun(found, recipe, crew, source, wanted))
     speeds, known = Speeds(), manifest.extra.get("trial")
 
@@ -162,7 +177,8 @@ def encode_as(
         settings=settings,
         edition=edition.mark,
         make_encoder=partial(make_encoder, found, recipe, crew.device),
-        max_area=source.max_area,
+        max_area=recipe.max_area,
+        max_nbytes=recipe.max_nbytes,
         batch_size=batch_size,
         decoders=crew.threads,
         threads=crew.threads,
@@ -205,7 +221,9 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 
 def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the images, and all that a reader
-    needs to know of the arrays."""
+    needs to know of the arrays. Limits of images are among it where they are not the usual ones."""
+    limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_nbytes}
+    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES}
     return {
         "crop": "centre",
         "dtype": recipe.dtype,
@@ -218,6 +236,7 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         "shift": model.shift,
         "text": recipe.text,
         "weights": model.weights,
+        **{name: limit for name, limit in limits.items() if limit != usual[name]},
     }
 
 

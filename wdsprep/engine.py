@@ -8,7 +8,8 @@
    batch is always queued when one ends. On a CPU there are several, each of which computes its
    batches alone, on one core: sums split between cores come out differently for each number of
    them, and splitting costs more than it brings.
-4. How many samples are inside at once is bounded; a place is free again when a result was taken.
+4. How many samples are inside at once is bounded, and how many bytes of images wait to be decoded;
+   a place is free again when a result was taken.
 
 What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
 A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
@@ -37,6 +38,7 @@ from wdsprep.samples import Code, RejectedError
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
+UNDECODED_NBYTES = 1 << 30
 POLL_S = 0.2
 
 
@@ -86,6 +88,8 @@ class Engine:
         """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once."""
         self._encoder, self._seed = encoder, seed
         self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
+        self._undecoded = 0  # bytes of images that wait for the pool or are in it
+        self._decoded = threading.Condition()
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size) for _ in range(lanes)]
         self._empty = encoder.tokens([""])[0]
@@ -140,7 +144,8 @@ class Engine:
         """Feed one sample when there is a place for it; `free_place` gives the place back. Whoever
         waits for the result calls `check` from time to time: it may never come."""
         self._until(partial(self._places.acquire, timeout=POLL_S))
-        ticket = _Ticket(key, caption, self._pool.submit(self._crop, image))
+        self._until(partial(self._take_room, len(image)))
+        ticket = _Ticket(key, caption, self._pool.submit(self._decode, image))
         self._fed.put(ticket)
         return ticket.result
 
@@ -162,6 +167,23 @@ class Engine:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for thread in self._running:
             thread.join()
+
+    def _take_room(self, nbytes: int) -> bool:
+        """Whether so many bytes may wait beside the others; one image may always."""
+        with self._decoded:
+            if self._undecoded and self._undecoded + nbytes > UNDECODED_NBYTES:
+                self._decoded.wait(POLL_S)
+            fits = not self._undecoded or self._undecoded + nbytes <= UNDECODED_NBYTES
+            self._undecoded += nbytes if fits else 0
+            return fits
+
+    def _decode(self, image: bytes) -> Crop:
+        try:
+            return self._crop(image)
+        finally:
+            with self._decoded:
+                self._undecoded -= len(image)
+                self._decoded.notify_all()
 
     def _until(self, attempt: Callable[[], bool]) -> None:
         while not attempt():

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from wdsprep.engine import Engine, Result
@@ -13,16 +13,16 @@ from wdsprep.image_shards import ImageShard
 from wdsprep.progress import human_bytes
 from wdsprep.runners import HopelessError
 from wdsprep.samples import Code, Reject, Sample
-from wdsprep.sources import Refusal, opened
+from wdsprep.sources import LeftOut, Refusal, opened
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import OUTSIDE
+from wdsprep.tar.read import leads_out
 
 JOIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A sample that the engine is working on."""
+    """A sample that the engine is working on, which has its image."""
 
     key: str
     sample: Sample
@@ -36,6 +36,7 @@ class Feeder:
     def __init__(self, engine: Engine, source: TarsSource, shard: ImageShard) -> None:
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
         self._engine, self._source, self._shard = engine, source, shard
+        self.left_out = LeftOut()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
 
@@ -70,16 +71,20 @@ class Feeder:
     def _feed(self, key: str, row: Sample | Refusal) -> Fed | Reject:
         if isinstance(row, Refusal):
             return row.to_reject(key)
-        if not OUTSIDE.isdisjoint(key.split("/")):
+        if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        return Fed(key, row, self._engine.put(key, row.image, row.caption))
+        return Fed(key, replace(row, image=b""), self._engine.put(key, row.image, row.caption))
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
         item, sha256 = self._shard.item, hashlib.sha256()
-        rows = self._source.read_keyed(item, watch=sha256.update if self._shard.sha256 else None)
+        rows = self._source.read_keyed(
+            item,
+            watch=sha256.update if self._shard.sha256 else None,
+            left_out=self.left_out.note,
+        )
         for key, row in islice(rows, item.take or None):
-            if isinstance(row, Refusal) and row.code is Code.VANISHED:
+            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
                 raise HopelessError(self._damaged("is not there"))
             yield key, row
         if self._shard.sha256 and not item.take and sha256.hexdigest() != self._shard.sha256:

@@ -11,6 +11,7 @@ from wdsprep.dataset import check_kind, read_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.manifest import Manifest
 from wdsprep.sources import Columns, Item
+from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import recognise
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
@@ -61,7 +62,7 @@ class ImageShards:
     shards: tuple[ImageShard, ...]
     is_whole: bool
     max_area: int
-    """In pixels: what pack let pass is not refused."""
+    """That pack let pass, in pixels; 0 where nobody says."""
     count: Callable[[Item], int]
 
     def first(self, limit: int) -> tuple[ImageShard, ...]:
@@ -123,20 +124,27 @@ def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageSha
 
 
 def _of_tars(url: str, resolution: int) -> ImageShards:
-    """Tars that something else packed. Their latents lie in the folder of the phase."""
+    """Tars that something else packed. Their latents lie in the folder of the phase, without what
+    says that a tar is gzipped."""
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)
     except SourceError as error:
         raise SourceError(f'{error}: or run "wdsprep pack" first') from error
     if not isinstance(source, TarsSource):
         raise SourceError(f'{url} holds images, but no shards: run "wdsprep pack {url}" first')
+    shards: dict[str, ImageShard] = {}
+    for item in source.items():
+        name = f"{resolution}/{tar_stem(item.name)}"
+        if name in shards:
+            raise SourceError(
+                f"{shards[name].item.name} and {item.name} would both become {name}.tar: name the "
+                f"tars to encode, such as '{source.url}/*.tar'"
+            )
+        shards[name] = ImageShard(name=name, item=item)
     return ImageShards(
         url=source.url,
-        shards=tuple(
-            ImageShard(name=f"{resolution}/{item.name.removesuffix('.tar')}", item=item)
-            for item in source.items()
-        ),
+        shards=tuple(shards.values()),
         is_whole=True,
-        max_area=100_000_000,
+        max_area=0,
         count=source.count,
     )

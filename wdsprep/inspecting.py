@@ -204,7 +204,7 @@ def look(store: Store, manifest: Manifest, key: str, heard: Heard) -> Looked | R
 def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
     """The members of a sample, by its bytes."""
     whole = data + bytes(2 * BLOCK)
-    for path, _start, start, nbytes in members(lambda offset, n: whole[offset : offset + n]):
+    for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
         if split := split_member(path):
             yield split[1], whole[start : start + nbytes]
 

@@ -15,8 +15,10 @@ from typing import TypeVar, cast
 from wdsprep.downloads import Downloads
 from wdsprep.filters import Filter
 from wdsprep.images import Limits, Picture, Recode, prepare
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.samples import Code, RejectedError, Sample, as_rejected
-from wdsprep.sources import Item, Refusal, Slice, Source
+from wdsprep.sources import Item, Refusal, Slice, Source, Told, untold
+from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.urls import UrlSource
 
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
@@ -40,7 +42,8 @@ class Rules:
     max_shard_nbytes: int = 2_000_000_000
     full_check: bool = True
     min_size: int = 0
-    max_area: int = 100_000_000
+    max_area: int = MAX_AREA
+    max_nbytes: int = MAX_NBYTES
     max_aspect_ratio: float = 0.0
     min_caption: int = 0
     max_caption: int = 0
@@ -66,7 +69,13 @@ Out = TypeVar("Out")
 
 
 def judged(
-    source: Source, rules: Rules, part: Slice, *, threads: int, downloads: Downloads | None
+    source: Source,
+    rules: Rules,
+    part: Slice,
+    *,
+    threads: int,
+    downloads: Downloads | None,
+    left_out: Told = untold,
 ) -> Iterator[tuple[int, Judged] | None]:
     """What becomes of each input of a slice, with its number in it, in order. None comes where
     there is nothing to do but to wait."""
@@ -78,7 +87,7 @@ def judged(
 
         found = _in_threads(read_and_judge, part.items, threads)
         return enumerate(chain.from_iterable(one for one in found if one is not None))
-    checked = ((number, _checked(rules, row)) for number, row in _rows(source, part))
+    checked = ((number, _checked(rules, row)) for number, row in _rows(source, part, left_out))
     rows = checked if downloads is None else downloads.take(checked)
     return _in_threads(partial(_judge_numbered, rules), rows, threads)
 
@@ -90,8 +99,9 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
 
 
-def _rows(source: Source, part: Slice) -> Iterator[tuple[int, Row]]:
-    rows = (row for item in part.items for row in islice(source.read(item), item.take or None))
+def _rows(source: Source, part: Slice, left_out: Told) -> Iterator[tuple[int, Row]]:
+    read = partial(source.read, left_out=left_out)
+    rows = (row for item in part.items for row in islice(read(item), item.take or None))
     for number, row in enumerate(rows):
         if row.source not in part.elsewhere:
             yield number, row
@@ -128,6 +138,7 @@ def _judge(rules: Rules, row: Row) -> Judged:
     if isinstance(row, Refusal):
         return row
     try:
+        check_nbytes("the image", len(row.image), rules.max_nbytes)
         row = _identified(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
         return row, prepare(row.image, limits=limits, full=full, recode=recode)

@@ -38,7 +38,9 @@ class LatentsWorker:
     def __init__(self, recipe: Workshop) -> None:
         self._recipe = recipe
         self._edition = Edition(store=open_store(recipe.latents), mark=recipe.edition)
-        self._source = TarsSource(url=recipe.images, pattern="*", columns=Columns())
+        self._source = TarsSource(
+            url=recipe.images, pattern="*", columns=Columns(), max_nbytes=recipe.max_nbytes
+        )
         turn_off_tf32()
         self._encoder = recipe.make_encoder()
         self._engine = Engine(
@@ -66,6 +68,7 @@ class LatentsWorker:
                 with Feeder(self._engine, self._source, shard) as feeder:
                     for _ in self._drain(feeder, output):
                         yield self._working(shard, output)
+                    output.counts.update(feeder.left_out.counts())
                 yield self._working(shard, output)
                 return output.finish(settings, self._empty)
         except EngineError as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from wdsprep.limits import MAX_NBYTES
 from wdsprep.manifest import Settings
 from wdsprep.run import Progress
 
@@ -68,6 +69,7 @@ class Workshop:
     """The mark of the dataset's."""
     make_encoder: Callable[[], "Encoder"]
     max_area: int
+    max_nbytes: int = MAX_NBYTES
     batch_size: int
     decoders: int
     threads: int

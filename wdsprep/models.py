@@ -14,6 +14,7 @@ from typing import Any
 from wdsprep.arrays import Field
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.hub import COMMIT, Folder, Place, UnreachableError, ask_hub, find_cached, is_local
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.weights import TEXT_WEIGHTS, VAE_WEIGHTS, Wanted, digest
 
 PRESETS = {
@@ -42,6 +43,8 @@ class Recipe:
     """fp16, bf16 or fp32: of the models, not of what is stored"""
     seed: int = 0
     compile: bool = False
+    max_area: int = MAX_AREA
+    max_nbytes: int = MAX_NBYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from wdsprep.limits import MAX_AREA
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 HASHES = ("sha256", "md5", "sha512")
 
@@ -137,6 +139,10 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return decorate
 
 
+AREA = click.option(
+    "--max-area", type=click.IntRange(1), default=MAX_AREA, show_default=True, help="Pixels."
+)
+NBYTES = click.option("--max-bytes", type=Size(), help="Of an image.  [250MB; a download 50MB]")
 RULES = options(
     click.option("--buckets", default="256,512", show_default=True, help="Smallest shorter sides."),
     click.option("--samples-per-shard", type=click.IntRange(1), default=10_000, show_default=True),
@@ -149,7 +155,7 @@ RULES = options(
         help="Decode each image, or trust its header.",
     ),
     click.option("--min-size", type=int, default=0, help="Least shorter side.  [smallest bucket]"),
-    click.option("--max-area", type=int, default=100_000_000, show_default=True, help="Pixels."),
+    AREA,
     click.option("--max-aspect-ratio", type=float, default=0.0, help="Longer side over shorter."),
     click.option("--min-caption", type=int, default=0, help="Least length in characters."),
     click.option("--max-caption", type=int, default=0, help="Greatest length in characters."),
@@ -186,9 +192,7 @@ FETCHING = options(
         show_default=True,
         help="Requests at a time.",
     ),
-    click.option(
-        "--max-bytes", type=Size(), default="50MB", show_default=True, help="Of an image."
-    ),
+    NBYTES,
     click.option("--contact", default="", help="URL or mail address to show to servers."),
     click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt disallows."),
     click.option("--ignore-opt-outs", is_flag=True, help="Fetch what is marked noai or noimageai."),

@@ -12,6 +12,7 @@ from typing import Any
 from wdsprep.errors import UsageError
 from wdsprep.fetch import FetchRules
 from wdsprep.judging import Rules
+from wdsprep.limits import MAX_NBYTES
 from wdsprep.manifest import FORMAT
 from wdsprep.pack_crew import Crew, Hands, staff
 from wdsprep.packer import Packer
@@ -52,7 +53,12 @@ def pack(
     a table are fetched by the rules of `fetch`, which hold for a machine."""
     listener = listener or Listener()
     source, images = absolute(source), absolute(images)  # workers may run in other folders
-    found = recognise(source, columns=columns, rows_per_item=rules.samples_per_shard)
+    found = recognise(
+        source,
+        columns=columns,
+        rows_per_item=rules.samples_per_shard,
+        max_nbytes=rules.max_nbytes,
+    )
     has_urls = found.kind == "urls"
     if retry_rejected and not has_urls:
         raise UsageError(
@@ -92,6 +98,7 @@ def pack(
         manifest,
         count=count,
         limit=limit,
+        extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
         status=listener.status,
     )
@@ -126,6 +133,8 @@ def settings_of(
         found["verify_hash"] = f"{rules.verify.column}:{rules.verify.hash}"
     if rules.compute_hash:
         found["compute_hash"] = rules.compute_hash
+    if source.kind != "urls" and rules.max_nbytes != MAX_NBYTES:
+        found["max_bytes"] = rules.max_nbytes
     if source.kind == "urls":
         found |= {
             "max_bytes": fetch.max_nbytes,

@@ -9,6 +9,7 @@ from wdsprep.fetch import FetchRules
 from wdsprep.filters import Filter
 from wdsprep.images import Recode
 from wdsprep.judging import Digest, Rules
+from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.pack import Listener, pack
 from wdsprep.pack_crew import Crew, find_hands
 from wdsprep.run import Outcome
@@ -72,6 +73,7 @@ def _rules(options: dict[str, Any], condition: Filter | None) -> Rules:
     return Rules(
         buckets=parse_buckets(options["buckets"]),
         max_shard_nbytes=options["max_shard_size"],
+        max_nbytes=options["max_bytes"] or MAX_NBYTES,
         full_check=options["check"] == "full",
         min_caption=options["min_caption"],
         max_caption=options["max_caption"],
@@ -101,7 +103,7 @@ def _fetch_rules(options: dict[str, Any]) -> FetchRules:
         retries=options["retries"],
         in_flight=options["requests"],
         per_host=options["per_host"],
-        max_nbytes=options["max_bytes"],
+        max_nbytes=options["max_bytes"] or MAX_DOWNLOAD_NBYTES,
         contact=options["contact"],
         robots=not options["ignore_robots"],
         opt_outs=not options["ignore_opt_outs"],

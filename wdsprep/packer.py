@@ -28,7 +28,7 @@ from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.resume import inputs_name
 from wdsprep.run import Progress, share_of
 from wdsprep.samples import Sample, facts_bytes
-from wdsprep.sources import Refusal, Slice, Source
+from wdsprep.sources import LeftOut, Refusal, Slice, Source
 from wdsprep.store import open_store
 
 PROGRESS_S = 0.25
@@ -86,11 +86,11 @@ def pack_slice(
     if done := find_receipt(edition.store, part.name, part.digest, packer.settings):
         return done
     with Draft(edition, part.name) as draft:
-        shards, rejects = _Shards(draft, packer.rules), draft.rejects
+        shards, rejects, left_out = _Shards(draft, packer.rules), draft.rejects, LeftOut()
         downloads = fetching(part)
         with downloads or nullcontext():
             told = time.monotonic()
-            for found in _judged(packer, part, downloads):
+            for found in _judged(packer, part, downloads, left_out):
                 if found is not None:
                     number, what = found
                     key = f"{part.name}{number:06d}"
@@ -101,15 +101,23 @@ def pack_slice(
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
                     yield _progress(part, shards, rejects, downloads)
-        receipt = _receipt(packer, part, shards.finish(), rejects, shards.counts)
+        counts = shards.counts + left_out.counts()
+        receipt = _receipt(packer, part, shards.finish(), rejects, counts)
         yield _progress(part, shards, rejects, downloads)
         return draft.finish(receipt, {inputs_name(part.name): part.inputs})
 
 
 def _judged(
-    packer: Packer, part: Slice, downloads: Downloads | None
+    packer: Packer, part: Slice, downloads: Downloads | None, left_out: LeftOut
 ) -> Iterator[tuple[int, Judged] | None]:
-    return judged(packer.source, packer.rules, part, threads=packer.threads, downloads=downloads)
+    return judged(
+        packer.source,
+        packer.rules,
+        part,
+        threads=packer.threads,
+        downloads=downloads,
+        left_out=left_out.note,
+    )
 
 
 def _progress(

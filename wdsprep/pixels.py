@@ -22,12 +22,11 @@ from torch.utils.dlpack import from_dlpack
 
 from wdsprep import formats, headers
 from wdsprep.images import Limits, Picture, prepare
+from wdsprep.limits import MAX_AREA
 from wdsprep.samples import Code, RejectedError
 
 if TYPE_CHECKING:
     from PIL import Image
-
-MAX_AREA = 100_000_000  # pack's default
 
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 

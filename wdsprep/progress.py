@@ -3,6 +3,7 @@ every half minute elsewhere, and never there for what takes less than a second."
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
@@ -96,6 +97,22 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
         return []
     count = plural(sum(rejects.values()), "reject")
     return [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+
+
+def broken_tars_lines(count: int, url: str) -> list[str]:
+    """For the end of a run: tars of which an unknown part is lost."""
+    if not count:
+        return []
+    lost = f"{plural(count, 'tar')} cannot be read to the end, and what follows there is lost"
+    return [f"{lost}: {url}/rejects/ says where and why; mend or replace them, then start over"]
+
+
+def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
+    """For the end of a run: files that were no input, by their kind."""
+    if not kinds:
+        return []
+    parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
+    return [f"left out, neither images nor captions by their names: {', '.join(parts)}"]
 
 
 def plural(number: int, noun: str, many: str = "") -> str:

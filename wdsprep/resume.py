@@ -17,7 +17,7 @@ from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
 from wdsprep.receipts import FIRST_RETRY
-from wdsprep.sources import Item, Slice, Source, shown, slices
+from wdsprep.sources import Item, LeftOut, Slice, Source, Told, shown, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store, write_bytes
 
@@ -36,6 +36,8 @@ class Survey:
     captioned: int
     nbytes: int
     kept: tuple[Item, ...] | None
+    left_out: Mapping[str, int]
+    """How many files of which kinds are beside the items, and no input."""
 
     def items(self) -> Iterator[Item]:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
@@ -81,7 +83,8 @@ def survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
 def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
     kept: list[Item] = []
     count = samples = nbytes = captioned = 0
-    for item in limited(source, limit):
+    left_out = LeftOut()
+    for item in limited(source, limit, left_out.note):
         count += 1
         samples += item.samples
         nbytes += item.nbytes
@@ -100,13 +103,14 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> Survey:
         captioned=captioned,
         nbytes=nbytes,
         kept=tuple(kept) if count <= KEPT_ITEMS else None,
+        left_out=dict(left_out.kinds),
     )
 
 
-def limited(source: Source, limit: int) -> Iterator[Item]:
+def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Item]:
     """The items that hold the first `limit` samples (0: all), the last one cut where they end."""
     left = limit
-    items = source.items()
+    items = source.items(left_out)
     for item in items:
         there = source.count(item) if limit else 0
         if limit and there >= left:

@@ -18,6 +18,7 @@ from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
 from wdsprep.receipts import by_unit, line_of
 from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.samples import ENDS_A_TAR
 from wdsprep.store import Store, open_store
 
 MOST_HOSTS = 2_000
@@ -71,6 +72,19 @@ class Outcome:
     units_before: int
     quarantined: tuple[Quarantined, ...]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def broken_tars(self) -> int:
+        """How many tars of the source could not be read to their end."""
+        return sum(self.manifest.rejects.get(code.value, 0) for code in ENDS_A_TAR)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something is lost that nobody has chosen to leave out. A dataset of latents
+        without any, where there were images to encode, is that too."""
+        manifest = self.manifest
+        is_void = manifest.dataset == "latents" and manifest.rejects and not manifest.samples
+        return bool(self.quarantined or self.broken_tars or is_void)
 
 
 class Run:

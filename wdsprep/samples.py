@@ -41,6 +41,7 @@ class Code(str, Enum):
     NO_IMAGE = ("no_image", "read")  # a caption or json without its image
     BAD_JSON = ("bad_json", "read")
     BAD_CAPTION = ("bad_caption", "read")  # not UTF-8
+    TAR_VANISHED = ("tar_vanished", "read")
     TAR_TRUNCATED = ("tar_truncated", "read")
     TAR_BAD_HEADER = ("tar_bad_header", "read")
     TAR_REPEATED_KEY = ("tar_repeated_key", "read")
@@ -76,6 +77,10 @@ class Code(str, Enum):
     ASPECT_RATIO = ("aspect_ratio", "check")
     BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
+
+
+ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
+"""After these nothing more of a tar is read: nobody knows how many samples that costs."""
 
 
 _FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -12,7 +12,6 @@ from wdsprep.manifest import Receipt, Shard
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
-MAX_TEXT_NBYTES = 64 << 20
 # The bits that are all set in what is not finite: infinities and not-a-numbers.
 EXPONENTS = {"<f2": ("<u2", 0x7C00), "<f4": ("<u4", 0x7F80_0000)}
 IMAGE_FACTS: dict[str, type] = {

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsprep.checks.passage import Passage
-from wdsprep.checks.rules import MAX_TEXT_NBYTES, Rules, text_problem
+from wdsprep.checks.rules import Rules, text_problem
+from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.tar import BLOCK, padded
 from wdsprep.tar.index import encode_index
 from wdsprep.tar.members import BadSampleError, members, truncated
@@ -70,7 +71,7 @@ class _Walker:
 
     def go(self) -> Iterator[None]:
         end = 0
-        for path, start, data_start, nbytes in members(self._passage.at):
+        for path, start, data_start, nbytes, _target in members(self._passage.at):
             if not path:
                 break
             if data_start - start != BLOCK or not _is_plain(self._passage.at(start, BLOCK)):

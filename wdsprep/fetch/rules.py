@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from wdsprep.limits import MAX_DOWNLOAD_NBYTES
 from wdsprep.samples import Code
 
 PASSING = frozenset(
@@ -24,7 +25,7 @@ class FetchRules:
     in_flight: int = 256
     """Requests at a time in this process."""
     per_host: int = 8
-    max_nbytes: int = 50_000_000
+    max_nbytes: int = MAX_DOWNLOAD_NBYTES
     redirects: int = 5
     contact: str = ""
     """A URL or a mail address that the user agent shows."""

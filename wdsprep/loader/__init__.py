@@ -33,6 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.given import whole, whole_or_none
+from wdsprep.limits import MAX_AREA
 from wdsprep.loader.cache import cache_dir
 from wdsprep.loader.catalog import Streams, of_phase, open_all, to_be_encoded
 from wdsprep.loader.effects import effects_of
@@ -62,6 +63,7 @@ def load(
     fields: Iterable[str] | None = None,
     raw: bool = False,
     pixels: int = 0,
+    max_area: int = MAX_AREA,
     drop_text: float = 0.0,
     homogeneous: bool = False,
     window: int = 256,
@@ -80,13 +82,13 @@ def load(
     `epochs` is the length of an iteration, None for one without end, and `step` where to begin.
     `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
-    with `pixels=256`, `pixels`. `raw` gives samples one by one, as webdataset has them.
-    `drop_text` is the rate at which captions become the empty one; `homogeneous` keeps a step to
-    one stream; `window` is how far the order shuffles inside a shard, and `run` how many neighbours
-    stay together there, as one request to S3. `skip_missing` serves other samples in place of a
-    missing shard's. `cache` is a local folder for at most `cache_nbytes` of what comes from S3,
-    which all processes of a machine may share. `device` copies batches there one step ahead, `pin`
-    leaves that to the trainer.
+    with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
+    samples one by one, as webdataset has them. `drop_text` is the rate at which captions become the
+    empty one; `homogeneous` keeps a step to one stream; `window` is how far the order shuffles
+    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
+    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
+    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share.
+    `device` copies batches there one step ahead, `pin` leaves that to the trainer.
 
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
@@ -98,6 +100,8 @@ def load(
     threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
     datasets = open_all(streams)
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
+    if max_area != MAX_AREA and not pixels:
+        raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None:
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
@@ -106,7 +110,12 @@ def load(
         datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
     threads = threads or threads_for(encoding)
     effects = effects_of(
-        datasets, seed=seed, global_batch=global_batch, drop_text=drop_text, pixels=pixels
+        datasets,
+        seed=seed,
+        global_batch=global_batch,
+        drop_text=drop_text,
+        pixels=pixels,
+        max_area=max_area,
     )
     order = Order(
         streams=tuple(dataset.as_stream() for dataset in datasets),

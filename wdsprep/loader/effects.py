@@ -15,6 +15,7 @@ import torch
 from wdsprep.arrays import field_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.given import real
+from wdsprep.limits import MAX_AREA
 from wdsprep.loader.batches import Batch
 from wdsprep.loader.catalog import Dataset
 from wdsprep.loader.grid import short
@@ -40,6 +41,7 @@ class Effects:
     global_batch: int
     drop_text: float = 0.0
     pixels: int = 0
+    max_area: int = MAX_AREA
     empty: tuple[Empty, ...] = field(default=())
 
     @property
@@ -47,19 +49,19 @@ class Effects:
         """What a state must agree with, beside the order: of latents, also how they were made."""
         made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
-        return {"drop_text": self.drop_text, "pixels": self.pixels} | latents
+        area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
+        return {"drop_text": self.drop_text, "pixels": self.pixels} | latents | area
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.pixels import crop  # Pillow and pyarrow, which latents do not need
 
-        return crop(image, self.pixels).pixels
+        return crop(image, self.pixels, max_area=self.max_area).pixels
 
-    def prepare(self, stream: int, found: TarSample, tar: str) -> "Prepared":
+    def prepare(self, found: TarSample, tar: str) -> "Prepared":
         """The same for the models, which want to know more of it."""
         from wdsprep.online.images import prepared
 
-        max_area = self.datasets[stream].settings["max_area"]
-        return prepared(found, tar, resolution=self.pixels, max_area=max_area)
+        return prepared(found, tar, resolution=self.pixels, max_area=self.max_area)
 
     def finish(self, batch: Batch, rows: range) -> None:
         if batch.moments is not None:
@@ -101,7 +103,13 @@ class Effects:
 
 
 def effects_of(
-    datasets: tuple[Dataset, ...], *, seed: int, global_batch: int, drop_text: float, pixels: int
+    datasets: tuple[Dataset, ...],
+    *,
+    seed: int,
+    global_batch: int,
+    drop_text: float,
+    pixels: int,
+    max_area: int,
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
     if not 0 <= real("drop_text", drop_text) < 1:
@@ -114,6 +122,7 @@ def effects_of(
         global_batch=global_batch,
         drop_text=float(drop_text),
         pixels=pixels,
+        max_area=max_area,
         empty=tuple(map(empty_of, datasets)) if drop_text and not datasets[0].images else (),
     )
 

@@ -19,6 +19,7 @@ import torch
 from wdsprep.engine import Result
 from wdsprep.errors import FormatError
 from wdsprep.latent_shard import json_of
+from wdsprep.limits import MAX_AREA
 from wdsprep.loader.batches import Batch, Memory
 from wdsprep.loader.effects import TEXTS
 from wdsprep.loader.grid import short
@@ -104,8 +105,15 @@ def _row(batch: Batch, row: int, tokens: Any, arrays: Any) -> Row:
 def reading_plan(plan: Plan, device: torch.device) -> Plan:
     """How the images are read that a plan wants to have as latents."""
     images = tuple(dataset.images for dataset in plan.datasets if dataset.images is not None)
-    side = plan.datasets[0].settings["resolution"]
-    effects = replace(plan.effects, datasets=images, drop_text=0.0, pixels=side, empty=())
+    settings = plan.datasets[0].settings
+    effects = replace(
+        plan.effects,
+        datasets=images,
+        drop_text=0.0,
+        pixels=settings["resolution"],
+        max_area=settings.get("max_area", MAX_AREA),
+        empty=(),
+    )
     pin = device.type == "cuda"
     return replace(plan, datasets=images, effects=effects, names=READ, pin=pin, device=None)
 

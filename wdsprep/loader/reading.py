@@ -208,7 +208,7 @@ class Reader:
         shard, index = batch.shard[row], batch.index[row]
         tar = self.datasets[batch.stream[row]].names[shard]
         try:
-            made = self.effects.prepare(batch.stream[row], sample, tar)
+            made = self.effects.prepare(sample, tar)
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep import encoding
 from wdsprep.encoding import dtype_of, settings_of
+from wdsprep.limits import MAX_AREA
 from wdsprep.models import Model, Recipe, check_resolution, find_model
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Encode:
     dtype: str = "auto"
     seed: int = 0
     compile: bool = False
+    max_area: int = MAX_AREA
     batch_size: int = 0
     device: str = "auto"
 
@@ -70,6 +72,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         dtype=encode.dtype,
         seed=encode.seed,
         compile=encode.compile,
+        max_area=encode.max_area,
     )
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_AREA
 from wdsprep.store import split_url, write_bytes
 
 SAMPLES = 12
@@ -33,6 +34,7 @@ def write_report(
     samples: int = SAMPLES,
     seed: int = 0,
     model: str = "",
+    max_area: int = MAX_AREA,
     heard: Callable[[str], None] = lambda _line: None,
 ) -> Written:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
@@ -40,8 +42,8 @@ def write_report(
 
     Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
     default the one they were made with where it is on this machine; `none` decodes nothing, and
-    nothing is ever fetched. `heard` is told what is being done. The same datasets, seed and model
-    give the same bytes.
+    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `heard` is told
+    what is being done. The same datasets, seed and model give the same bytes.
     """
     from wdsprep.report.gather import gather
     from wdsprep.report.given import check_output, open_all
@@ -51,7 +53,7 @@ def write_report(
         raise UsageError(f"--samples {samples}: give 0 or more")
     opened = open_all(datasets)
     check_output(output, opened)
-    facts = gather(opened, samples=samples, seed=seed, model=model, heard=heard)
+    facts = gather(opened, samples=samples, seed=seed, model=model, max_area=max_area, heard=heard)
     data = page_of(facts).encode()
     store, name = split_url(output)
     write_bytes(store, name, data)

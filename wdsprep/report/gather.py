@@ -37,14 +37,26 @@ class Facts:
 
 
 def gather(
-    datasets: Datasets, *, samples: int, seed: int, model: str, heard: Callable[[str], None]
+    datasets: Datasets,
+    *,
+    samples: int,
+    seed: int,
+    model: str,
+    max_area: int,
+    heard: Callable[[str], None],
 ) -> Facts:
     """Read receipts, and of samples and rejects a bounded number."""
     decodings = {given.url: find_decoding(given, model) for given in datasets.latents}
     chapters = tuple(
         _chapter(given, decodings.get(given.url), seed, heard) for given in datasets.every
     )
-    sheet = Sheet(datasets=datasets, decodings=decodings, decoders=Decoders(heard), heard=heard)
+    sheet = Sheet(
+        datasets=datasets,
+        decodings=decodings,
+        decoders=Decoders(heard),
+        max_area=max_area,
+        heard=heard,
+    )
     return Facts(
         datasets=datasets,
         rows=tuple(funnel(datasets)),

@@ -53,6 +53,7 @@ class Sheet:
     decodings: Mapping[str, Decoding]
     """by the URL of the latents"""
     decoders: Decoders
+    max_area: int
     heard: Callable[[str], None]
 
     def items(self, count: int, seed: str) -> list[Item]:
@@ -79,7 +80,7 @@ class Sheet:
             if sample.problem:
                 yield _unread(group, sample)
             elif is_images:
-                yield self._of_image(base, group, sample, joined)
+                yield self._of_image(group, sample, joined)
             else:
                 yield self._of_latent(base, group, sample)
 
@@ -91,9 +92,9 @@ class Sheet:
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(samples)
 
-    def _of_image(self, base: Given, group: str, sample: Sample, joined: Sequence[Joined]) -> Item:
+    def _of_image(self, group: str, sample: Sample, joined: Sequence[Joined]) -> Item:
         facts = _facts_of_image(sample.facts)
-        image, first = _opened(sample, base.manifest.settings["max_area"])
+        image, first = _opened(sample, self.max_area)
         pictures = [first]
         for one in joined:
             if one.sample is None:

@@ -84,7 +84,7 @@ def read_facts(store: Store, place: Place, *, wanted: Sequence[str] = ()) -> Sam
 def _until_json(
     at: Callable[[int, int], bytes], wanted: Sequence[str]
 ) -> Iterator[tuple[str, bytes]]:
-    for path, _header, start, nbytes in members(at):
+    for path, _header, start, nbytes, _target in members(at):
         name = (split_member(path) or ("", ""))[1]
         if name == "json" or name in wanted:
             yield name, at(start, nbytes)

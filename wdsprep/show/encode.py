@@ -6,8 +6,19 @@ from typing import Any
 
 from wdsprep.encoding import Begun, Listener
 from wdsprep.latents import Speeds
-from wdsprep.progress import ProgressLine, human_bytes, human_time, plural, rejects_lines
+from wdsprep.manifest import Manifest
+from wdsprep.progress import (
+    ProgressLine,
+    broken_tars_lines,
+    human_bytes,
+    human_time,
+    left_out_lines,
+    plural,
+    rejects_lines,
+)
 from wdsprep.run import Outcome, Status
+from wdsprep.samples import Code
+from wdsprep.sources import LeftOut
 from wdsprep.terminal import printed
 
 
@@ -60,20 +71,35 @@ class EncodeShow:
 
     def _summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest
-        lines = [self._headline(outcome), *self._speed()]
+        lines = [self._headline(outcome), *self._speed(manifest.samples)]
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
         lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
         lines += rejects_lines(manifest.rejects, self._latents)
+        lines += left_out_lines(LeftOut.among(manifest.counts))
+        lines += broken_tars_lines(outcome.broken_tars, self._latents)
         for failed in outcome.quarantined:
             lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
         if outcome.quarantined:
             lines.append("run the same command again to retry what is left out")
         elif manifest.shards:
             lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')
+        elif manifest.rejects:
+            lines.append(self._void(manifest))
         return lines
+
+    def _void(self, manifest: Manifest) -> str:
+        """What to do where nothing came of any image."""
+        if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
+            return f"nothing could be encoded: {self._latents}/rejects/ says why of each sample"
+        model = manifest.extra["model"]
+        return (
+            f"{model} gives no finite numbers for any image, in {manifest.settings['dtype']} or in "
+            "fp32: its weights are damaged, or not what its configuration says: fetch them again, "
+            "or choose another --model"
+        )
 
     def _headline(self, outcome: Outcome) -> str:
         before = plural(outcome.units_before, "shard")
@@ -83,13 +109,14 @@ class EncodeShow:
         new = f"{plural(outcome.samples, 'image')} encoded in {took}, {human_bytes(outcome.nbytes)}"
         return new + (f", after {before} encoded before" if outcome.units_before else "")
 
-    def _speed(self) -> list[str]:
+    def _speed(self, samples: int) -> list[str]:
         if not (rates := self._speeds.rates().values()):
             return []
         each = sum(rates) / len(rates)
         workers = plural(len(rates), "worker")
         lines = [f"{workers}: {each:,.1f} images/s each, device busy {self._speeds.busy:.0%}"]
-        if exact := sum(w.exact for w in self._speeds.workers.values()):
+        exact = sum(w.exact for w in self._speeds.workers.values())
+        if exact and samples:
             lines.append(
                 f"{plural(exact, 'image')} overflowed and had to be computed again in fp32: "
                 "--dtype bf16 or fp32 may be faster"
@@ -100,6 +127,7 @@ class EncodeShow:
         manifest = outcome.manifest
         rates = self._speeds.rates()
         return {
+            "broken_tars": outcome.broken_tars,
             "busy": round(self._speeds.busy, 4),
             "complete": manifest.complete,
             "cut": manifest.counts.get("cut", 0),
@@ -107,6 +135,7 @@ class EncodeShow:
             "encoded_bytes": outcome.nbytes,
             "images_per_s": round(sum(rates.values()), 2),
             "latents": self._latents,
+            "left_out": LeftOut.among(manifest.counts),
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,
             "samples": manifest.samples,

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,9 +11,11 @@ from wdsprep.manifest import Manifest
 from wdsprep.pack import Listener
 from wdsprep.progress import (
     ProgressLine,
+    broken_tars_lines,
     human_bytes,
     human_counts,
     human_time,
+    left_out_lines,
     plural,
     rejects_lines,
 )
@@ -20,6 +23,7 @@ from wdsprep.resume import Survey
 from wdsprep.retries import retryable
 from wdsprep.run import Outcome, Status
 from wdsprep.samples import by_stage
+from wdsprep.sources import LeftOut
 from wdsprep.terminal import printed
 
 if TYPE_CHECKING:
@@ -135,12 +139,14 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
             f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
         )
     lines += rejects_lines(manifest.rejects, images)
+    lines += left_out_lines(_left_out(manifest))
     lines += _fetch_report(packed)
     for failed in packed.quarantined:
         lines.append(
             f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "
             f"{failed.reason}"
         )
+    lines += broken_tars_lines(packed.broken_tars, images)
     if packed.quarantined:
         lines.append("run the same command again to retry what is left out")
     elif manifest.shards:
@@ -149,6 +155,12 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
     else:
         lines.append(f"nothing of the source was kept: {images}/rejects/ says why of each sample")
     return lines
+
+
+def _left_out(manifest: Manifest) -> dict[str, int]:
+    """Files beside the items of the source, and in its tars."""
+    beside: Mapping[str, int] = manifest.extra.get("left_out", {})
+    return dict(LeftOut.among(manifest.counts) + Counter(beside))
 
 
 def _first_phase(manifest: Manifest) -> int:
@@ -167,8 +179,10 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
     manifest = packed.manifest
     return {
         "complete": manifest.complete,
+        "broken_tars": packed.broken_tars,
         "failed_hosts": packed.failed_hosts,
         "images": images,
+        "left_out": _left_out(manifest),
         "packed": packed.samples,
         "packed_bytes": packed.nbytes,
         "phases": {

@@ -11,7 +11,8 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -107,8 +108,42 @@ def alone(source: str, make: Callable[[], Made]) -> Made | Refusal:
         return Refusal(source=source, code=refused.code, detail=shown(refused.detail))
 
 
+Told = Callable[[str], object]
+
+
+def untold(_kind: str) -> None:
+    """Of what is left out, where nobody counts it."""
+
+
+class LeftOut:
+    """Counts files that are no input to `pack` by their kind: `.mov`, or nothing where a name has
+    no extension."""
+
+    NAMED = 20  # kinds at most: a hostile tar has any number
+    PREFIX = "left_out:"
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+
+    def note(self, kind: str) -> None:
+        kind = kind.lower() or "no extension"
+        is_plain = re.fullmatch(r"\.[\w.-]{1,20}", kind, re.ASCII) or kind == "no extension"
+        is_named = kind in self.kinds or len(self.kinds) < self.NAMED
+        self.kinds[kind if is_plain and is_named else "others"] += 1
+
+    def counts(self) -> Counter[str]:
+        """As a receipt keeps them among other counts."""
+        return Counter({f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()})
+
+    @classmethod
+    def among(cls, counts: Mapping[str, int]) -> Counter[str]:
+        """The kinds in the counts of receipts."""
+        own = {name: count for name, count in counts.items() if name.startswith(cls.PREFIX)}
+        return Counter({name.removeprefix(cls.PREFIX): count for name, count in own.items()})
+
+
 class Source(Protocol):
-    """Picklable: the driver lists, workers read."""
+    """Picklable: the driver lists, workers read. Both tell the kinds of files that are left out."""
 
     @property
     def kind(self) -> str:
@@ -118,13 +153,13 @@ class Source(Protocol):
     def url(self) -> str:
         """Where it is."""
 
-    def items(self) -> Iterator[Item]:
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
         """All items, in the same order each time."""
 
     def count(self, item: Item, /) -> int:
         """How many samples an item holds."""
 
-    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+    def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
         """The samples of an item, in order; each input is a Sample or a Refusal. Samples of a
         table of URLs have no image yet."""
 

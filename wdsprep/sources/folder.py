@@ -10,16 +10,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
+from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, alone, is_hidden, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, Told, alone, is_hidden, opened, shown, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata import is_metadata, open_metadata
+from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import Entry
 
 IMAGES = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "dib", "tif", "tiff"}
-    | {"avif", "heic", "heif", "jp2", "j2k", "ppm", "pgm", "pnm"}
+    {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
+    | {"avif", "heic", "heif", "jp2", "j2k", "jpf", "jpx", "mpo", "pbm", "ppm", "pgm", "pnm"}
 )
+OTHER_IMAGES = frozenset(
+    {"jxl", "jxr", "fli", "flc", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "tga", "pcx"}
+    | {"dds", "exr", "hdr", "qoi", "eps", "sgi", "xbm", "xpm", "xcf", "wmf", "emf", "dcm", "fits"}
+    | {"djvu", "bpg", "hif", "dng", "cr2", "cr3", "crw", "nef", "arw", "orf", "raf", "rw2", "pef"}
+)
+"""What nobody decodes here, as far as a name tells: by their first bytes they may be something
+else, and if not, each is a reject."""
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
 
@@ -39,15 +48,16 @@ class FolderSource:
     url: str
     columns: Columns
     tables: tuple[str, ...] = ()
+    max_nbytes: int = MAX_NBYTES
     kind: str = "folder"
 
-    def items(self) -> Iterator[Item]:
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
         """One listing. If it comes upon metadata tables that `tables` does not name, it ends in a
         MetadataFound that does."""
         store = opened(self.url)
         tables: list[str] = []
         with open_metadata(store, self.tables) as metadata:
-            for group in _groups(store.list(), tables):
+            for group in _groups(store.list(), tables, left_out):
                 for item in group.items():
                     row = metadata.take(item.name)
                     yield replace(item, extra=row) if row else item
@@ -59,13 +69,20 @@ class FolderSource:
     def count(self, _item: Item, /) -> int:
         return 1
 
-    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
         yield alone(shown(item.name), lambda: self._sample(item))
 
     def _sample(self, item: Item) -> Sample:
         names = [name for name, _, _ in item.parts]
-        if not names or extension(names[0]) not in IMAGES:
+        if not names or not is_image(names[0]):
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
+        for name, nbytes, _ in item.parts:
+            check_nbytes(name, nbytes, self.max_nbytes if name == names[0] else MAX_TEXT_NBYTES)
         data = self._read(names[0])
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption)
@@ -111,23 +128,33 @@ def _item(name: str, entries: Iterable[Entry]) -> Item:
     return Item(name=name, parts=tuple((e.name, e.nbytes, e.stamp) for e in entries))
 
 
-def extension(name: str) -> str:
-    base, dot, kind = name.rpartition(".")
-    return kind.lower() if dot and "/" not in kind and base else ""
+def is_image(name: str) -> bool:
+    kind = extension(name)
+    return kind in IMAGES or kind in OTHER_IMAGES
 
 
-def _groups(entries: Iterable[Entry], tables: list[str]) -> Iterator[_Group]:
+def check_nbytes(name: str, nbytes: int, most: int) -> None:
+    """Refuse what would take too much memory before it is read."""
+    if nbytes > most:
+        raise RejectedError(
+            Code.TOO_MANY_BYTES, f"{shown(name)} has {nbytes:,} bytes, more than {most:,}"
+        )
+
+
+def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iterator[_Group]:
     """Files of one stem together, each group given out once no more can come. Names of metadata
     tables are added to `tables`."""
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
         name = entry.name
         kind = extension(name)
-        if kind not in IMAGES and kind not in ("txt", "json"):
-            if is_metadata(name) and not is_hidden(name):
-                tables.append(name)
-            continue
         if is_hidden(name) or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
+            continue
+        if not is_image(name) and kind not in ("txt", "json"):
+            if is_metadata(name):
+                tables.append(name)
+            else:
+                left_out(kind_of(name))
             continue
         stem = name[: -len(kind) - 1]
         while open_groups and not name.startswith(open_groups[-1].stem + "."):
@@ -136,7 +163,7 @@ def _groups(entries: Iterable[Entry], tables: list[str]) -> Iterator[_Group]:
         if group is None:
             group = _Group(stem)
             open_groups.append(group)
-        if kind in IMAGES:
+        if is_image(name):
             group.images.append(entry)
         else:
             group.sidecars[kind] = entry

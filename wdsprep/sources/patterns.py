@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import is_hidden, opened
+from wdsprep.sources import Told, is_hidden, opened, untold
 from wdsprep.store import Entry
 
 MAX_BRACES = 1_000_000
 TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
+ALL_TARS = f"{{{','.join(f'*{ending}' for ending in TAR_ENDINGS)}}}"
 
 
 class Pattern:
@@ -38,7 +40,9 @@ class Pattern:
             )
 
 
-def table_files(url: str, pattern: str, kinds: frozenset[str]) -> Iterator[Entry]:
+def table_files(
+    url: str, pattern: str, kinds: frozenset[str], left_out: Told = untold
+) -> Iterator[Entry]:
     """The tables below `url` that match the pattern, or all of those kinds where it is empty."""
     found = 0
     wanted = Pattern(pattern) if pattern else None
@@ -47,6 +51,8 @@ def table_files(url: str, pattern: str, kinds: frozenset[str]) -> Iterator[Entry
         if wanted.takes(entry.name) if wanted else of_kind:
             found += 1
             yield entry
+        elif not wanted and not is_hidden(entry.name):
+            left_out(kind_of(entry.name))
     if wanted:
         wanted.check_met(url, "table")
     if not found:
@@ -60,6 +66,27 @@ def table_kind(name: str) -> str:
         return ""
     kind = match[1] or match[2]
     return "jsonl" if kind == "ndjson" else kind
+
+
+def extension(name: str) -> str:
+    base, dot, kind = name.rpartition(".")
+    return kind.lower() if dot and "/" not in kind and base else ""
+
+
+def kind_of(name: str) -> str:
+    """`.mov`, or nothing where a name has no extension."""
+    found = extension(name)
+    return f".{found}" if found else ""
+
+
+def is_tar(name: str) -> bool:
+    return name.endswith(TAR_ENDINGS)
+
+
+def tar_stem(name: str) -> str:
+    """The name of a tar without what says that it is one."""
+    ending = next((end for end in TAR_ENDINGS if name.endswith(end)), "")
+    return name.removesuffix(ending)
 
 
 def expand_braces(pattern: str) -> list[str]:

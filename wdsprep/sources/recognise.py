@@ -2,13 +2,23 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from wdsprep.errors import SourceError, UsageError
+from wdsprep.limits import MAX_NBYTES
 from wdsprep.sources import Columns, Source, is_hidden, opened
-from wdsprep.sources.folder import IMAGES, FolderSource, extension
-from wdsprep.sources.patterns import TEXT_TABLES, expand_braces, table_files, table_kind
+from wdsprep.sources.folder import IMAGES, FolderSource
+from wdsprep.sources.patterns import (
+    ALL_TARS,
+    TEXT_TABLES,
+    expand_braces,
+    extension,
+    is_tar,
+    table_files,
+    table_kind,
+)
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import is_web, open_store, split_url, stream
 
@@ -17,9 +27,18 @@ PARQUET = frozenset({"parquet"})
 LISTS = frozenset({"txt"})
 
 
-def recognise(url: str, *, columns: Columns, rows_per_item: int) -> Source:
+def recognise(
+    url: str, *, columns: Columns, rows_per_item: int, max_nbytes: int = MAX_NBYTES
+) -> Source:
     """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs; the last
-    three also by glob or braces."""
+    three also by glob or braces. Of a file that is larger than `max_nbytes` nothing is read."""
+    found = _recognise(url, columns, rows_per_item)
+    if isinstance(found, FolderSource | TarsSource):
+        return replace(found, max_nbytes=max_nbytes)
+    return found
+
+
+def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
     if is_web(url):
         return _of_the_web(url, columns, rows_per_item)
     if re.match(r"pipe:", url):
@@ -27,7 +46,7 @@ def recognise(url: str, *, columns: Columns, rows_per_item: int) -> Source:
     if _is_folder(url):  # whatever characters are in its name
         return _folder(url, columns, rows_per_item)
     kind = table_kind(url)
-    if not kind and (url.endswith(".tar") or re.search(r"[*?\[{]", url)):
+    if not kind and (is_tar(url) or re.search(r"[*?\[{]", url)):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
     if kind and re.search(r"[*?\[{]", url):
@@ -86,11 +105,11 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
     names = list(islice(seen, LOOKED_AT))
     kinds = {extension(name) for name in names}
-    held = {"images": IMAGES & kinds, "tars": {"tar"} & kinds}
-    if all(held.values()):
+    tars = [name for name in names if is_tar(name)]
+    if tars and IMAGES & kinds:
         raise SourceError(f"{url} holds both images and tars: name the tars as '{url}/*.tar'")
-    if held["tars"]:
-        return TarsSource(url=store.url, pattern="*.tar", columns=columns)
+    if tars:
+        return TarsSource(url=store.url, pattern=ALL_TARS, columns=columns)
     if not kinds and _is_file(url):
         raise SourceError(
             f"{url} is a file of a kind that pack does not know: give a folder of images, tars or "
@@ -98,7 +117,7 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     if not kinds:
         raise SourceError(f"{url} is empty or not there: put images in it, or name another source")
-    tables = frozenset() if held["images"] else _table_kinds(store.url, names)
+    tables = frozenset() if IMAGES & kinds else _table_kinds(store.url, names)
     if tables:
         return _tables(store.url, "", tables, columns, rows_per_item)
     return FolderSource(url=store.url, columns=columns)

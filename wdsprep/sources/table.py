@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, Told, alone, opened, shown, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.parquet import Row, open_parquet, rows_in, runs
 from wdsprep.sources.patterns import table_files
@@ -32,11 +32,11 @@ class TableSource:
     rows_per_item: int
     kind: str = "table"
 
-    def files(self) -> Iterator[Entry]:
-        return table_files(self.url, self.pattern, frozenset({"parquet"}))
+    def files(self, left_out: Told = untold) -> Iterator[Entry]:
+        return table_files(self.url, self.pattern, frozenset({"parquet"}), left_out)
 
-    def items(self) -> Iterator[Item]:
-        for entry in self.files():
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
+        for entry in self.files(left_out):
             with open_parquet(opened(self.url), entry.name) as file:
                 self.check(file.schema_arrow, entry.name)
                 for first, last, rows in runs(file.metadata, self.rows_per_item):
@@ -66,7 +66,12 @@ class TableSource:
     def count(self, item: Item, /) -> int:
         return item.samples
 
-    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
         first, last = map(int, item.extra.split(":"))
         with open_parquet(opened(self.url), name) as file:

@@ -1,22 +1,32 @@
-"""WebDataset tars, one tar a slice: a folder of them, a glob, a brace pattern, or a single one.
+"""WebDataset tars, gzipped or not, one a slice: a folder of them, a glob, a brace pattern, or a
+single one.
 
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.
+
+Of a sample the first image, the json and the txt are read. The rest is passed over and counted by
+its kind, and so is any file that belongs to no sample. A link stands for the member it names.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsprep.errors import NotFoundError, SourceError
+from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, Told, alone, is_hidden, opened, shown, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
-from wdsprep.sources.folder import IMAGES
-from wdsprep.sources.patterns import Pattern
+from wdsprep.sources.folder import IMAGES, NOT_OF_A_SAMPLE, OTHER_IMAGES, check_nbytes
+from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import Entry, Watch, stream
-from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape
+from wdsprep.tar.members import GZIP, members
+from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape, unzipped
+
+TEXTS = frozenset({"json", "txt"})
 
 UNREADABLE = ""
 """Where a row of the table beside a tar is kept of which not even the key can be told."""
@@ -29,21 +39,26 @@ class TarsSource:
     url: str
     pattern: str
     columns: Columns
+    max_nbytes: int = MAX_NBYTES
     kind: str = "tars"
 
-    def items(self) -> Iterator[Item]:
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
         wanted = Pattern(self.pattern)
         tables: dict[str, Entry] = {}
         found = 0
         for entry in opened(self.url).list(wanted.start):
             if entry.name.endswith(".parquet"):
-                tables[entry.name[: -len("parquet")] + "tar"] = entry  # a.parquet before a.tar
+                tables[entry.name.removesuffix(".parquet")] = entry  # a.parquet before a.tar
             elif wanted.takes(entry.name):
                 found += 1
-                beside = tables.pop(entry.name, None)
+                beside = tables.pop(tar_stem(entry.name), None)
                 files = (entry, beside) if beside else (entry,)
                 parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
                 yield Item(name=entry.name, parts=parts, samples=0)
+            elif self.pattern == ALL_TARS and not _is_of_a_tar(entry.name):
+                left_out(kind_of(entry.name))
+        for table in tables if self.pattern == ALL_TARS else ():
+            left_out(kind_of(f"{table}.parquet"))
         wanted.check_met(self.url, "tar")
         if not found:
             raise SourceError(f"no tar matches {self.url}/{self.pattern}")
@@ -52,45 +67,123 @@ class TarsSource:
         """By reading the tar: only a limit asks for it."""
         return sum(1 for _ in self.read(item))
 
-    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
-        return (row for _key, row in self.read_keyed(item))
+    def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
+        return (row for _key, row in self.read_keyed(item, left_out=left_out))
 
     def read_keyed(
-        self, item: Item, *, watch: Watch | None = None
+        self, item: Item, *, watch: Watch | None = None, left_out: Told = untold
     ) -> Iterator[tuple[str, Sample | Refusal]]:
         """The same with the key that each has in the tar; `watch` sees all its bytes in order."""
         table = item.parts[1][0] if len(item.parts) > 1 else ""
+
+        def stray(path: str) -> None:
+            if not posixpath.basename(path).startswith("."):
+                left_out(kind_of(path))
+
         try:
             with stream(opened(self.url), item.name, watch=watch) as tar:
-                for found in scan(stream_tape(tar)):
-                    for row in self.rows(found, item.name, table):
+                tape = stream_tape(unzipped(tar))
+                for found in scan(tape, wants=self._wants, stray=stray, links=True):
+                    for row in self.rows(found, item.name, table, left_out):
                         yield found.key, row
         except NotFoundError:
             detail = "the tar was listed, then gone"
-            yield "", Refusal(source=shown(item.name), code=Code.VANISHED, detail=detail)
+            yield "", Refusal(source=shown(item.name), code=Code.TAR_VANISHED, detail=detail)
 
     def rows(
-        self, found: TarSample | BadSampleError, tar: str, table: str = ""
+        self,
+        found: TarSample | BadSampleError,
+        tar: str,
+        table: str = "",
+        left_out: Told = untold,
     ) -> Iterator[Sample | Refusal]:
         """What a group of members is: a sample, a refusal, or nothing where it is other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
-        if row := alone(source, lambda: self._sample(found, source, table)):
+        if row := alone(source, lambda: self._row(found, source, tar, table, left_out)):
             yield row
 
-    def _sample(self, found: TarSample | BadSampleError, source: str, table: str) -> Sample | None:
+    def _row(
+        self, found: TarSample | BadSampleError, source: str, tar: str, table: str, left_out: Told
+    ) -> Sample | None:
         if isinstance(found, BadSampleError):
             raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
+        if found.unread:
+            found = self._followed(found, tar)
+        image = self._image(found.fields)
+        sample = self._sample(found, image, source, table)
         fields = found.fields
-        image = fields.get(self.columns.image) if self.columns.image else _image(fields)
-        if image is None:
-            if not {"txt", "json"} & fields.keys():
+        if found.unread or len(fields) != 1 + ("txt" in fields) + ("json" in fields) or not sample:
+            used = TEXTS | {image} if sample else frozenset[str]()
+            for name in (*found.fields, *(found.unread or ())):
+                if name not in used:
+                    left_out(f".{name}")
+        return sample
+
+    def _wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
+        if name in TEXTS:
+            return nbytes <= MAX_TEXT_NBYTES
+        return self._is_image(name, before) and nbytes <= self.max_nbytes
+
+    def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
+        """Whether it is the image of its sample; one that can be decoded goes before others."""
+        if self.columns.image:
+            return name == self.columns.image
+        kind = name.rpartition(".")[2]
+        if kind not in IMAGES and kind not in OTHER_IMAGES:
+            return False
+        there = {other.rpartition(".")[2] for other in before} if before else ()
+        return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
+
+    def _image(self, fields: Mapping[str, bytes]) -> str:
+        """The field that has the image, or nothing."""
+        if self.columns.image:
+            return self.columns.image if self.columns.image in fields else ""
+        for known in (IMAGES, OTHER_IMAGES):
+            for name in fields:
+                if name.rpartition(".")[2] in known:
+                    return name
+        return ""
+
+    def _sample(self, found: TarSample, image: str, source: str, table: str) -> Sample | None:
+        fields = found.fields
+        if found.unread:
+            self._check_unread(found.unread, image)
+        if not image:
+            if TEXTS.isdisjoint(fields):
                 return None  # some other file in the tar
             raise RejectedError(Code.NO_IMAGE, f"the sample has only {', '.join(sorted(fields))}")
         facts = self._facts(found, table)
         captions = captions_of(facts, self.columns.caption)
         if "txt" in fields and not self.columns.caption:
             captions = led_by(decode_text(fields["txt"], "txt"), captions)
-        return Sample(source=source, image=image, captions=captions, facts=facts)
+        return Sample(source=source, image=fields[image], captions=captions, facts=facts)
+
+    def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
+        """Refuse a sample of which something was too large to be read."""
+        for name, nbytes in unread.items():
+            if name in TEXTS:
+                check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
+            elif not image and self._is_image(name):
+                check_nbytes(name, int(nbytes), self.max_nbytes)
+
+    def _followed(self, found: TarSample, tar: str) -> TarSample:
+        """With the members that links stand for, where they are wanted."""
+        fields, unread = dict(found.fields), dict(found.unread or {})
+        for name, target in (found.unread or {}).items():
+            if isinstance(target, int):
+                continue
+            unread[name] = 0
+            if not self._wants(name, 0, fields):
+                continue
+            place = _places(self.url, tar).get(target)
+            if place is None:
+                what = f"{name} is a link to {target}, which"
+                raise RejectedError(Code.UNREADABLE, f"{what} cannot be read from this tar")
+            start, unread[name] = place
+            if self._wants(name, place[1], fields):
+                fields[name] = opened(self.url).read(tar, start=start, nbytes=place[1])
+                del unread[name]
+        return replace(found, fields=fields, unread=unread)
 
     def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
         if "json" in found.fields:
@@ -102,9 +195,21 @@ class TarsSource:
         return plain_facts(row)
 
 
-def _image(fields: Mapping[str, bytes]) -> bytes | None:
-    """The first field that is an image by its name."""
-    return next((data for name, data in fields.items() if name.rpartition(".")[2] in IMAGES), None)
+def _is_of_a_tar(name: str) -> bool:
+    """Whether a file beside tars says something of them alone, or is hidden."""
+    return is_hidden(name) or name.endswith(".idx") or bool(NOT_OF_A_SAMPLE.search(name))
+
+
+@functools.lru_cache(maxsize=2)
+def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
+    """Where the members of a tar are, for the links in it. In gzip data nothing has a place."""
+    found = {}
+    with stream(opened(url), tar) as file, suppress(BadSampleError):
+        if not file.peek(len(GZIP)).startswith(GZIP):
+            for path, _, start, nbytes, target in members(stream_tape(file)):
+                if path and not target:
+                    found[posixpath.normpath(path)] = start, nbytes
+    return found
 
 
 @functools.lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from wdsprep.errors import SourceError
 from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, alone, opened, shown
+from wdsprep.sources import Columns, Item, Refusal, Told, alone, opened, shown, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files, table_kind
 from wdsprep.sources.text import TextTable
@@ -59,11 +59,11 @@ class UrlSource:
         """Plain lists of URLs, whose one column has no name."""
         return self.kinds == {"txt"}
 
-    def files(self) -> Iterator[Entry]:
-        return table_files(self.url, self.pattern, self.kinds)
+    def files(self, left_out: Told = untold) -> Iterator[Entry]:
+        return table_files(self.url, self.pattern, self.kinds, left_out)
 
-    def items(self) -> Iterator[Item]:
-        for entry in self.files():
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
+        for entry in self.files(left_out):
             table = self._table(entry.name)
             self._url_column(table, entry.name)
             first = 0
@@ -86,7 +86,12 @@ class UrlSource:
     def count(self, item: Item, /) -> int:
         return item.samples
 
-    def read(self, item: Item, /) -> Iterator[Sample | Refusal]:
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
         table = self._table(name)
         column = self._url_column(table, name)

@@ -30,6 +30,7 @@ import ray
 
 from wdsprep.arrays import fields_of
 from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_AREA
 from wdsprep.loader import load
 from wdsprep.loader.catalog import Stream, as_streams
 from wdsprep.online import Encode
@@ -55,6 +56,7 @@ def stream(
     text: str = "emb",
     dtype: str = "auto",
     noise_seed: int = 0,
+    max_area: int = MAX_AREA,
     batch_size: int = 0,
     device: str = "auto",
     seed: int = 0,
@@ -98,6 +100,7 @@ def stream(
             text=text,
             dtype=dtype,
             seed=noise_seed,
+            max_area=max_area,
             batch_size=batch_size,
             device=device,
         )

@@ -16,6 +16,7 @@ from wdsprep.errors import TarError
 from wdsprep.store import Sink
 from wdsprep.tar import BLOCK
 from wdsprep.tar.index import encode_index
+from wdsprep.tar.read import leads_out
 
 FLUSH_NBYTES = 4 << 20
 ZEROS = bytes(BLOCK)
@@ -125,7 +126,8 @@ class TarWriter:
 
     def _check(self, key: str, names: list[str]) -> None:
         """Refuse what a reader would not give back as this one sample."""
-        if "." in key or not key or key[0] == "/" or key[-1] == "/":
+        base = key.rpartition("/")[2]
+        if not base or "." in base or leads_out(key):
             raise TarError(f"{key!r} cannot be the key of a sample")
         if key in self._keys:
             raise TarError(f"{key!r} is the key of an earlier sample too")
