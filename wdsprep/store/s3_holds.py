@@ -29,6 +29,7 @@ from wdsprep.store.s3_errors import code_of
 FRESH_S = 60.0
 SKEW_S = 15 * 60.0
 DEAD_S = FRESH_S + 2 * SKEW_S + 60
+LONGEST_WAIT_S = DEAD_S + 60
 IN_FLIGHT_S = 5.0  # what a process sent before it died has arrived by then
 Marks = Mapping[int, str]
 """The ETags of marks by their number. No two marks are alike."""
@@ -85,7 +86,7 @@ class _Hold:
         self._first_seen_dead: dict[str, float] = {}
 
     def begin(self) -> None:
-        wait = Wait(self._shown, DEAD_S + 60)
+        wait = Wait(self._shown, LONGEST_WAIT_S)
         while True:
             marks = self._there()
             holder = self._alive(max(marks)) if marks else ""
