@@ -69,7 +69,7 @@ def held_up(
 ) -> Iterator[tuple[Path, Callable[[], int]]]:
     """A run of `pack` that lacks one answer; what ends the block lets it go on, and says how it
     ended."""
-    site = Holding(8)
+    site = Holding(1)
     with WebServer(site) as server:
         table = table_of(root / "in", server, ["ok"] * 9)
         words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
