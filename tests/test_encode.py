@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from torch.nn.functional import cosine_similarity
 import wdsprep
 from wdsprep.arrays import fields_of
 from wdsprep.cli import cli, main
+from wdsprep.dataset import read_receipt, write_rebuilt
 from wdsprep.encoder import Encoded
 from wdsprep.engine import Engine, EngineError, Result
 from wdsprep.errors import FingerprintError, SourceError, UsageError
@@ -49,6 +51,7 @@ from wdsprep.noise import noise_keys, normal
 from wdsprep.pixels import crop
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Code, RejectedError
+from wdsprep.store import open_store
 from wdsprep.tar.index import decode_index
 from wdsprep.tar.read import file_tape, index_tar
 
@@ -450,6 +453,30 @@ def test_tars_of_others_are_encoded_and_what_is_bad_is_told(tmp_path: Path) -> N
     assert list(members(tmp_path / "out/64/c.tar")) == ["0", "1"]
     assert sum(receipt.inputs for receipt in manifest.receipts) == len(found) + len(lost)
     assert set(tree(tmp_path)) >= {"out/rejects/64/a/b.jsonl", "out/receipts/64/a/b.json"}
+
+
+def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Path) -> None:
+    """Nor does it lose a shard by facts that are missing."""
+    images = packed(pictures(tmp_path / "in", [0]), tmp_path / "images")
+    (shard,) = manifest_of(images).shards
+    rows = [
+        (
+            f"{key}.{name}",
+            data.replace(b'"source_height":80', b'"source_height":' + b"8" * 400 + b".0"),
+        )
+        for key, fields in members(images / shard.name).items()
+        for name, data in fields.items()
+    ]
+    receipt = read_receipt(open_store(str(images)), "000000")
+    data = tar_bytes(rows)
+    (images / shard.name).write_bytes(data)
+    shard = shard._replace(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    altered = replace(receipt, shards=(shard,)).to_bytes()
+    (images / "receipts/000000.json").write_bytes(altered)
+    write_rebuilt(str(images))
+    assert not encode_here(images, tmp_path / "out").quarantined
+    (sample,) = members(tmp_path / "out" / shard.name).values()
+    assert json.loads(sample["json"], parse_constant=pytest.fail)["source_height"] == 80
 
 
 def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path) -> None:

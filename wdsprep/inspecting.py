@@ -7,7 +7,6 @@ all headers are.
 """
 
 import io
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.manifest import FORMAT, Manifest, Shard
 from wdsprep.quantiles import quantile
 from wdsprep.rejects import read_rejects, rejects_name
-from wdsprep.samples import Reject
+from wdsprep.samples import Reject, parse_json
 from wdsprep.store import Store, open_store
 from wdsprep.tar import BLOCK
 from wdsprep.tar.index import decode_index
@@ -164,8 +163,8 @@ class Looked:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except ValueError:
+        return parse_json(data)
+    except (ValueError, RecursionError):
         return {}
 
 

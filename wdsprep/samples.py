@@ -5,6 +5,7 @@ years of runs, and each belongs to one stage of the way.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,24 @@ class Code(str, Enum):
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 
-_FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+def _finite(text: str) -> float | None:
+    """A float may be written with so many digits, or such an exponent, that it is none."""
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
+_FACTS = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON that somebody else wrote. What Python reads as NaN or an infinity is None, since no JSON
+    can hold it; a ValueError or RecursionError for what is no JSON."""
+    if isinstance(data, bytes):
+        data = data.decode(json.detect_encoding(data), "surrogatepass")
+    return _FROM_OUTSIDE.decode(data)
 
 
 def facts_bytes(facts: Mapping[str, Any]) -> bytes:

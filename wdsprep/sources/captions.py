@@ -1,15 +1,14 @@
 """Captions and facts as people leave them: text files, JSON beside an image, columns of a table."""
 
 import datetime
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wdsprep.samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError, parse_json
 
-_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]")
+_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]|\d{309}")  # 1.8e308 is the last float
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
@@ -26,7 +25,7 @@ def decode_text(data: bytes, what: str) -> str:
 def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     """A json beside an image: an object, of which nulls are dropped."""
     try:
-        found = json.loads(data)
+        found = parse_json(data)
         if isinstance(found, dict):
             # A zero byte is UTF-16 or worse, where the pattern sees nothing.
             return plain_facts(found) if _MAY_SAY_NOTHING.search(data) or b"\0" in data else found
