@@ -143,6 +143,12 @@ class S3Store:
             reads = self._own[1]
             return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
 
+    def stamp(self, name: str, /) -> str:
+        """What changes whenever the object is written."""
+        with self._translated(name):
+            found = self._ask("head_object", Key=self._key(name))
+        return f"{found['ETag']} {found['LastModified'].isoformat()}"
+
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_S3Sink"]:
         # Not every server checks the condition when it completes a multipart upload.
