@@ -40,6 +40,7 @@ from wdsprep.arrays import fields_of
 from wdsprep.cli import cli, main
 from wdsprep.dataset import read_receipt, write_rebuilt
 from wdsprep.encoder import Encoded
+from wdsprep.encoding import Listener
 from wdsprep.engine import Engine, EngineError, Result
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.image_shards import ImageShard, find_image_shards
@@ -492,6 +493,28 @@ def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path)
     assert [s.name for s in manifest_of(tmp_path / "out").shards] == [
         "64/part-00.tar", "64/part-01.tar",
     ]  # fmt: skip
+
+
+def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
+    """Where no wildcard would take those for a part of the source."""
+    tars = {f"{key}.tar": tar_bytes([(f"{key}.jpg", jpeg(1, (80, 70)))]) for key in "xy"}
+    write_files(tmp_path, tars)
+    encode_here(tmp_path / "x.tar", tmp_path / "lat")
+    encode_here(tmp_path / "{x,y}.tar", tmp_path / "both")
+    assert [len(latents_of(tmp_path / name)) for name in ("lat", "both")] == [1, 2]
+    for source, out in ((tmp_path / "*.tar", tmp_path / "lat2"), (tmp_path / "x.tar", tmp_path)):
+        with pytest.raises(UsageError, match="lies in the"):
+            encode_here(source, out)
+
+
+def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> None:
+    """Until then nobody knows how much is in one."""
+    tar = tar_bytes((f"{n}.jpg", jpeg(n, (80, 70))) for n in range(3))
+    write_files(tmp_path / "in", {"x.tar": tar, "y.tar": tar})
+    seen: list[str] = []
+    listener = Listener(status=lambda status: seen.extend(status().remarks(60)))
+    encode_here(tmp_path / "in", tmp_path / "out", listener=listener)
+    assert set(seen) == {"1 min 00 s left"}
 
 
 def test_a_limit_counts_the_samples_of_foreign_tars(tmp_path: Path) -> None:

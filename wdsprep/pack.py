@@ -21,6 +21,7 @@ from wdsprep.retries import Retries, read_retries
 from wdsprep.run import Outcome, Run, Status, opened_dataset
 from wdsprep.runners import Runner
 from wdsprep.sources import Columns, Source
+from wdsprep.sources.patterns import is_glob
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import absolute, check_apart
 
@@ -59,7 +60,7 @@ def pack(
         raise UsageError(
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
-    check_apart(found.url if set(source) & set("*?[") else source, images)
+    check_apart(found.url if is_glob(source) else source, images)
     seen = survey(found, limit, listener.listed)
     listener.found(seen)
     settings = settings_of(found, rules, columns, fetch)
