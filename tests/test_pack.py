@@ -393,6 +393,32 @@ def test_a_changed_source_is_an_error_that_names_what_changed(tmp_path: Path) ->
     assert "1 changed" in refused(source, out, *TWENTY, "--append")
 
 
+NO_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def test_files_whose_names_are_no_utf8_are_told_and_appended(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "in", {"a.jpg": jpeg(1), f"{NO_UTF8}.jpg": jpeg(2)})
+    out = pack(source, tmp_path / "out")
+    write_files(source, {f"new {NO_UTF8}.jpg": jpeg(3)})
+    assert "1 added (new caf\ufffd.jpg)" in refused(source, out)
+    pack(source, out, "--append")
+    sources = [sample["json"]["source"] for sample in samples_of(out)]
+    assert sorted(sources) == ["a.jpg", "caf\ufffd.jpg", "new caf\ufffd.jpg"]
+
+
+def test_the_locale_changes_no_byte(tmp_path: Path) -> None:
+    """Of inputs, receipts and all else, so a run goes on in another one."""
+    names = ("ü/雪.jpg", f"{NO_UTF8}.jpg", "plain.jpg")
+    source = write_files(tmp_path / "ö", {name: jpeg(n) for n, name in enumerate(names)})
+    out = pack(source, tmp_path / "out")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = command(source, tmp_path / "ø")[1:]
+    done = run(*words, env={**os.environ, **ascii_only}, encoding="utf-8")
+    assert (done.returncode, len(samples_of(tmp_path / "ø"))) == (0, 3), done.stderr
+    assert "--resolution" in done.stdout
+    assert tree(tmp_path / "ø") == tree(out)
+
+
 def test_many_changes_are_counted_and_a_few_shown(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 5)
     out = pack(source, tmp_path / "out")
