@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -505,6 +506,13 @@ def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
     for source, out in ((tmp_path / "*.tar", tmp_path / "lat2"), (tmp_path / "x.tar", tmp_path)):
         with pytest.raises(UsageError, match="lies in the"):
             encode_here(source, out)
+
+
+def test_a_tar_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
+    tar = tar_bytes([("a.jpg", jpeg(1, (80, 70)))])
+    write_files(tmp_path / "in", {os.fsdecode(b"caf\xe9.tar"): tar})
+    with pytest.raises(SourceError, match="caf\ufffd.tar: the name of this tar is not UTF-8"):
+        encode_here(tmp_path / "in", tmp_path / "out")
 
 
 def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import check_kind, read_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.manifest import Manifest
-from wdsprep.sources import Columns, Item
+from wdsprep.sources import Columns, Item, shown
 from wdsprep.sources.recognise import recognise
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
@@ -133,10 +133,17 @@ def _of_tars(url: str, resolution: int) -> ImageShards:
     return ImageShards(
         url=source.url,
         shards=tuple(
-            ImageShard(name=f"{resolution}/{item.name.removesuffix('.tar')}", item=item)
+            ImageShard(name=f"{resolution}/{_stem(source.url, item.name)}", item=item)
             for item in source.items()
         ),
         is_whole=True,
         max_area=100_000_000,
         count=source.count,
     )
+
+
+def _stem(url: str, name: str) -> str:
+    """The name that the latents of a tar get, which receipts have to hold."""
+    if shown(name) != name:
+        raise SourceError(f"{url}/{shown(name)}: the name of this tar is not UTF-8: rename it")
+    return name.removesuffix(".tar")
