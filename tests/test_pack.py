@@ -31,6 +31,7 @@ from packs import (
 )
 
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.sources import Item, slices
 from wdsprep.tar.read import file_tape, index_tar
 
 LIMIT_OPTIONS = ("--max-area", str(LIMITS.max_area), "--max-aspect-ratio", "10")
@@ -515,6 +516,22 @@ def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -
     assert {name: after.pop(name) for name in foreign} == foreign
     fresh = pack(source, tmp_path / "fresh", "--buckets", "16,48")
     assert after == tree(fresh)
+
+
+def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="more than 1,000,000 slices"):
+        list(slices([Item(name="a", parts=()), Item(name="b", parts=())], size=1, first=999_999))
+    source = photos(tmp_path / "in", 40)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    whole = tree(out)
+    monkeypatch.setattr("wdsprep.sources.MOST_SLICES", 2)
+    photos(source, 1, first=99)
+    for option in ("--append", "--overwrite"):
+        with pytest.raises(UsageError, match="raise --samples-per-shard"):
+            pack(source, out, *TWENTY, option)
+        assert tree(out) == whole
 
 
 def test_overwrite_of_what_is_no_dataset_removes_nothing(tmp_path: Path) -> None:

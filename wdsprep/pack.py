@@ -20,7 +20,7 @@ from wdsprep.resume import Survey, make_plan, survey
 from wdsprep.retries import Retries, read_retries
 from wdsprep.run import Outcome, Run, Status, opened_dataset
 from wdsprep.runners import Runner
-from wdsprep.sources import Columns, Source
+from wdsprep.sources import Columns, Source, check_slices
 from wdsprep.sources.patterns import is_glob
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import absolute, check_apart
@@ -62,12 +62,13 @@ def pack(
         )
     check_apart(found.url if is_glob(source) else source, images)
     seen = survey(found, limit, listener.listed)
+    size = rules.samples_per_shard if found.kind == "folder" else 1
+    check_slices(-(-seen.count // size))  # before --overwrite removes anything
     listener.found(seen)
     settings = settings_of(found, rules, columns, fetch)
     store, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(store) if has_urls else Retries(store=store)
     manifest = retries.settle(manifest)
-    size = rules.samples_per_shard if found.kind == "folder" else 1
     plan = make_plan(store, manifest, seen, slice_size=size, append=append)
     if plan.generations != manifest.generations:
         manifest = replace(manifest, generations=plan.generations, complete=False)
