@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +43,41 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
                 cluster.remove_node(joined)
             Path(tmp_path, "go").touch()
     assert sorted(finished) == list(range(6))
+
+
+def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("room.LOOK_S", "room.SILENT_S", "room.AGAIN_S", "ray.LOOK_S"):
+        monkeypatch.setattr(f"wdsprep.runners.{name}", 0.3)
+    runner = make_runner("ray", gpus_per_worker=1, max_attempts=1)
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
+    events: list[Any] = []
+
+    def run() -> None:
+        events.extend(runner.run(Slow(str(tmp_path)), map(Number, range(2))))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_for(lambda: (tmp_path / "runs").exists())
+    cluster.remove_node(node)
+    waits = "the Ray cluster has 1 node, and none with 1 CPU and 1 GPU: waiting for one to join"
+    wait_for(lambda: caplog.text.count(waits) > 1)
+    (tmp_path / "go").touch()
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
+    thread.join(60)
+    cluster.remove_node(node)
+    assert sorted(e.unit.value for e in events if isinstance(e, Finished)) == [0, 1]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_without_a_cluster_a_range_of_workers_is_a_usage_error() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from latent_sets import field, write_latents
+from packs import jpeg, manifest_of, pack, write_files
 
 SIZES = (20, 12)
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -89,3 +90,30 @@ def test_energon_trains_with_our_indexes_as_they_are(latents: Path) -> None:
         Path("energon-latents", *path.parts[-2:]).read_bytes() == indexes[path] for path in indexes
     )
     assert [latent.shape for latent, _emb in fed] == [(8, 4, 8, 8)] * 4
+
+
+def test_images_of_several_formats_reach_datasets_as_jpegs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the README says."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    kinds = {"a.jpg": "JPEG", "b.png": "PNG", "c.webp": "WEBP"}
+    files: dict[str, bytes | str] = {n: jpeg(1, (80, 70), kind) for n, kind in kinds.items()}
+    source = write_files(tmp_path / "in", files)
+    as_they_came = pack(source, tmp_path / "mixed")
+    with pytest.raises(ValueError, match="same types"):
+        streamed(as_they_came)
+    anew = pack(source, tmp_path / "jpeg", "--reencode", "jpg:95")
+    assert len(streamed(anew)) == 3
+
+
+def streamed(images: Path) -> list[Any]:
+    import datasets
+
+    tars = [str(images / shard.name) for shard in manifest_of(images).shards]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries: files left open
+        found = datasets.load_dataset("webdataset", data_files=tars, split="train", streaming=True)
+        samples = list(found)
+        gc.collect()
+    return samples

@@ -4,11 +4,13 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ from torch.nn.functional import cosine_similarity
 import wdsprep
 from wdsprep.arrays import fields_of
 from wdsprep.cli import cli, main
+from wdsprep.dataset import read_receipt, write_rebuilt
 from wdsprep.encoder import Encoded
+from wdsprep.encoding import Listener
 from wdsprep.engine import Engine, EngineError, Result
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
 from wdsprep.image_shards import ImageShard, find_image_shards
@@ -55,6 +59,7 @@ from wdsprep.pixels import crop
 from wdsprep.report import write_report
 from wdsprep.runners import BrokenWorkerError
 from wdsprep.samples import Code, RejectedError
+from wdsprep.store import open_store
 from wdsprep.tar.index import decode_index
 from wdsprep.tar.read import file_tape, index_tar
 
@@ -555,6 +560,30 @@ def test_the_users_own_limit_of_area_counts_not_the_datasets(
     assert page.count("too_large 11000 x 11000") == 2
 
 
+def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Path) -> None:
+    """Nor does it lose a shard by facts that are missing."""
+    images = packed(pictures(tmp_path / "in", [0]), tmp_path / "images")
+    (shard,) = manifest_of(images).shards
+    rows = [
+        (
+            f"{key}.{name}",
+            data.replace(b'"source_height":80', b'"source_height":' + b"8" * 400 + b".0"),
+        )
+        for key, fields in members(images / shard.name).items()
+        for name, data in fields.items()
+    ]
+    receipt = read_receipt(open_store(str(images)), "000000")
+    data = tar_bytes(rows)
+    (images / shard.name).write_bytes(data)
+    shard = shard._replace(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    altered = replace(receipt, shards=(shard,)).to_bytes()
+    (images / "receipts/000000.json").write_bytes(altered)
+    write_rebuilt(str(images))
+    assert not encode_here(images, tmp_path / "out").quarantined
+    (sample,) = members(tmp_path / "out" / shard.name).values()
+    assert json.loads(sample["json"], parse_constant=pytest.fail)["source_height"] == 80
+
+
 def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path) -> None:
     import webdataset as wds
 
@@ -568,6 +597,35 @@ def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path)
     assert [s.name for s in manifest_of(tmp_path / "out").shards] == [
         "64/part-00.tar", "64/part-01.tar",
     ]  # fmt: skip
+
+
+def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
+    """Where no wildcard would take those for a part of the source."""
+    tars = {f"{key}.tar": tar_bytes([(f"{key}.jpg", jpeg(1, (80, 70)))]) for key in "xy"}
+    write_files(tmp_path, tars)
+    encode_here(tmp_path / "x.tar", tmp_path / "lat")
+    encode_here(tmp_path / "{x,y}.tar", tmp_path / "both")
+    assert [len(latents_of(tmp_path / name)) for name in ("lat", "both")] == [1, 2]
+    for source, out in ((tmp_path / "*.tar", tmp_path / "lat2"), (tmp_path / "x.tar", tmp_path)):
+        with pytest.raises(UsageError, match="lies in the"):
+            encode_here(source, out)
+
+
+def test_a_tar_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
+    tar = tar_bytes([("a.jpg", jpeg(1, (80, 70)))])
+    write_files(tmp_path / "in", {os.fsdecode(b"caf\xe9.tar"): tar})
+    with pytest.raises(SourceError, match="caf\ufffd\\.tar: the name of this tar is not"):
+        encode_here(tmp_path / "in", tmp_path / "out")
+
+
+def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> None:
+    """Until then nobody knows how much is in one."""
+    tar = tar_bytes((f"{n}.jpg", jpeg(n, (80, 70))) for n in range(3))
+    write_files(tmp_path / "in", {"x.tar": tar, "y.tar": tar})
+    seen: list[str] = []
+    listener = Listener(status=lambda status: seen.extend(status().remarks(60)))
+    encode_here(tmp_path / "in", tmp_path / "out", listener=listener)
+    assert set(seen) == {"1 min 00 s left"}
 
 
 def test_a_limit_counts_the_samples_of_foreign_tars(tmp_path: Path) -> None:

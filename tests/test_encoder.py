@@ -410,6 +410,24 @@ def test_half_precision_files_are_loaded_where_there_are_no_others(tmp_path: Pat
     assert all(torch.equal(made.arrays[name], wanted.arrays[name]) for name in wanted.arrays)
 
 
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | None) -> None:
+    """Written by the libraries themselves."""
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextModel
+
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    options = {"max_shard_size": "300KB", "variant": variant}
+    for kind, name in ((AutoencoderKL, "vae"), (CLIPTextModel, "text_encoder")):
+        (weights,) = (tmp_path / name).glob("*.safetensors")
+        kind.from_pretrained(weights.parent).save_pretrained(weights.parent, **options)
+        weights.unlink()
+        assert len(list(weights.parent.glob("*.safetensors"))) > 1
+    whole, parts = run(tiny(), pictures(3)), run(encoder(tmp_path), pictures(3))
+    for name, array in whole.arrays.items():
+        assert torch.equal(array, parts.arrays[name])
+
+
 def test_nothing_is_said_on_the_users_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     run(encoder(), pictures(4))
     assert capfd.readouterr() == ("", "")

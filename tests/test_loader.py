@@ -457,6 +457,19 @@ def test_captions_are_dropped_at_their_rate_and_the_same_after_a_resume(data: st
         assert one["txt"] == other["txt"][16:]
 
 
+def test_all_captions_may_be_dropped_and_none_where_there_are_none(
+    data: str, tmp_path: Path
+) -> None:
+    for batch in load(data, drop_text=1.0, fields=("emb", "txt")):
+        assert (batch["emb"] == 9).all()
+        assert not any(batch["txt"])
+    bare = write_latents(str(tmp_path), [BATCH], fields=(field("latent", LATENT),))
+    with pytest.raises(UsageError, match="--text none: leave out drop_text"):
+        load(bare, drop_text=0.1)
+    (batch,) = load(bare, drop_text=1, fields=("latent", "txt"))
+    assert not any(batch["txt"])
+
+
 # Damage
 
 

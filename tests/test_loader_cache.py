@@ -21,7 +21,7 @@ import wdsprep
 from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.index import index
 from wdsprep.loader.cache import CLAIM_S, STALE_S, Cache, CacheDir
-from wdsprep.store import open_store
+from wdsprep.store import open_store, write_bytes
 
 WORK = Path(__file__).with_name("work_for_cache.py")
 BATCH, ROOM = 32, 1 << 30
@@ -159,6 +159,26 @@ def test_a_changed_dataset_is_never_served_from_the_cache(bucket: str, tmp_path:
         assert {sample["txt"] for sample in load(foreign, raw=True, **options)} == {text}
 
 
+def test_a_repaired_shard_is_never_served_as_it_was_when_damaged(
+    data: str, bucket: str, tmp_path: Path
+) -> None:
+    """The manifest says the same of both."""
+    url, names = f"s3://{bucket}/latents", ("latent", "key")
+    options = {"cache": tmp_path / "cache", "cache_nbytes": ROOM, "fields": names}
+    upload(Path(data), url)
+    name = "256/000002.tar"
+    whole = (Path(data) / name).read_bytes()
+    damaged = bytearray(whole)
+    for start in range(600, len(whole), 5000):
+        damaged[start] ^= 1
+    store = open_store(url)
+    write_bytes(store, name, bytes(damaged))
+    for _ in range(2):
+        assert not same(load(url, **options), load(data, fields=names))
+    write_bytes(store, name, whole)
+    assert same(load(url, **options), load(data, fields=names))
+
+
 def test_kills_while_it_fills_leave_nothing_that_is_read_as_whole(tmp_path: Path) -> None:
     subprocess.run([sys.executable, WORK, "kills", tmp_path, "60"], check=True, timeout=300)
 
@@ -244,6 +264,21 @@ def test_a_cut_tar_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     count = cache.read(0, offsets, 0, 20, memoryview(found), cut)
     assert found[:count] == data.part(0, 0, 20)[:-700]
     assert data.read(cache, 0, 0, 20) == offsets[20] - offsets[19]
+
+
+def test_what_has_another_stamp_is_replaced_where_it_lies(tmp_path: Path) -> None:
+    """So it takes no more room, of which a full cache has none."""
+    data = Data("a")
+    where = CacheDir(folder=tmp_path, nbytes=data.nbytes)
+    cache = Cache(where, data.contents)
+    for _ in range(40):
+        data.read_all(cache)
+    lacking = data.read_all(Cache(where, data.contents))
+    assert data.nbytes / 20 < lacking < data.nbytes
+    new = Cache(where, data.contents)
+    assert data.read_all(new, stamp="written anew") == data.nbytes
+    assert data.read_all(new, stamp="written anew") <= lacking
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= where.nbytes
 
 
 def test_a_small_cache_fills_until_64_samples_are_free(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from packs import pack, photos, samples_of
+from packs import jpeg, pack, photos, samples_of, tar_bytes, write_files
 
 import wdsprep
 from wdsprep import Stream
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.index import index
 from wdsprep.pixels import crop
 
 COUNT = 48  # the 32 bucket gets half of them, the 64 bucket the others
@@ -41,6 +42,16 @@ def test_images_come_as_they_were_packed(images: Path, stored: dict[str, Any]) -
             seen.append(key)
     assert sorted(seen) == sorted(stored)
     assert set(next(iter(load(str(images))))) == {"image", "txt", "key"}
+
+
+def test_the_json_of_foreign_tars_holds_no_number_that_json_cannot(tmp_path: Path) -> None:
+    facts = b'{"a": 1.5, "b": %s.0, "c": -Infinity, "d": [NaN, 2e999]}' % (b"9" * 400)
+    tar = tar_bytes(
+        part for n in range(12) for part in ((f"{n}.jpg", jpeg(n)), (f"{n}.json", facts))
+    )
+    dict(index(str(write_files(tmp_path, {"0.tar": tar}))))
+    (batch,) = load(str(tmp_path), pixels=32, fields=("json",))
+    assert batch["json"] == [{"a": 1.5, "b": None, "c": None, "d": [None, None]}] * 12
 
 
 def test_crops_are_those_of_the_packed_images(images: Path, stored: dict[str, Any]) -> None:

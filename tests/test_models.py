@@ -99,6 +99,26 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     assert not any(".fp16." in name or "unet" in name or ".bin" in name for name in model.files)
 
 
+def sharded(files: dict[str, bytes], half: str = "") -> dict[str, bytes]:
+    """The VAE's weights in two parts, named as the libraries name them."""
+    kept = {n: data for n, data in files.items() if not n.startswith("vae/diffusion")}
+    stem = f"vae/diffusion_pytorch_model{half}"
+    parts = {f"{stem}-0000{n}-of-00002.safetensors": b"a part" for n in (1, 2)}
+    return {f"vae/diffusion_pytorch_model.safetensors.index{half}.json": b"{}", **parts, **kept}
+
+
+@pytest.mark.parametrize("half", ["", ".fp16"])
+def test_weights_may_be_in_several_files_with_an_index(tmp_path: Path, half: str) -> None:
+    files = sharded(sd_files(), half)
+    parts = sorted(name for name in files if name.startswith("vae/diffusion"))
+    model = find_model(str(lay_out(tmp_path / "all", files)), text="none")
+    assert set(model.files) == {"vae/config.json", *parts}
+    assert bool(model.note) == bool(half)
+    lost = f"vae/diffusion_pytorch_model{half}-00002-of-00002.safetensors"
+    lacking = lay_out(tmp_path / "lacking", without(files, lost))
+    assert f"lacks {lost}" in failure(lacking, text="none")
+
+
 def test_text_decides_which_files_are_used(tmp_path: Path) -> None:
     folder = lay_out(tmp_path, sd_files())
     used = {text: set(find_model(str(folder), text=text).files) for text in ("emb", "tokens")}

@@ -31,6 +31,7 @@ from packs import (
 )
 
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.sources import Item, slices
 from wdsprep.tar.read import file_tape, index_tar
 
 LIMIT_OPTIONS = ("--max-area", str(LIMITS.max_area), "--max-aspect-ratio", "10")
@@ -393,6 +394,32 @@ def test_a_changed_source_is_an_error_that_names_what_changed(tmp_path: Path) ->
     assert "1 changed" in refused(source, out, *TWENTY, "--append")
 
 
+NO_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def test_files_whose_names_are_no_utf8_are_told_and_appended(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "in", {"a.jpg": jpeg(1), f"{NO_UTF8}.jpg": jpeg(2)})
+    out = pack(source, tmp_path / "out")
+    write_files(source, {f"new {NO_UTF8}.jpg": jpeg(3)})
+    assert "1 added (new caf\ufffd.jpg)" in refused(source, out)
+    pack(source, out, "--append")
+    sources = [sample["json"]["source"] for sample in samples_of(out)]
+    assert sorted(sources) == ["a.jpg", "caf\ufffd.jpg", "new caf\ufffd.jpg"]
+
+
+def test_the_locale_changes_no_byte(tmp_path: Path) -> None:
+    """Of inputs, receipts and all else, so a run goes on in another one."""
+    names = ("ü/雪.jpg", f"{NO_UTF8}.jpg", "plain.jpg")
+    source = write_files(tmp_path / "ö", {name: jpeg(n) for n, name in enumerate(names)})
+    out = pack(source, tmp_path / "out")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = command(source, tmp_path / "ø")[1:]
+    done = run(*words, env={**os.environ, **ascii_only}, encoding="utf-8")
+    assert (done.returncode, len(samples_of(tmp_path / "ø"))) == (0, 3), done.stderr
+    assert "--resolution" in done.stdout
+    assert tree(tmp_path / "ø") == tree(out)
+
+
 def test_many_changes_are_counted_and_a_few_shown(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 5)
     out = pack(source, tmp_path / "out")
@@ -490,6 +517,22 @@ def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -
     fresh = pack(source, tmp_path / "fresh", "--buckets", "16,48")
     assert len(after.pop("edition")) == 17  # a mark that no other beginning has
     assert after == tree(fresh)
+
+
+def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="more than 1,000,000 slices"):
+        list(slices([Item(name="a", parts=()), Item(name="b", parts=())], size=1, first=999_999))
+    source = photos(tmp_path / "in", 40)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    whole = tree(out)
+    monkeypatch.setattr("wdsprep.sources.MOST_SLICES", 2)
+    photos(source, 1, first=99)
+    for option in ("--append", "--overwrite"):
+        with pytest.raises(UsageError, match="raise --samples-per-shard"):
+            pack(source, out, *TWENTY, option)
+        assert tree(out) == whole
 
 
 def test_overwrite_of_what_is_no_dataset_removes_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -447,6 +448,44 @@ except WorkError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert message in done.stdout
     assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
+MENDED = """
+import logging, os, sys
+from wdsprep.errors import WorkError
+from wdsprep.runners.cluster import connected
+class Mend(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage())
+        if sys.argv[2] == "mend":
+            del os.environ["RAY_TMPDIR"]
+logging.getLogger("wdsprep").addHandler(Mend())
+os.environ["RAY_TMPDIR"] = sys.argv[1]
+try:
+    with connected("local", cpus=1, dashboard=False):
+        print("it runs")
+except WorkError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "last"),
+    [
+        ("mend", "it runs"),
+        ("leave", r"Ray does not start on this machine \(.*AF_UNIX path length .*\): run the same"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_started_once_more(
+    tmp_path: Path, then: str, last: str
+) -> None:
+    """Here since its sockets would have too long a name."""
+    words = [sys.executable, "-c", MENDED, str(tmp_path / ("long" * 30)), then]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    told, end = done.stdout.splitlines()
+    assert re.match(r"Ray did not start \(.*AF_UNIX path length .*\): trying once more", told)
+    assert re.match(last, end)
     assert done.stderr == ""
 
 

@@ -23,6 +23,7 @@ from packs import (
     manifest_of,
     pack,
     rows_of,
+    samples_of,
     source_of,
     tar_bytes,
     tars,
@@ -289,6 +290,20 @@ def test_facts_are_kept_without_what_says_nothing(tmp_path: Path) -> None:
     facts = '{"a": null, "b": NaN, "c": {"d": null, "e": 1}, "f": [1, null, -Infinity], "g": ""}'
     write_files(tmp_path, {"a.jpg": jpeg(1), "a.json": facts})
     assert sample(tmp_path, "a.jpg").facts == {"c": {"e": 1}, "f": [1], "g": ""}
+
+
+@pytest.mark.parametrize("number", ["9" * 400 + ".5", "-1e999", "NaN"])
+@pytest.mark.parametrize("kind", ["folder", "metadata", "tar"])
+def test_no_number_is_stored_that_json_cannot_hold(tmp_path: Path, kind: str, number: str) -> None:
+    facts = f'"a": {number}, "list": [{number}, 1.5], "file_name": "a.jpg"'
+    files: dict[str, dict[str, bytes | str]] = {
+        "folder": {"a.jpg": jpeg(1), "a.json": f"{{{facts}}}"},
+        "metadata": {"a.jpg": jpeg(1), "metadata.jsonl": f"{{{facts}}}"},
+        "tar": {"a.tar": tar_bytes([("a.jpg", jpeg(1)), ("a.json", f"{{{facts}}}".encode())])},
+    }
+    images = pack(write_files(tmp_path / "in", files[kind]), tmp_path / "out")
+    (stored,) = samples_of(images)
+    assert stored["json"]["meta"] == {"list": [1.5], "file_name": "a.jpg"}
 
 
 def test_the_same_folder_on_s3_gives_the_same_shards(tmp_path: Path, bucket: str) -> None:

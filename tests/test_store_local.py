@@ -26,7 +26,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store import Store, open_store, split_url, stream, write_bytes
+from wdsprep.store import Store, absolute, open_store, split_url, stream, write_bytes
 from wdsprep.store.local import HOST, LocalStore
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -288,7 +288,19 @@ def test_local_paths_open_a_local_store(tmp_path: Path, url: str) -> None:
     assert open_store(url.format(tmp_path)).read("f") == b"x"
 
 
-@pytest.mark.parametrize("url", ["pipe:cat x", "ftp://h/x", "s3:/b", "s3://", "gs://b/x"])
+def test_a_folder_may_have_a_colon_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a:b", "12:30", "c:/d"):
+        write_bytes(open_store(name), "f", b"x")
+        assert (tmp_path / name / "f").read_bytes() == b"x"
+        assert absolute(name) == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "url", ["pipe:cat x", "ftp://h/x", "s3:/b", "HTTPS:/h", "A+b://h", "s3://", "gs://b/x"]
+)
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(url)

@@ -5,17 +5,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from damaged import check, findings, flip, packing_here, restore
-from encodes import encode_here, packed, pictures
+from encodes import encode_here, latents_of, packed, pictures, rejected
 from latent_sets import npy
 from packs import manifest_of, tree
 from work_for_encode import Making
 
+from wdsprep.dataset import write_rebuilt
 from wdsprep.errors import FormatError
+from wdsprep.inspecting import Looked, look, open_dataset
+from wdsprep.judging import judged
 from wdsprep.manifest import MANIFEST, Receipt, Shard
 from wdsprep.repair import carry_out, plan_repair
 from wdsprep.store import open_store, write_bytes
@@ -181,6 +185,36 @@ def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Pat
     moved = shutil.copytree(latents, tmp_path / "moved")
     assert findings(images, latents, moved) == []
     assert tree(moved) == whole
+
+
+def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though their keys, which have a digit more, fall as text."""
+
+    def late(*args: Any, **options: Any) -> Iterator[Any]:
+        return ((found[0] + 999_998, found[1]) for found in judged(*args, **options) if found)
+
+    monkeypatch.setattr("wdsprep.packer.judged", late)
+    source = pictures(tmp_path / "photos", range(0, 18, 3))
+    damaged = source / "photo-0006.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:-2000])
+    with packing_here():
+        images = packed(source, tmp_path / "images", "--check", "header")
+    receipt = Receipt.from_bytes((images / "receipts/000000.json").read_bytes(), "")
+    as_of_urls = replace(receipt, settings={**receipt.settings, "source": "urls"})
+    (images / "receipts/000000.json").write_bytes(as_of_urls.to_bytes())
+    (images / MANIFEST).unlink()
+    write_rebuilt(str(images))
+    encode_here(images, tmp_path / "latents")
+    keys = [f"000000{number}" for number in range(1_000_001, 1_000_004)]
+    assert list(latents_of(tmp_path / "latents")) == ["000000999998", "000000999999", *keys]
+    assert rejected(tmp_path / "latents") == {"0000001000000": "truncated"}
+    assert findings(images, tmp_path / "latents") == []
+    for key in (keys[0], "000000999999"):
+        found = look(*open_dataset(str(images)), key, lambda _count: None)
+        assert isinstance(found, Looked)
+        assert found.key == key
 
 
 Samples = list[tuple[str, Fields]]

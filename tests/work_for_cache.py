@@ -37,7 +37,7 @@ class Data:
         offsets = self.offsets[shard]
         return self.bytes[shard][offsets[first] : offsets[stop]]
 
-    def read(self, of: Cache, shard: int, first: int, stop: int) -> int:
+    def read(self, of: Cache, shard: int, first: int, stop: int, *, stamp: str = "") -> int:
         """The bytes that were not in the cache; what comes must be right."""
         fetched = []
 
@@ -48,12 +48,13 @@ class Data:
 
         wanted = self.part(shard, first, stop)
         data = bytearray(len(wanted))
-        count = of.read(shard, self.offsets[shard], first, stop, memoryview(data), fetch)
+        offsets = self.offsets[shard]
+        count = of.read(shard, offsets, first, stop, memoryview(data), fetch, stamp=stamp)
         assert data[:count] == wanted
         return sum(map(len, fetched))
 
-    def read_all(self, of: Cache) -> int:
-        return sum(self.read(of, shard, 0, SAMPLES) for shard in range(SHARDS))
+    def read_all(self, of: Cache, *, stamp: str = "") -> int:
+        return sum(self.read(of, shard, 0, SAMPLES, stamp=stamp) for shard in range(SHARDS))
 
     def read_some(self, of: Cache, chance: random.Random) -> int:
         first = chance.randrange(SAMPLES)

@@ -1,6 +1,7 @@
 """What the console script and `python -m wdsprep` run: Ctrl-C and SIGTERM are one line, even this
-early, and are never lost."""
+early, and are never lost. File names are UTF-8, whatever the locale says of a terminal."""
 
+import os
 import signal
 import sys
 import threading
@@ -20,7 +21,16 @@ def _again(lost: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(lost)
 
 
+def _in_utf8() -> None:
+    """A file has one name in lists of inputs, whoever packs it: where the locale says otherwise,
+    begin again in Python's UTF-8 mode, which workers inherit."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  ourselves
+
+
 def main() -> int:
+    _in_utf8()
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _again
     try:

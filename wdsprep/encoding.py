@@ -24,6 +24,7 @@ from wdsprep.manifest import FORMAT, Manifest
 from wdsprep.models import Model, Recipe, check_resolution, check_weights, fields, find_model
 from wdsprep.progress import plural
 from wdsprep.run import Outcome, Progress, Run, Status, mark_incomplete, opened_dataset
+from wdsprep.sources.patterns import is_glob
 from wdsprep.store import Store, absolute, check_apart
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def encode_as(
     listener = listener or Listener()
     images, latents = absolute(images), absolute(latents)  # workers may run in other folders
     source = find_image_shards(images, recipe.resolution)
-    check_apart(source.url, latents)
+    check_apart(source.url if is_glob(images) else images, latents)
     found = find_model(model, text=recipe.text, listener=listener.told)
     check_resolution(found, recipe.resolution)
     crew = find_crew(wish)

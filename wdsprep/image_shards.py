@@ -10,7 +10,7 @@ from wdsprep.buckets import buckets_of_phase
 from wdsprep.dataset import check_kind, read_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.manifest import Manifest
-from wdsprep.sources import Columns, Item
+from wdsprep.sources import Columns, Item, shown
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import recognise
 from wdsprep.sources.tars import TarsSource
@@ -134,7 +134,7 @@ def _of_tars(url: str, resolution: int) -> ImageShards:
         raise SourceError(f'{url} holds images, but no shards: run "wdsprep pack {url}" first')
     shards: dict[str, ImageShard] = {}
     for item in source.items():
-        name = f"{resolution}/{tar_stem(item.name)}"
+        name = f"{resolution}/{_stem(source.url, item.name)}"
         if name in shards:
             raise SourceError(
                 f"{shards[name].item.name} and {item.name} would both become {name}.tar: name the "
@@ -148,3 +148,10 @@ def _of_tars(url: str, resolution: int) -> ImageShards:
         max_area=0,
         count=source.count,
     )
+
+
+def _stem(url: str, name: str) -> str:
+    """The name that the latents of a tar get, which receipts have to hold."""
+    if shown(name) != name:
+        raise SourceError(f"{url}/{shown(name)}: the name of this tar is not UTF-8: rename it")
+    return tar_stem(name)

@@ -7,7 +7,6 @@ all headers are.
 """
 
 import io
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.manifest import FORMAT, Manifest, Shard
 from wdsprep.quantiles import quantile
 from wdsprep.rejects import read_rejects, rejects_name
-from wdsprep.samples import Reject
+from wdsprep.samples import Reject, key_order, parse_json
 from wdsprep.store import Store, open_store
 from wdsprep.tar import BLOCK
 from wdsprep.tar.index import decode_index
@@ -164,8 +163,8 @@ class Looked:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except ValueError:
+        return parse_json(data)
+    except (ValueError, RecursionError):
         return {}
 
 
@@ -263,12 +262,12 @@ class _Finder:
     def _bisect(self, shard: Shard, key: str) -> Located | None:
         """Where keys rise, a dozen headers lead to the sample."""
         offsets = self._offsets(shard)
-        wanted = len(key), key
+        wanted = key_order(key)
         low, high = 0, len(offsets) - 1
         while low < high:
             middle = (low + high) // 2
             found = self._key_at(shard, offsets[middle])
-            if (len(found), found) < wanted:
+            if key_order(found) < wanted:
                 low = middle + 1
             else:
                 high = middle

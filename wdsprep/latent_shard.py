@@ -107,7 +107,8 @@ def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
 
 def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the json of a packed image sample knows better: where the image came from."""
-    return {name: facts[name] for name in ("source", "source_height", "source_width")}
+    names = ("source", "source_height", "source_width")
+    return {name: facts[name] for name in names if name in facts}
 
 
 def write_empty(

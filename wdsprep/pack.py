@@ -20,7 +20,8 @@ from wdsprep.resume import Survey, make_plan, restore_inputs, survey
 from wdsprep.retries import Retries, read_retries
 from wdsprep.run import Outcome, Run, Status, opened_dataset, written_generations
 from wdsprep.runners import Runner
-from wdsprep.sources import Columns, Source
+from wdsprep.sources import Columns, Source, check_slices
+from wdsprep.sources.patterns import is_glob
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import absolute, check_apart
 
@@ -64,8 +65,10 @@ def pack(
         raise UsageError(
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
-    check_apart(found.url if set(source) & set("*?[") else source, images)
+    check_apart(found.url if is_glob(source) else source, images)
     seen = survey(found, limit, listener.listed)
+    size = rules.samples_per_shard if found.kind == "folder" else 1
+    check_slices(-(-seen.count // size))  # before --overwrite removes anything
     listener.found(seen)
     settings = settings_of(found, rules, columns, fetch)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
@@ -73,7 +76,6 @@ def pack(
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
-    size = rules.samples_per_shard if found.kind == "folder" else 1
     plan = make_plan(edition.store, manifest, seen, slice_size=size, append=append)
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)

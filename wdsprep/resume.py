@@ -221,7 +221,8 @@ def identity(item: Item) -> int:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    data = text.encode("utf-8", "surrogatepass")  # a name may be bytes that are no UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _check_only_added(

@@ -23,18 +23,17 @@ from wdsprep.store import Store, open_store
 
 MOST_HOSTS = 2_000
 CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
-USUAL_SAMPLES = 10_000  # of a tar, to guess how far one is whose samples nobody has counted
 
 
-def share_of(inputs: int, samples: int) -> float:
-    """How far a unit is with so many of its samples taken up; 0 samples are not counted ones."""
-    return min(1.0, inputs / (samples or USUAL_SAMPLES))
+def share_of(inputs: int, samples: float) -> float:
+    """How far a unit is with so many of its samples taken up; 0 where nobody has counted these."""
+    return min(1.0, inputs / samples) if samples else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a unit has come; `share` of its inputs have been taken up. `failed_hosts` are those
-    that most downloads failed at, with the code."""
+    """How far a unit has come; `share` of its inputs have been taken up, 0 where nobody has counted
+    them. `failed_hosts` are those that most downloads failed at, with the code."""
 
     samples: int
     nbytes: int
@@ -201,7 +200,7 @@ class Run:
     def _now(self) -> Status:
         """The finished units and what is known of those under way."""
         going = self._going.values()
-        under_way = sum(progress.share for progress in going)
+        under_way = sum(map(self._share, going))
         finished = len(self._lines) + len(self._quarantined)
         return replace(
             self._total,
@@ -210,6 +209,13 @@ class Run:
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
             rejects=count_up((self._total.rejects, *(progress.rejects for progress in going))),
         )
+
+    def _share(self, progress: Progress) -> float:
+        """Of a unit that nobody has counted, as if it held what those that are done held on
+        average. Nothing is said of the first: whoever guesses there tells of days."""
+        done = self._total.samples + sum(self._total.rejects.values())
+        inputs = progress.samples + sum(progress.rejects.values())
+        return progress.share or share_of(inputs, done / max(1, len(self._lines)))
 
     def _publish(self, *, all_done: bool) -> Manifest:
         """Write the manifest with all receipts that are there by now."""

@@ -6,6 +6,7 @@ years of runs, and each belongs to one stage of the way.
 
 import json
 import logging
+import math
 import traceback
 from collections import Counter
 from collections.abc import Mapping
@@ -86,6 +87,26 @@ ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 _FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
+def _finite(text: str) -> float | None:
+    """A float may be written with so many digits, or such an exponent, that it is none."""
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
+_FACTS = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON that somebody else wrote. What Python reads as NaN or an infinity is None, since no JSON
+    can hold it; a ValueError or RecursionError for what is no JSON."""
+    if isinstance(data, bytes):
+        data = data.decode(json.detect_encoding(data), "surrogatepass")
+    return _FROM_OUTSIDE.decode(data)
+
+
 def facts_bytes(facts: Mapping[str, Any]) -> bytes:
     """The json member of a sample."""
     return _FACTS.encode(facts).encode("utf-8", "replace")
@@ -97,6 +118,12 @@ def by_stage(counts: Mapping[str, int]) -> Counter[str]:
     for code, count in counts.items():
         found[Code.named(code).stage] += count
     return found
+
+
+def key_order(key: str) -> tuple[int, str]:
+    """What the keys of a packed shard rise by: they have a digit more from the millionth input of a
+    slice on, where as text they would fall."""
+    return len(key), key
 
 
 class RejectedError(Exception):

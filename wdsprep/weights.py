@@ -1,6 +1,7 @@
 """Which files of a model are needed, and the digest that tells two models apart."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,9 +38,10 @@ class Wanted:
         is_bare = "config.json" in names and not names & {"vae/config.json", "model_index.json"}
         vae = "" if is_bare else "vae"
         prefix = f"{vae}/" if vae else ""
-        wanted = [f"{prefix}config.json", _weights(names, f"{prefix}{VAE_WEIGHTS}")]
+        wanted = [f"{prefix}config.json", *_weights(names, f"{prefix}{VAE_WEIGHTS}")]
         if text == "emb":
-            wanted += ["text_encoder/config.json", _weights(names, f"text_encoder/{TEXT_WEIGHTS}")]
+            wanted += ["text_encoder/config.json"]
+            wanted += _weights(names, f"text_encoder/{TEXT_WEIGHTS}")
         if text != "none":
             wanted += [name for name in TOKENIZER if name in names]
             wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
@@ -50,11 +52,23 @@ class Wanted:
         return Wanted(vae=vae, files=tuple(wanted), missing=missing, pickled=tuple(pickled))
 
 
-def _weights(names: frozenset[str], stem: str) -> str:
-    """Half precision only where there is nothing else: fp32 is computed from the same file."""
-    half = f"{stem}.fp16.safetensors"
+def _weights(names: frozenset[str], stem: str) -> list[str]:
+    """One file, or an index and the parts that it is of. Half precision only where there is nothing
+    else: fp32 is computed from the same files."""
     whole = f"{stem}.safetensors"
-    return half if half in names and whole not in names else whole
+    for half in ("", ".fp16"):
+        if (one := f"{stem}{half}.safetensors") in names:
+            return [one]
+        if (index := f"{stem}.safetensors.index{half}.json") in names:
+            return [index, *_parts(names, stem + half)]
+    return [whole]
+
+
+def _parts(names: frozenset[str], stem: str) -> list[str]:
+    """All that the name of one tells of."""
+    named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
+    of = max((match[1] for name in names if (match := named.fullmatch(name))), default="00001")
+    return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, int(of) + 1)]
 
 
 def digest(folder: Path, files: Sequence[str]) -> str:

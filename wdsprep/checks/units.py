@@ -19,6 +19,7 @@ from wdsprep.errors import AccessError, NotFoundError, StoreError
 from wdsprep.manifest import Receipt, Shard, count_up
 from wdsprep.rejects import read_rejects, rejects_name
 from wdsprep.resume import inputs_name
+from wdsprep.samples import key_order
 from wdsprep.sources import opened
 from wdsprep.store import Store
 from wdsprep.store.local import LocalStore
@@ -126,7 +127,7 @@ class _Checker:
         """What is wrong with the keys of a sound shard."""
         if len(keys) != shard.samples:
             return f"it has {len(keys):,} samples where its receipt says {shard.samples:,}"
-        if self._receipt.dataset == "images" and any(a >= b for a, b in pairwise(keys)):
+        if self._receipt.dataset == "images" and not _rise(keys):
             return "its keys do not rise"
         return "" if len(set(keys)) == len(keys) else "it has a key twice"
 
@@ -194,8 +195,9 @@ class _Checker:
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):
             return {}
         keys = [key for keys in self._keys.values() for key in keys]
-        rises = all(a < b for a, b in pairwise(keys))
-        both = sorted([*keys, *self._rejected]) if rises else [*keys, *self._rejected]
+        both = [*keys, *self._rejected]
+        if _rise(keys):
+            both.sort(key=key_order)
         return {self._receipt.input: keys_digest(both)}
 
     def _image_digests(self) -> Iterable[tuple[str, str]]:
@@ -204,3 +206,7 @@ class _Checker:
                 yield shard.sha256, keys_digest(keys)
                 if first := self._unit.firsts.get(shard.name):
                     yield f"{shard.sha256}:{first}", keys_digest(keys[:first])
+
+
+def _rise(keys: Iterable[str]) -> bool:
+    return all(a < b for a, b in pairwise(map(key_order, keys)))

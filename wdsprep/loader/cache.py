@@ -4,6 +4,12 @@ Each shard has one sparse file, named by what the shard holds, so a changed data
 It begins with a word for each sample, 0 until the sample is there; behind them, samples lie as far
 apart as in the tar. A word is the sample's length and CRC-32, and is written after the sample.
 
+What a shard should hold says nothing of what came: a damaged one is known by the same digest as the
+one that replaces it, and its SHA-256 proves nothing before all of it is here. So the CRC-32 begins
+with the stamp of the object that the bytes are from, its ETag and time, which is looked up when a
+loader opens the shard (one HEAD, beside the GET of its index). A shard that was written anew has
+another stamp: no word fits any more, whatever the bytes are, and its samples are fetched again.
+
 So no lock is needed. A process that is killed leaves samples without words, and a machine that goes
 down leaves, at worst, words that do not fit: both are fetched again. Two processes that fetch the
 same sample write the same bytes to the same place. A file that another process removes can be read
@@ -32,6 +38,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
@@ -98,10 +106,13 @@ class Cache:
         stop: int,
         data: memoryview,
         fetch: Fetch,
+        *,
+        stamp: str = "",
     ) -> int:
         """Fill `data` with the samples [first, stop) of a shard; how many bytes came. `fetch`
-        brings those from the first to the last one that is not here."""
-        file = _File(self._paths[shard], offsets)
+        brings those from the first to the last one that is not here. `stamp` is that of the object
+        as it is now."""
+        file = _File(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
         missing = [first, stop - 1]
         with self._complaining():
             self._room.claim()
@@ -129,24 +140,22 @@ class Cache:
 class _File:
     """The samples of one shard that are here, and where they lie."""
 
-    def __init__(self, path: Path, offsets: Sequence[int]) -> None:
-        self._path, self._offsets = path, offsets
+    def __init__(self, path: Path, offsets: Sequence[int], seed: int) -> None:
+        self._path, self._offsets, self._seed = path, offsets, seed
         self._start = -(-len(offsets) * WORD // PAGE) * PAGE
 
     def read(self, first: int, stop: int, data: memoryview) -> list[int]:
         """Fill `data` as far as may be; the numbers of the samples that are missing."""
-        count = stop - first
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return [first, stop - 1]
         try:
-            packed = os.pread(fd, count * WORD, first * WORD).ljust(count * WORD, b"\0")
-            if any(packed):
+            words = _words(fd, first, stop)
+            if any(words):
                 os.preadv(fd, [data], self._start + self._offsets[first])
         finally:
             os.close(fd)
-        words = struct.unpack(f"<{count}Q", packed)
         return [
             number
             for number, word in enumerate(words, first)
@@ -156,24 +165,32 @@ class _File:
     def _word(self, number: int, data: memoryview, first: int) -> int:
         """What tells that a sample is whole, if `data` begins with the first."""
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
-        return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end])
+        return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
     def write(self, first: int, stop: int, data: memoryview, room: "_Room") -> None:
         """Keep as many of these samples as are whole and granted."""
         begin = self._offsets[first]
-        whole = min(len(data), self._offsets[stop] - begin)
-        granted = room.grant(whole, least=self._offsets[first + 1] - begin)
-        stop = bisect_right(self._offsets, begin + granted, first, stop + 1) - 1
-        room.take_back(granted - (self._offsets[stop] - begin))
-        if stop == first:
-            return
-        words = [self._word(number, data, first) for number in range(first, stop)]
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            stop = self._granted(_words(fd, first, stop), first, room)
+            words = [self._word(number, data, first) for number in range(first, stop)]
             _write(fd, data[: self._offsets[stop] - begin], self._start + begin)
             _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
         finally:
             os.close(fd)
+
+    def _granted(self, words: Sequence[int], first: int, room: "_Room") -> int:
+        """Up to which sample there is room. One that has a word lies there already."""
+        starts = self._offsets[first : first + len(words) + 1]
+        sizes = map(sub, starts[1:], starts)
+        needed = list(
+            accumulate(0 if word else size for word, size in zip(words, sizes, strict=True))
+        )
+        granted = room.grant(needed[-1], least=needed[0]) if needed else 0
+        count = bisect_right(needed, granted)
+        room.take_back(granted - (needed[count - 1] if count else 0))
+        return first + count
 
 
 class _Room:
@@ -241,6 +258,13 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
         if NAME.fullmatch(entry.name):
             with suppress(FileNotFoundError):
                 yield entry.name, entry.stat()
+
+
+def _words(fd: int, first: int, stop: int) -> tuple[int, ...]:
+    nbytes = (stop - first) * WORD
+    return struct.unpack(
+        f"<{stop - first}Q", os.pread(fd, nbytes, first * WORD).ljust(nbytes, b"\0")
+    )
 
 
 def _write(fd: int, view: memoryview, start: int) -> None:

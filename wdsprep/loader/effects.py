@@ -96,6 +96,8 @@ class Effects:
                 facts.pop("captions", None)
 
     def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
+        if self.drop_text == 1:  # no number is beyond the last one that may be drawn
+            return rows
         first = batch.step * self.global_batch + batch.first
         chance = draw(key_of("drop_text", self.seed), np.arange(rows.start, rows.stop) + first)
         hit: list[int] = np.flatnonzero(chance < np.uint64(self.drop_text * 2.0**64)).tolist()
@@ -112,8 +114,8 @@ def effects_of(
     max_area: int,
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
-    if not 0 <= real("drop_text", drop_text) < 1:
-        raise UsageError(f"drop-text {drop_text}: a rate is from 0 to below 1")
+    if not 0 <= real("drop_text", drop_text) <= 1:
+        raise UsageError(f"drop-text {drop_text}: a rate is from 0 to 1")
     if pixels < 0:
         raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
     return Effects(

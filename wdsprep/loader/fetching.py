@@ -60,7 +60,12 @@ class RemoteShelf:
     ) -> None:
         self._dataset, self._store = dataset, store
         self._cache = Cache(cache, dataset.contents) if cache else None
-        self._shards = OpenShards(dataset, lambda _name: -1, lambda: OPEN_SHARDS)
+        self._shards = OpenShards(
+            dataset,
+            lambda _name: -1,
+            lambda: OPEN_SHARDS,
+            lambda name: store.stamp(name) if cache else "",
+        )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[Place, Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)
@@ -99,7 +104,8 @@ class RemoteShelf:
         return data
 
     def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
-        offsets, name = self._shards.get(shard).offsets, self._dataset.names[shard]
+        opened, name = self._shards.get(shard), self._dataset.names[shard]
+        offsets = opened.offsets
 
         def fetch(first: int, _stop: int, buffer: memoryview) -> int:
             with self._large if len(buffer) > LARGE_NBYTES else nullcontext():
@@ -113,7 +119,9 @@ class RemoteShelf:
             if self._cache is None:
                 count = fetch(first, stop, data)
             else:
-                count = self._cache.read(shard, offsets, first, stop, data, fetch)
+                count = self._cache.read(
+                    shard, offsets, first, stop, data, fetch, stamp=opened.stamp
+                )
         except NotFoundError as error:
             raise NotFoundError(f"{error}: {bring_back(self._dataset)}") from None
         return _Piece(offsets[first], data[:count])

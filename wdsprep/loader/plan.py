@@ -11,7 +11,7 @@ from wdsprep.errors import UsageError
 from wdsprep.given import whole
 from wdsprep.loader.cache import CacheDir, check_room
 from wdsprep.loader.catalog import Dataset
-from wdsprep.loader.effects import TEXTS, Effects
+from wdsprep.loader.effects import TEXT_ARRAYS, TEXTS, Effects
 from wdsprep.loader.grid import short
 from wdsprep.order import Order
 from wdsprep.runners.local import usable_cpus
@@ -50,6 +50,7 @@ class Plan:
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
+        _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
         for dataset in self.datasets:
             if not self.raw:
                 _check_alike(
@@ -128,6 +129,17 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
         raise UsageError(f"device={device}: torch finds no such GPU on this machine")
     if pin and not torch.accelerator.is_available():
         raise UsageError("pin=True is for copies to a GPU, and torch finds none on this machine")
+
+
+def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
+    """Refuse to leave out captions where a batch can have none."""
+    arrays = {short(field.name) for dataset in datasets for field in dataset.fields}
+    has_texts = not {*TEXTS, *TEXT_ARRAYS, "json"}.isdisjoint({*names, *arrays})
+    if drop_text and datasets[0].kind == "latents" and not has_texts:
+        raise UsageError(
+            f"{datasets[0].store.url} was made with --text none: leave out drop_text, or ask for "
+            'the captions (fields=("latent", "txt"))'
+        )
 
 
 def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: bool) -> None:

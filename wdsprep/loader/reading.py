@@ -7,7 +7,6 @@ checked for many rows at once. By a flame graph four fifths of a thread's time a
 reads all rows of a run, which needs no lock of the interpreter, and a seventh is checking headers.
 """
 
-import json
 import logging
 from dataclasses import dataclass, field
 from math import prod
@@ -23,7 +22,7 @@ from wdsprep.loader.effects import TEXTS, Effects
 from wdsprep.loader.grid import grid_of, short
 from wdsprep.loader.shelf import Columns, Found, Place, Shelf
 from wdsprep.order.permute import key_of
-from wdsprep.samples import RejectedError
+from wdsprep.samples import RejectedError, parse_json
 from wdsprep.tar import BLOCK
 from wdsprep.tar.read import BadSampleError, TarSample, scan
 
@@ -222,7 +221,7 @@ class Reader:
                 if name in TEXTS:
                     batch.out[name][row] = sample.fields.get("txt", b"").decode("utf-8", "replace")
                 elif name == "json":
-                    batch.out[name][row] = json.loads(sample.fields.get("json", b"{}"))
+                    batch.out[name][row] = parse_json(sample.fields.get("json", b"{}"))
             except (ValueError, RecursionError):  # a hostile one is nested 1,000 deep
                 return "its json is damaged"
         return ""

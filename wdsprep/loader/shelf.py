@@ -59,10 +59,10 @@ class OpenShard:
     """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
     from a number that means another file by now."""
 
-    __slots__ = ("fd", "nbytes", "offsets")
+    __slots__ = ("fd", "nbytes", "offsets", "stamp")
 
-    def __init__(self, fd: int, offsets: memoryview) -> None:
-        self.fd, self.offsets = fd, offsets
+    def __init__(self, fd: int, offsets: memoryview, stamp: str) -> None:
+        self.fd, self.offsets, self.stamp = fd, offsets, stamp
         self.nbytes = os.fstat(fd).st_size if fd >= 0 else sys.maxsize
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -74,9 +74,14 @@ class OpenShards:
     """The shards in use: opened when first needed, the longest unused closed first."""
 
     def __init__(
-        self, dataset: Dataset, open_tar: Callable[[str], int], most: Callable[[], int]
+        self,
+        dataset: Dataset,
+        open_tar: Callable[[str], int],
+        most: Callable[[], int],
+        stamp_of: Callable[[str], str] = lambda _name: "",
     ) -> None:
         self._dataset, self._open_tar, self._most = dataset, open_tar, most
+        self._stamp_of = stamp_of
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
@@ -100,7 +105,7 @@ class OpenShards:
         what = f"{data.store.url}/{name}"
         try:
             offsets = _offsets(data.store.read(f"{name}.idx"))
-            opened = OpenShard(self._open_tar(name), offsets)
+            opened = OpenShard(self._open_tar(name), offsets, self._stamp_of(name))
         except (NotFoundError, FileNotFoundError) as error:
             raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:

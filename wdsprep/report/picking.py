@@ -4,7 +4,6 @@ The pick is a function of the seed and the sizes of the shards. Every sample of 
 from is as likely as any other. A sample costs two or three small reads, found by its shard's index.
 """
 
-import json
 import random
 import struct
 from bisect import bisect_right
@@ -16,6 +15,7 @@ from typing import Any
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError
 from wdsprep.inspecting import members_of
 from wdsprep.manifest import Shard
+from wdsprep.samples import parse_json
 from wdsprep.store import Store
 from wdsprep.tar import BLOCK
 from wdsprep.tar.members import members, name_of
@@ -96,7 +96,7 @@ def _sample(place: Place, head: bytes, found: tuple[tuple[str, bytes], ...]) -> 
     split = split_member(name_of(head)) if len(head) == BLOCK else None
     sample = Sample(place=place, key=split[0] if split else "", members=found)
     try:
-        facts = json.loads(sample.member("json"))
+        facts = parse_json(sample.member("json"))
     except (ValueError, RecursionError):
         return sample
     return replace(sample, facts=facts) if isinstance(facts, dict) else sample

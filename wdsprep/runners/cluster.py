@@ -1,4 +1,9 @@
-"""The connection to a Ray cluster: the one of this process, a named one, or one of our own."""
+"""The connection to a Ray cluster: the one of this process, a named one, or one of our own.
+
+Ray's processes end with a driver that is killed, but for two agents. They try to report that to a
+server which has ended as well, and give up after a minute, which no setting changes (2.60). They
+disturb nobody: what is run next starts its own.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,10 @@ from wdsprep.errors import WorkError
 from wdsprep.runners.local import usable_cpus
 
 CONNECT_S = 5.0
+STARTS = 2
+"""Attempts to start Ray: on a busy machine its processes may come too late for each other."""
+
+log = logging.getLogger("wdsprep")
 
 
 @contextmanager
@@ -50,13 +59,31 @@ def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
 
 
 def _init(address: str, **options: Any) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # tips of Ray before 2.60
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        line = " ".join(str(error).split())
-        raise WorkError(f"Ray at {address!r} cannot be used: {line}") from error
+    for left in reversed(range(STARTS if address == "local" else 1)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # tips of Ray before 2.60
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except Exception as error:  # Ray raises of all kinds, plain ones too
+            ray.shutdown()
+            if not left:
+                raise WorkError(_failure(address, error)) from error
+            log.warning("Ray did not start (%s): trying once more", _line(error))
+        else:
+            return
+
+
+def _failure(address: str, error: Exception) -> str:
+    if address != "local":
+        return f"Ray at {address!r} cannot be used: {_line(error)}"
+    return (
+        f"Ray does not start on this machine ({_line(error)}): run the same again when the machine "
+        "has cores and memory to spare, or do without Ray (--runner local)"
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
 
 
 @contextmanager

@@ -16,7 +16,6 @@ other streams still deliver what they have, until there is a verdict on the work
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import time
@@ -38,14 +37,11 @@ from wdsprep.runners.cluster import connected
 from wdsprep.runners.desk import GRACE_S
 from wdsprep.runners.metrics import DriversMetrics
 from wdsprep.runners.queue import Done, Failed, Fatal, Heard, Lost, Message, Returned, drive
-from wdsprep.runners.room import Share, staffing
+from wdsprep.runners.room import Share, Waiting, staffing
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 
 VERDICT_S = 2.0
-PLACING_S = 60.0
 FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
-
-log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +118,7 @@ class _Actors:
             options["accelerator_type"] = runner.accelerator_type
         self._class = ray.remote(**options)(WdsprepWorker)
         self._name = f"wdsprep-{runner.name}"
-        self._wish = runner.share
+        self._waiting = Waiting(runner.share)
         self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path), runner.tags
         self._planned = max(runner.workers, runner.max_workers)
         self._units_per_worker = runner.units_per_worker
@@ -131,7 +127,6 @@ class _Actors:
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
         self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
-        self._placing_until: float | None = time.monotonic() + PLACING_S
         self._watch = Watch(runner.patience_s)
 
     def start(self, slot: int) -> None:
@@ -166,6 +161,7 @@ class _Actors:
             yield slot, order, message
 
     def _messages(self) -> Iterator[Heard]:
+        self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
         for awaited in self._ready():
             if awaited not in self._awaited:  # its worker was buried just now
                 continue
@@ -188,8 +184,6 @@ class _Actors:
         deadlines = [time.monotonic() + LOOK_S]
         if self._doubts:
             deadlines.append(self._doubts[0][0])
-        if self._placing_until:
-            deadlines.append(self._placing_until)
         timeout_s = max(0.0, min(deadlines) - time.monotonic())
         if not awaited:
             time.sleep(timeout_s)
@@ -197,15 +191,7 @@ class _Actors:
         ready: list[Any] = ray.wait(awaited, timeout=timeout_s)[0]
         if ready and len(awaited) > 1:
             ready = ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]
-        self._warn_of_placing(bool(ready))
         return ready
-
-    def _warn_of_placing(self, is_placed: bool) -> None:
-        if is_placed:
-            self._placing_until = None
-        elif self._placing_until and time.monotonic() >= self._placing_until:
-            self._placing_until = None
-            log.warning("Ray has not placed a worker yet: each needs %s", self._wish)
 
     def _read(self, slot: int, awaited: Any) -> Message | None:
         is_stream = isinstance(awaited, ray.ObjectRefGenerator)

@@ -7,16 +7,20 @@
 - Of a range the least are asked for at once, the others a few at a time. Workers without a place
   are what makes an autoscaler add machines, so it does, up to the most; and where none are to be
   had, few wait in vain.
+
+Where all machines have left, a run waits for others, and says so.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
 import ray
 
 from wdsprep.errors import UsageError, WorkError
+from wdsprep.progress import human_time, plural
 from wdsprep.runners.queue import Allowed, all_at_once
 
 AHEAD, AHEAD_SHARE = 8, 4
@@ -24,6 +28,10 @@ AHEAD, AHEAD_SHARE = 8, 4
 LOOK_S = 5.0
 MOST = 100_000
 """Where nobody says how many there may be."""
+SILENT_S, AGAIN_S = 60.0, 900.0
+"""So long a run waits for its workers before it says so, and before it says so again."""
+
+log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,3 +102,32 @@ def staffing(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int,
     if least or is_own:
         return least or room, all_at_once
     return MOST, AsRoomIs(share, room)
+
+
+class Waiting:
+    """Says what a run without any worker waits for, again and again but not often."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._since = time.monotonic()
+        self._next = self._since + SILENT_S
+
+    def look(self, *, has_workers: bool) -> None:
+        """To be told from time to time whether a worker is there."""
+        now = time.monotonic()
+        if has_workers:
+            self._since, self._next = now, now + SILENT_S
+        elif now >= self._next:
+            self._next = now + AGAIN_S
+            log.warning(
+                "no worker for %s: %s (Ctrl-C ends the run, and the same command goes on later)",
+                human_time(now - self._since),
+                self._reason(),
+            )
+
+    def _reason(self) -> str:
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        cluster = f"the Ray cluster has {plural(nodes, 'node')}"
+        if room := self._share.room():
+            return f"{cluster} with room for {room:,}: they are starting, or others use it"
+        return f"{cluster}, and none with {self._share}: waiting for one to join"

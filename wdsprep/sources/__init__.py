@@ -21,6 +21,10 @@ from wdsprep.receipts import FIRST_RETRY
 from wdsprep.samples import Code, Reject, Sample, as_rejected
 from wdsprep.store import Store, open_store
 
+MOST_SLICES = 1_000_000
+"""A key is the slice's number and the input's in it. While all slices have as many digits, no two
+inputs share a key, however many a slice holds."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
@@ -195,7 +199,16 @@ def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slic
         taken = tuple(itertools.islice(iterator, size))
         if not taken:
             return
+        check_slices(number + 1)
         yield Slice(number=number, items=taken)
+
+
+def check_slices(count: int) -> None:
+    if count > MOST_SLICES:
+        raise UsageError(
+            f"the source makes more than {MOST_SLICES:,} slices: raise --samples-per-shard, or "
+            "pack its parts into datasets of their own, which a loader mixes"
+        )
 
 
 _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON

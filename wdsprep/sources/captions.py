@@ -1,17 +1,16 @@
 """Captions and facts as people leave them: text files, JSON beside an image, columns of a table."""
 
 import datetime
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wdsprep.samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError, parse_json
 
-_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]")
 MAX_DEPTH = 64
 """Of objects and lists within each other: more is an attack, on us or on who reads the shards."""
+_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]|\d{309}")  # 1.8e308 is the last float
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
@@ -28,7 +27,7 @@ def decode_text(data: bytes, what: str) -> str:
 def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     """A json beside an image: an object, of which nulls are dropped."""
     try:
-        found = json.loads(data)
+        found = parse_json(data)
         if isinstance(found, dict):
             return found if _is_plain(data) else plain_facts(found)
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep

@@ -9,7 +9,6 @@ import contextlib
 import csv
 import gzip
 import io
-import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any, cast
 
 from wdsprep.errors import SourceError
-from wdsprep.samples import Code, RejectedError
+from wdsprep.samples import Code, RejectedError, parse_json
 from wdsprep.sources.patterns import table_kind
 from wdsprep.store import Store, stream
 
@@ -205,7 +204,7 @@ def _json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
             yield RejectedError(Code.BAD_JSON, str(error))
             continue

@@ -19,6 +19,7 @@ Watch = Callable[[bytes], object]
 HELD = ".hold"  # how names end that are there to be held
 Ours = Callable[[str], object]
 """Whether a name is one that only a writer of ours would write to."""
+SCHEMES = "file|https?|s3|gs|pipe"
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -109,11 +110,12 @@ def is_web(url: str) -> bool:
 
 
 def local_path(url: str) -> str | None:
-    """The path that a path or `file:` URL means; None for any other URL."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", url)
+    """The path that a path or `file:` URL means; None for any other URL. A folder may be called
+    `a:b`, but not like a URL, be it without its slashes, or webdataset's `pipe:`."""
+    scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
     if scheme is None:
         return url
-    return url[scheme.end() :] if scheme[1].lower() == "file" else None
+    return url[scheme.end() :] if url.lower().startswith("file:") else None
 
 
 def absolute(url: str) -> str:

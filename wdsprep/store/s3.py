@@ -154,6 +154,12 @@ class S3Store:
         wanted = Range(start=start, nbytes=nbytes)
         return Ask(bucket=self._bucket, key=self._key(name), range=wanted)
 
+    def stamp(self, name: str, /) -> str:
+        """What changes whenever the object is written."""
+        with self._translated(name):
+            found = self._ask("head_object", Key=self._key(name))
+        return f"{found['ETag']} {found['LastModified'].isoformat()}"
+
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_S3Sink"]:
         # Not every server checks the condition when it completes a multipart upload.
