@@ -12,7 +12,10 @@ from wdsprep.edition import Edition
 from wdsprep.manifest import Receipt, Shard
 from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.store import FileSink, write_bytes
+from wdsprep.store.local import allow_files
 from wdsprep.tar.write import TarWriter
+
+OTHER_FILES = 512
 
 
 class Draft:
@@ -37,6 +40,7 @@ class Draft:
         self._files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
 
     def tar(self, name: str) -> "DraftTar":
+        allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         return DraftTar(self._open(name), name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:

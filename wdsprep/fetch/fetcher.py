@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import resource
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 from wdsprep.errors import UsageError
 from wdsprep.fetch.client import Client
 from wdsprep.fetch.rules import Fetched, FetchRules
+from wdsprep.store.local import allow_files
 
 OTHER_FILES = 256
 CLOSING_S = 2.0
@@ -22,7 +22,12 @@ class Fetcher:
     """
 
     def __init__(self, rules: FetchRules) -> None:
-        allow_files(3 * rules.in_flight + OTHER_FILES)  # two for a request, one for what is kept
+        wanted = 3 * rules.in_flight + OTHER_FILES  # two for a request, one for what is kept
+        if (allowed := allow_files(wanted)) < wanted:
+            raise UsageError(
+                f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "
+                "ask for fewer, or raise the limit (ulimit -n)"
+            )
         self._rules = rules
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -104,17 +109,3 @@ class Fetcher:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._client.close()
-
-
-def allow_files(wanted: int) -> None:
-    """Raise the limit on open files as far as it must and may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if soft == unlimited or soft >= wanted:
-        return
-    if hard != unlimited and hard < wanted:
-        raise UsageError(
-            f"so many requests in flight need {wanted} open files, and {hard} are allowed: "
-            "ask for fewer, or raise the limit (ulimit -n)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

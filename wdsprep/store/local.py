@@ -11,9 +11,11 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import secrets
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -274,6 +276,16 @@ def _remove_if_dead(path: Path, *, host: str) -> bool:
         finally:
             os.close(fd)
     return False
+
+
+def allow_files(wanted: int) -> int:
+    """Raise the limit on open files as far as it must and may be; the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, most), hard))
+    return min(wanted, most)
 
 
 def _age_s(path: Path) -> float:
