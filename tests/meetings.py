@@ -80,7 +80,8 @@ class Stage:
         return self._server.stdout.readline().strip()
 
     def start(self, arguments: Sequence[object], log: Path) -> int:
-        return self._ask([[str(a) for a in arguments], str(log)])
+        aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        return self._ask([[str(a) for a in arguments], str(log), aws])
 
     def end(self, process: int) -> int:
         return self._ask(process)

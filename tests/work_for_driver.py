@@ -200,7 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         query = parse_qs(asked.query, keep_blank_values=True)
         if "list-type" in query and query["prefix"][0].endswith(HELD):
-            self._send(_marks(self.server.marks))
+            self._send(_entries(self.server.marks))
+        elif "list-type" in query and query["prefix"][0].endswith(MANIFEST):
+            self._send(_entries(query["prefix"]))
         elif "list-type" in query:
             self.server.pages += 1
             time.sleep(self.server.pause_s)
@@ -243,9 +245,9 @@ def _number_after(name: str) -> int:
     return int(name) + 1 if len(name) == 6 else int(name.ljust(6, "0"))
 
 
-def _marks(there: Iterable[str]) -> str:
+def _entries(there: Iterable[str]) -> str:
     entries = "".join(
-        f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-02T00:00:00.000Z</LastModified>"
         '<ETag>"mark"</ETag><Size>9</Size></Contents>'
         for key in there
     )

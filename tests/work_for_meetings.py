@@ -3,8 +3,9 @@
 What a command does is real; its units are done in its own process, one after the other, and the
 encoder is a stand-in whose latents differ from process to process, as those of two GPUs do.
 
-A line on stdin is the JSON of a command's arguments and of the file for what it says: the answer is
-its process id. Or it is such an id: the answer is how that process ended.
+A line on stdin is the JSON of a command's arguments, of the file for what it says and of what its
+environment has besides: the answer is its process id. Or it is such an id: the answer is how that
+process ended.
 """
 
 import contextlib
@@ -46,7 +47,8 @@ def here(*_args: object, **_options: object) -> Here:
     return Here()
 
 
-def run(arguments: list[str], log: str) -> NoReturn:
+def run(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn:
+    os.environ.update(environment)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -5,6 +5,7 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from wdsprep.rejects import rejects_name
 from wdsprep.store import Store, open_store, write_bytes
 
 READERS = 32
+SAME_MOMENT_S = 2.0  # S3 tells whole seconds
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
 Spot = TypeVar("Spot")
@@ -94,6 +96,15 @@ def read_manifest(store: Store) -> Manifest | None:
         ) from error
 
 
+def dated_manifest(store: Store) -> Manifest | None:
+    """The same with when it was written, or earlier: a receipt that is younger is not in it, or not
+    as it is now."""
+    found = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
+    written_s = min(found, default=math.inf)
+    manifest = read_manifest(store)
+    return None if manifest is None else replace(manifest, written_s=written_s)
+
+
 def write_manifest(store: Store, manifest: Manifest) -> None:
     """Piece by piece: of a million units it is half a GB."""
     with store.write(MANIFEST) as sink:
@@ -117,7 +128,7 @@ def open_edition(
 
 def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
     fresh = Manifest(dataset=dataset, settings=settings)
-    found = read_manifest(store) or _written(store, rebuild(store) or fresh)
+    found = dated_manifest(store) or _written(store, rebuild(store) or fresh)
     check_kind(store, found.dataset, dataset)
     if lines := differences(found.settings, settings):
         raise FingerprintError(
@@ -137,31 +148,46 @@ def check_kind(store: Store, found: str, wanted: str) -> None:
         raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
 
 
-def done_units(store: Store, held: set[str] | None = None) -> Iterator[str]:
-    """The units that have a receipt; into `held` go the names of holds."""
-    start, end = len("receipts/"), -len(".json")
-    for entry in store.list("receipts/"):
-        if entry.name.endswith(".json"):
-            yield entry.name[start:end]
-        elif held is not None and (name := held_name(entry.name)):
-            held.add(name)
+def done_units(store: Store) -> Iterator[str]:
+    """The units that have a receipt."""
+    return filter(None, (_unit_of(entry.name) for entry in store.list("receipts/")))
+
+
+def _unit_of(name: str) -> str:
+    """Whose receipt that is, if it is one."""
+    is_one = name.endswith(".json")
+    return name.removeprefix("receipts/").removesuffix(".json") if is_one else ""
 
 
 def refreshed(
     store: Store,
     manifest: Manifest,
     known: Receipts = NONE_KNOWN,
+    there: Manifest | None = None,
     heard: Counting = unheard,
     held: set[str] | None = None,
 ) -> Manifest:
-    """The manifest with exactly the receipts that are there; `known` need not be read again. It is
-    complete no more where one is gone, as when a user deletes it to have its unit done again.
-    `heard` is told how many receipts have been read, of how many; `held` gets names of holds."""
+    """The manifest with exactly the receipts that are there; `known` need not be read again, but
+    where the manifest that is `there` now has another. It is complete no more where one is gone, as
+    when a user deletes it to have its unit done again. `heard` is told how many receipts have been
+    read, of how many; `held` gets names of holds."""
     stated = manifest.ledger
-    done: dict[str, bytes] = dict.fromkeys(done_units(store, held), b"")
-    for unit, line in chain(stated.named_lines(), known.named_lines()):
+    done: dict[str, bytes] = {}
+    younger = set()  # than the manifest: done again since, perhaps
+    for entry in store.list("receipts/"):
+        if unit := _unit_of(entry.name):
+            done[unit] = b""
+            if entry.written_s > manifest.written_s - SAME_MOMENT_S:
+                younger.add(unit)
+        elif held is not None and (name := held_name(entry.name)):
+            held.add(name)
+    lines = ((u, line) for u, line in stated.named_lines() if u not in younger)
+    for unit, line in chain(lines, known.named_lines()):
         if unit in done:
             done[unit] = line
+    for unit, line in there.ledger.named_lines() if there else ():
+        if done.get(unit) not in (None, line):
+            done[unit] = b""
     missing = sorted(unit for unit, line in done.items() if not line)
     read = read_each(
         lambda unit: line_of(read_receipt(store, unit, manifest.settings)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wdsprep.buckets import buckets_of_phase
-from wdsprep.dataset import check_kind, read_manifest, refreshed
+from wdsprep.dataset import check_kind, dated_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.manifest import Manifest
 from wdsprep.sources import Columns, Item, shown
@@ -84,7 +84,7 @@ class ImageShards:
 def find_image_shards(url: str, resolution: int) -> ImageShards:
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
-    manifest = read_manifest(store) if store else None
+    manifest = dated_manifest(store) if store else None
     if store is None or manifest is None:
         return _of_tars(url, resolution)
     check_kind(store, manifest.dataset, "images")

@@ -7,6 +7,7 @@ be made again from them.
 import contextlib
 import gc
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,7 +37,8 @@ UNITS = b',"units":['  # the last that it says
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A dataset. `generations` are the units at which an append began, the first of them 0;
-    `complete` says that every unit of the source is done."""
+    `complete` says that every unit of the source is done. `written_s` is when it was written, since
+    1970 by the store's clock, where that was asked for: receipts may be younger."""
 
     dataset: str
     settings: Settings
@@ -44,6 +46,7 @@ class Manifest:
     generations: tuple[int, ...] = (0,)
     complete: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    written_s: float = field(default=math.inf, compare=False)
 
     @cached_property
     def ledger(self) -> Receipts:

@@ -223,10 +223,10 @@ class Run:
         is_whole = all_done and self._whole and not self._limit
         extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
         with self._edition.holding_manifest():
-            manifest = refreshed(self._store, self._manifest, self._receipts, held=held)
+            there = _there(self._store)
+            manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
             manifest = self._settle(manifest)
             complete = is_whole and len(manifest.receipts) == self._total.units
-            there = _there(self._store)
             if complete and not (there and there.complete):
                 tidy(self._edition, manifest)
             manifest = replace(manifest, complete=complete, extra=extra)
