@@ -11,7 +11,7 @@ from latent_sets import field as array_field
 from latent_sets import layout, write_shard
 from packs import jpeg, manifest_of, pack, write_files
 
-from wdsprep.dataset import write_receipt
+from wdsprep.dataset import receipt_name
 from wdsprep.manifest import MANIFEST, Manifest, Receipt
 from wdsprep.report import Written, write_report
 from wdsprep.store import open_store, write_bytes
@@ -89,7 +89,7 @@ def fake_latents(images: Path, latents: Path, kind: str = "sample") -> Path:
                 rejects={},
             )
         )
-        write_receipt(store, receipts[-1])
+        write_bytes(store, receipt_name(receipts[-1].unit), receipts[-1].to_bytes())
     manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
     write_bytes(store, MANIFEST, manifest.to_bytes())
     return latents

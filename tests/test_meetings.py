@@ -7,8 +7,11 @@ import contextlib
 import hashlib
 import os
 import random
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,10 +29,13 @@ from sites import FAST, KINDS, Site, open_site, table_of
 from webserver import Connection, Request, WebServer, ok
 
 from wdsprep import retries
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError
 from wdsprep.image_shards import find_image_shards
 from wdsprep.latent_worker import LatentsWorker
 from wdsprep.latents import Workshop
+from wdsprep.manifest import Receipt
 from wdsprep.repair import carry_out, plan_repair
 from wdsprep.store import open_store
 
@@ -244,6 +250,75 @@ def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for
 def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
     encode_here(images, out)
     return tree(out)
+
+
+STOPPED = """
+import os, signal, sys
+from wdsprep.draft import Draft
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
+from wdsprep.receipts import Receipt
+from wdsprep.store import open_store
+from wdsprep.store.local import LocalStore
+
+store, after = open_store(sys.argv[1]), int(sys.argv[2])
+names = iter(range(1, 100))
+
+
+class Stopping(Edition):
+    def holding(self, unit, giving=()):
+        replace = os.replace
+        def stop_and_replace(*paths):
+            if next(names) == after:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return replace(*paths)
+        os.replace = stop_and_replace
+        return super().holding(unit, giving)
+
+
+with Draft(Stopping(store=store), "000000") as draft:
+    tar = draft.tar("32/000000.tar")
+    tar.add("000000000000", [("txt", sys.argv[3].encode())])
+    receipt = Receipt(dataset="images", unit="000000", generation=0, settings={}, input="x",
+                      inputs=1, shards=(tar.finish(),), rejects={})
+    print(draft.finish(receipt, {"inputs/000000.jsonl": b""}).shards[0].sha256)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_later(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.store.local.PATIENCE_S", 0.1)
+
+    def draft(step: int, text: str) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", STOPPED, str(tmp_path / "out"), str(step), text]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    slow = draft(after, "of the one that is stopped")
+    while not Path(f"/proc/{slow.pid}/stat").read_text().rpartition(")")[2].startswith(" T"):
+        time.sleep(0.01)
+    store = open_store(str(tmp_path / "out"))
+    with Draft(Edition(store=store), "000000") as mine:
+        tar = mine.tar("32/000000.tar")
+        tar.add("000000000000", [("txt", b"mine")])
+        receipt = Receipt(
+            dataset="images",
+            unit="000000",
+            generation=0,
+            settings={},
+            input="x",
+            inputs=1,
+            shards=(tar.finish(),),
+            rejects={},
+        )
+        assert mine.finish(receipt, {"inputs/000000.jsonl": b""}) == receipt
+    done = files(tmp_path / "out")
+    os.kill(slow.pid, signal.SIGCONT)
+    said, complaint = slow.communicate(timeout=30)
+    assert said.strip() == receipt.shards[0].sha256, complaint  # the one that was finished
+    assert tree(tmp_path / "out") == done
+    assert hashlib.sha256(done["32/000000.tar"]).hexdigest() == receipt.shards[0].sha256
 
 
 # --- retries, and files beside images that the web may not have any more

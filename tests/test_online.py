@@ -17,7 +17,7 @@ from work_for_encode import Making
 
 import wdsprep
 from wdsprep import Encode
-from wdsprep.dataset import write_receipt
+from wdsprep.draft import Draft
 from wdsprep.errors import FingerprintError, FullError, UsageError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -169,11 +169,12 @@ def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
 ) -> None:
     kept, units = tmp_path / "kept", []
 
-    def write(store: Any, receipt: Any) -> None:
-        units.append(receipt.unit)
-        write_receipt(store, receipt)
+    def finish(draft: Draft, *what: Any) -> Any:
+        units.append(draft.unit)
+        return finish_draft(draft, *what)
 
-    with patch("wdsprep.draft.write_receipt", write):
+    finish_draft = Draft.finish
+    with patch.object(Draft, "finish", finish):
         loaders = [online(images, tee=str(kept), epochs=2) for _ in range(2)]
         assert all(loader._session for loader in loaders), "opened before anything is kept"
         for loader in loaders:
@@ -198,7 +199,7 @@ def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
     images: Path, tmp_path: Path
 ) -> None:
     full = FullError("the disk is full")
-    with patch("wdsprep.draft.write_receipt", side_effect=full):
+    with patch.object(Draft, "finish", side_effect=full):
         batches = iter(online(images, tee=str(tmp_path / "tee"), epochs=None))
         with pytest.raises(FullError, match="the disk is full"):
             list(itertools.islice(batches, 100 * COUNT))

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
 from wdsprep.edition import MANIFEST_HOLD, Edition, held_name, wait_for_holders
-from wdsprep.errors import ExistsError, FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Settings, differences
 from wdsprep.progress import Counting, unheard
 from wdsprep.receipts import FIRST_RETRY, by_unit, line_of
 from wdsprep.rejects import rejects_name
-from wdsprep.store import Store, open_store, write_bytes
+from wdsprep.store import Store, open_store
 
 READERS = 32
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
@@ -229,17 +229,14 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
     return found
 
 
-def write_receipt(store: Store, receipt: Receipt) -> None:
-    """Finish a unit that is held. Where a store cannot hold it (a file system without locks), two
-    runs may have made the same of it, and all is well. Otherwise the shards may be of either, so
-    the unit counts as not done."""
-    name, data = receipt_name(receipt.unit), receipt.to_bytes()
-    try:
-        write_bytes(store, name, data, exclusive=True)
-    except ExistsError:
-        if store.read(name) != data:
-            store.delete(name)
-            raise _two_runs(store, receipt.unit) from None
+def check_same(store: Store, receipt: Receipt) -> None:
+    """Where two runs have finished a unit at once, in a store that cannot hold it (a file system
+    without locks): if they made the same of it, all is well. Otherwise the shards may be of either,
+    so the unit counts as not done."""
+    name = receipt_name(receipt.unit)
+    if store.read(name) != receipt.to_bytes():
+        store.delete(name)
+        raise _two_runs(store, receipt.unit)
 
 
 def retract(edition: Edition, unit: str, input_digest: str) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
-from wdsprep.dataset import find_receipt, write_receipt
+from wdsprep.dataset import check_same, find_receipt, receipt_name
 from wdsprep.edition import Edition
+from wdsprep.errors import ExistsError, NotFoundError
 from wdsprep.manifest import Receipt, Shard
 from wdsprep.rejects import RejectsFile, rejects_name
-from wdsprep.store import FileSink, write_bytes
+from wdsprep.store import FileSink
 from wdsprep.store.local import allow_files
 from wdsprep.tar.write import TarWriter
 
@@ -23,7 +24,9 @@ class Draft:
 
     def __init__(self, edition: Edition, unit: str) -> None:
         self.unit = unit
-        self._edition, self._files, self._writers = edition, ExitStack(), ExitStack()
+        self._edition, self._writers = edition, ExitStack()
+        self._files: dict[str, FileSink] = {}
+        self._named, self._receipt = ExitStack(), ExitStack()
         self._beside: dict[str, bytes] = {}
 
     def __enter__(self) -> "Draft":
@@ -37,28 +40,49 @@ class Draft:
         trace: TracebackType | None,
     ) -> None:
         self._writers.close()
-        self._files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
+        for files in (self._receipt, self._named):
+            files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
 
     def tar(self, name: str) -> "DraftTar":
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         return DraftTar(self._open(name), name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:
-        return self._files.enter_context(self._edition.store.write(name))
+        self._files[name] = self._named.enter_context(self._edition.store.write(name))
+        return self._files[name]
 
     def finish(self, receipt: Receipt, beside: Mapping[str, bytes]) -> Receipt:
-        """Give the files their names, and write those `beside` them and the receipt; or drop all
+        """Give the files their names, those `beside` them too, and the receipt last; or drop all
         where another run has finished the unit meanwhile. The receipt of the unit."""
-        store = self._edition.store
-        with self._edition.holding(self.unit):
-            done = find_receipt(store, self.unit, receipt.input, receipt.settings)
-            if done is not None:
-                return done
-            self._files.close()
-            for name, data in {**self._beside, **beside}.items():
-                write_bytes(store, name, data)
-            write_receipt(store, receipt)
-            return receipt
+        for name, data in {**self._beside, **beside}.items():
+            self._open(name).write(data)
+        name = receipt_name(self.unit)
+        last = self._receipt.enter_context(self._edition.store.write(name, exclusive=True))
+        last.write(receipt.to_bytes())
+        files = [*self._files.values(), last]
+        for file in files:
+            file.end()
+        try:
+            with self._edition.holding(self.unit, giving=files):
+                if done := self._done(receipt):
+                    return done
+                self._named.close()
+                self._finish(receipt)
+                return receipt
+        except NotFoundError:  # they were taken away: this process was stopped for a while
+            with self._edition.holding(self.unit):
+                if done := self._done(receipt):
+                    return done
+            raise
+
+    def _finish(self, receipt: Receipt) -> None:
+        try:
+            self._receipt.close()
+        except ExistsError:
+            check_same(self._edition.store, receipt)
+
+    def _done(self, receipt: Receipt) -> Receipt | None:
+        return find_receipt(self._edition.store, self.unit, receipt.input, receipt.settings)
 
 
 class _DroppedError(Exception):
@@ -92,7 +116,7 @@ class DraftTar:
         self._closing.close()
         self._beside[f"{self.name}.idx"] = written.index
         if waits:
-            self._sink.end()
+            self._sink.end(waits=True)
         return Shard(
             name=self.name,
             samples=written.samples,

@@ -17,12 +17,12 @@ finds that out before it does harm. What a hold is on a disk and on S3, `Store.h
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wdsprep.errors import FingerprintError, NotFoundError
-from wdsprep.store import HELD, Store, write_bytes
+from wdsprep.store import HELD, FileSink, Store, write_bytes
 
 EDITION = "edition"
 MANIFEST_HOLD = f"wdsprep{HELD}"
@@ -51,9 +51,9 @@ class Edition:
         return cls(store=store, mark=mark)
 
     @contextmanager
-    def holding(self, unit: str) -> Iterator[None]:
-        """A block in which nobody else changes the unit."""
-        with self._holding(hold_name(unit)):
+    def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        """A block in which nobody else changes the unit; see `Store.hold`."""
+        with self._holding(hold_name(unit), giving):
             yield
 
     @contextmanager
@@ -62,8 +62,8 @@ class Edition:
             yield
 
     @contextmanager
-    def _holding(self, name: str) -> Iterator[None]:
-        with self.store.hold(name):
+    def _holding(self, name: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        with self.store.hold(name, giving=giving):
             if Edition.of(self.store) != self:
                 raise FingerprintError(
                     f"{self.store.url} was started over by another run, with --overwrite: this run "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from wdsprep.errors import WdsprepError, WorkError, without_secrets
+from wdsprep.errors import BusyError, WdsprepError, WorkError, without_secrets
 from wdsprep.runners import BrokenWorkerError, HopelessError, Unit, Work
 from wdsprep.runners.queue import Done, Failed, Fatal, Lost, Message, Progress, Ready
 
@@ -88,6 +88,8 @@ class Desk:
                     yield Progress(value=value)
                 else:
                     return
+        except BusyError as error:  # whoever is in the way may not be for ever
+            yield Failed(reason=_text(error), trace=traceback.format_exc())
         except WdsprepError as error:
             yield _fatal(error)
         except BrokenWorkerError as error:

@@ -7,7 +7,7 @@ only when it is complete; a read that brings fewer bytes than the store holds is
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,10 +45,14 @@ class Sink(Protocol):
 
 
 class FileSink(Sink, Protocol):
-    """Of a file of a store."""
+    """Of a file of a store. `waiting` is the path where its bytes wait for their name, if any."""
 
-    def end(self) -> None:
-        """No more bytes come, though the name may be long in coming: let go of what they take."""
+    @property
+    def waiting(self) -> str: ...
+
+    def end(self, *, waits: bool = False) -> None:
+        """No more bytes come: do what can be done before the file gets its name. If that `waits`,
+        let go of the memory that they take."""
 
 
 class Store(Protocol):
@@ -77,10 +81,14 @@ class Store(Protocol):
         """Remove what killed writers left behind unseen; the number of things removed. What does
         not show that it is wdsprep's is removed only under a name that is `ours`."""
 
-    def hold(self, name: str, /) -> AbstractContextManager[None]:
+    def hold(
+        self, name: str, /, *, giving: Sequence[FileSink] = ()
+    ) -> AbstractContextManager[None]:
         """Nobody else is in a block that holds this name, on any machine, until this one ends, and
         this process changes nothing in the store once that is no longer so: a BusyError. Whoever
-        dies lets go. The name is one that the store lists as long as it is held."""
+        dies lets go. Where the block does nothing but `giving` files their names, the last one's at
+        the end, the files may be gone: then somebody has lost patience, and does the same. The name
+        is one that the store lists as long as it is held."""
 
     def let_go(self, name: str, /) -> None:
         """Remove what is left of the hold of somebody who died; one who lives keeps it."""

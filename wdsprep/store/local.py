@@ -1,9 +1,11 @@
 """A local folder. A file is written under a temporary name, synced, renamed, and its folder synced.
 
 The temporary name carries this host's name and its writer holds a lock on it, so `sweep` can tell
-a dead writer's leftovers from a file that is still being written. A hold is a lock on a file too:
-the kernel opens it when its process ends, and a process that is stopped keeps it. Where a file
-system has no locks, there is nothing to hold.
+a dead writer's leftovers from a file that is still being written. A hold is a lock on a file too,
+which the kernel opens when its process ends. A process that is stopped keeps it, and is waited for;
+but where all that it does is to give files their names, that can be ended from outside: the file
+that it has locked lists the paths where they wait, and without these it does nothing more. Where a
+file system has no locks, there is nothing to hold.
 """
 
 import contextlib
@@ -16,7 +18,8 @@ import secrets
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wdsprep.errors import (
@@ -27,12 +30,13 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import Entry, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
 HOLD_WAIT_S = 2_000.0  # as long as on S3
+PATIENCE_S = 15.0  # with somebody who has to give files their names
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
 
@@ -71,7 +75,7 @@ class LocalStore:
             if exclusive and path.exists():
                 raise FileExistsError(errno.EEXIST, "exists")
             temporary, fd = _create_temporary(path.parent)
-        sink = _LocalSink(fd, path)
+        sink = _LocalSink(fd, path, str(temporary))
         try:
             yield sink  # an OSError of the block itself is not this file's
             sink.check()
@@ -107,16 +111,17 @@ class LocalStore:
         return swept
 
     @contextlib.contextmanager
-    def hold(self, name: str, /) -> Iterator[None]:
+    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         path = self.root / check_name(name)
         with _translated(path):
             _make_folder(path.parent)
             fd = _locked(path)
+            os.write(fd, os.fsencode("".join(f"{file.waiting}\0" for file in giving)))
         try:
             yield
         finally:
+            _unlink_same(path, fd)  # but where somebody has lost patience
             with contextlib.suppress(OSError):
-                path.unlink()
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
             os.close(fd)
 
@@ -125,8 +130,8 @@ class LocalStore:
 
 
 class _LocalSink:
-    def __init__(self, fd: int, path: Path) -> None:
-        self._fd, self._path = fd, path
+    def __init__(self, fd: int, path: Path, waiting: str) -> None:
+        self._fd, self._path, self.waiting = fd, path, waiting
         self._failure: StoreError | None = None
 
     def write(self, data: bytes, /) -> None:
@@ -139,7 +144,8 @@ class _LocalSink:
             self._failure = error
             raise
 
-    def end(self) -> None:
+    def end(self, *, waits: bool = False) -> None:
+        del waits  # nothing is kept
         with _translated(self._path):
             os.fsync(self._fd)
 
@@ -238,7 +244,7 @@ def _create_temporary(folder: Path) -> tuple[Path, int]:
 
 def _locked(path: Path) -> int:
     """Once a file there is locked by us, and is still there."""
-    wait = Wait(str(path), HOLD_WAIT_S)
+    wait, began = Wait(str(path), HOLD_WAIT_S), time.monotonic()
     while True:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
@@ -246,11 +252,35 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(fd)
             raise
-        if is_locked and os.fstat(fd).st_nlink:
+        there = os.fstat(fd)
+        if is_locked and there.st_nlink and not there.st_size:
             return fd
+        if is_locked and there.st_size:  # of somebody who died: a new one says nothing of him
+            _unlink_same(path, fd)
+        if not is_locked and time.monotonic() - began > PATIENCE_S:
+            _end_from_outside(fd, path)
         os.close(fd)
         if not is_locked:
             wait.pause()
+
+
+def _end_from_outside(fd: int, path: Path) -> None:
+    """Take the files away from somebody who only gives them names, the last one first: after that
+    it can give no name to any of them."""
+    *files, rest = os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0)).split("\0")
+    if not files or rest:
+        return
+    for file in reversed(files):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file)  # noqa: PTH108
+    _unlink_same(path, fd)
+
+
+def _unlink_same(path: Path, fd: int) -> None:
+    """Remove the open file's name, if that is still its own."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            path.unlink()
 
 
 def _is_locked(fd: int) -> bool:

@@ -14,13 +14,13 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store import Entry, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.ranges import Range
 from wdsprep.store.s3_ahead import Page, Stretch, listing
 from wdsprep.store.s3_errors import code_of, retrying, translated, unusable_settings
@@ -179,7 +179,8 @@ class S3Store:
             self._ask("delete_object", Key=self._key(name))
 
     @contextlib.contextmanager
-    def hold(self, name: str, /) -> Iterator[None]:
+    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        del giving  # what is stopped in the middle of it is waited for until it counts as dead
         with self._translated(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
             yield
 
@@ -240,6 +241,10 @@ class _S3Sink:
         self._parts: list[Future[dict[str, Any]]] = []
         self._failure: BaseException | None = None  # fatal, even to a caller that went on
 
+    @property
+    def waiting(self) -> str:
+        return ""
+
     def write(self, data: bytes, /) -> None:
         try:
             self._collect(memoryview(data))
@@ -295,8 +300,8 @@ class _S3Sink:
         )
         self._let_go(is_gone=True)
 
-    def end(self) -> None:
-        if self._pending:
+    def end(self, *, waits: bool = False) -> None:
+        if self._pending and (waits or self._upload):
             self._send_part()
         for part in self._parts:
             part.result()

@@ -7,7 +7,7 @@ address is the user's own argument, and may be on any network.
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -84,7 +84,10 @@ class WebStore:
         del ours
         return 0
 
-    def hold(self, name: str, /) -> AbstractContextManager[None]:
+    def hold(
+        self, name: str, /, *, giving: Sequence[FileSink] = ()
+    ) -> AbstractContextManager[None]:
+        del giving
         self._refuse(name)
 
     def let_go(self, name: str, /) -> None:
