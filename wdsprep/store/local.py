@@ -301,7 +301,8 @@ def _remove_if_dead(path: Path, *, host: str) -> bool:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if os.fstat(fd).st_nlink:  # or the name is another's by now
+                path.unlink()
             return True
         finally:
             os.close(fd)

@@ -89,7 +89,7 @@ class _Hold:
         wait = Wait(self._shown, LONGEST_WAIT_S)
         while True:
             marks = self._there()
-            holder = self._alive(max(marks)) if marks else ""
+            holder = next(filter(None, map(self._alive, marks)), "")
             if not holder and self._add(marks):
                 return
             wait.pause(holder or "another run")
@@ -99,7 +99,9 @@ class _Hold:
         marks = self._there()
         if not marks or (self._alive(max(marks)) and not self._first_seen_dead):
             return False
-        while self._alive(max(marks)):
+        while any(map(self._alive, marks)):
+            if self._there() != marks:  # somebody else was quicker
+                return False
             time.sleep(0.1)
         return self._add(marks)
 
@@ -119,8 +121,9 @@ class _Hold:
     def end(self) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self._is_renewed = False
         with suppress(BotoCoreError, ClientError, BusyError):  # then it is dead in a while
+            self.refresh()  # what came last may have taken long
+            self._is_renewed = False
             self._delete(self._marks)
 
     def _lost(self) -> BusyError:
