@@ -239,7 +239,7 @@ def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for
         (source / f"{name}.jpg").unlink()
         (source / f"{name}.txt").unlink()
     packed_for_encode(source, images, "--overwrite")
-    with pytest.raises(FingerprintError, match="--redo-changed encodes those again"):
+    with pytest.raises(FingerprintError, match="--redo-changed encodes what changed again"):
         encode_here(images, out)
     assert tree(out) == before
     encode_here(images, out, redo_changed=True)
@@ -297,6 +297,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
 
     slow = draft(after, "of the one that is stopped")
     while not Path(f"/proc/{slow.pid}/stat").read_text().rpartition(")")[2].startswith(" T"):
+        assert slow.poll() is None, slow.communicate()
         time.sleep(0.01)
     store = open_store(str(tmp_path / "out"))
     with Draft(Edition(store=store), "000000") as mine:

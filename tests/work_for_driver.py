@@ -163,7 +163,10 @@ class Shelf:
     def sweep(self, _ours: object = None) -> int:
         return 0
 
-    def hold(self, _name: str, /) -> contextlib.AbstractContextManager[None]:
+    def hold(
+        self, _name: str, /, *, giving: object = ()
+    ) -> contextlib.AbstractContextManager[None]:
+        del giving
         return contextlib.nullcontext()
 
 

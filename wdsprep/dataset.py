@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TypeVar
 
@@ -189,14 +189,22 @@ def refreshed(
         if done.get(unit) not in (None, line):
             done[unit] = b""
     missing = sorted(unit for unit, line in done.items() if not line)
-    read = read_each(
-        lambda unit: line_of(read_receipt(store, unit, manifest.settings)),
-        missing,
-        lambda count: heard(len(done) - len(missing) + count, len(done)),
-    )
-    done.update(zip(missing, read, strict=True))
+
+    def line_there(unit: str) -> bytes:
+        try:
+            return line_of(read_receipt(store, unit, manifest.settings))
+        except NotFoundError:  # another run has just taken it out
+            return b""
+
+    told = partial(_told, heard, len(done) - len(missing), len(done))
+    done.update(zip(missing, read_each(line_there, missing, told), strict=True))
+    done = {unit: line for unit, line in done.items() if line}
     whole = manifest.complete and all(unit in done for unit in stated.units())
     return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
+
+
+def _told(heard: Counting, before: int, of: int, count: int) -> None:
+    heard(before + count, of)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:

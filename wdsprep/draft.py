@@ -9,7 +9,7 @@ from types import TracebackType
 
 from wdsprep.dataset import check_same, find_receipt, receipt_name
 from wdsprep.edition import Edition
-from wdsprep.errors import ExistsError, NotFoundError
+from wdsprep.errors import BusyError, ExistsError, NotFoundError
 from wdsprep.manifest import Receipt, Shard
 from wdsprep.rejects import RejectsFile, rejects_name
 from wdsprep.store import FileSink
@@ -69,11 +69,11 @@ class Draft:
                 self._named.close()
                 self._finish(receipt)
                 return receipt
-        except NotFoundError:  # they were taken away: this process was stopped for a while
+        except NotFoundError as lost:  # they were taken away: this process was stopped for a while
             with self._edition.holding(self.unit):
                 if done := self._done(receipt):
                     return done
-            raise
+            raise BusyError(f"{self.unit} was held for too long: it is to be done again") from lost
 
     def _finish(self, receipt: Receipt) -> None:
         try:

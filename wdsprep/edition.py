@@ -64,7 +64,7 @@ class Edition:
     @contextmanager
     def _holding(self, name: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         with self.store.hold(name, giving=giving):
-            if Edition.of(self.store) != self:
+            if Edition.of(self.store).mark != self.mark:
                 raise FingerprintError(
                     f"{self.store.url} was started over by another run, with --overwrite: this run "
                     "has ended, and what it had finished is gone"

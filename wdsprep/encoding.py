@@ -149,7 +149,17 @@ def encode_as(
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
     wanted = source.first(limit)
-    manifest, pending = plan(edition, manifest, source.shards, wanted, redo_changed=redo_changed)
+    before = len(manifest.receipts)
+    manifest, pending = plan(
+        edition,
+        manifest,
+        source.shards,
+        wanted,
+        redo_changed=redo_changed,
+        is_whole=source.is_whole,
+    )
+    if gone := before - len(manifest.receipts):
+        listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
     if source.max_area > recipe.max_area:
         listener.told(
             f"{images} was packed with --max-area {source.max_area}: images of more than "
@@ -248,16 +258,20 @@ def plan(
     wanted: Sequence[ImageShard],
     *,
     redo_changed: bool = False,
+    is_whole: bool = True,
 ) -> tuple[Manifest, list[ImageShard]]:
     """The manifest and the shards that are left to do: those wanted minus receipts present. One
     that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
-    asked for, so what was made of them goes."""
+    asked for, so what was made of them goes. So does what has no image any more, if packing
+    `is_whole`: else it may be packed again."""
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
     stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
     if stale and not redo_changed:
         raise _changed(edition.store, sorted(stale))
+    if not is_whole:
+        stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
     stale.update(shard.name for shard in pending if shard.name in done)
     if stale:
@@ -271,9 +285,10 @@ def plan(
 def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
     some = ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
     return FingerprintError(
-        f"{plural(len(names), 'image shard')} changed or went away since {store.url} was encoded "
-        f"from them ({some}): --redo-changed encodes those again and removes what has no image "
-        "any more; or name another place for the new latents"
+        f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
+        f"changed or went away ({some}): name another place for the new latents; or, if these are "
+        "the same images packed anew, --redo-changed encodes what changed again, and removes what "
+        "has no image any more"
     )
 
 

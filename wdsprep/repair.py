@@ -208,7 +208,8 @@ class _Hands:
             self.changed.append(unit)
             return
         if rejects_name(unit) in names:
-            mend_rejects(self._store, read_receipt(self._store, unit))
+            gone = read_retries(self._repair.survey.edition).taken_from(unit)
+            mend_rejects(self._store, read_receipt(self._store, unit), gone)
             self._tell()
         if inputs_name(unit) in names:
             self._store.delete(inputs_name(unit))
@@ -232,11 +233,11 @@ class _Hands:
         self._heard(self._done)
 
 
-def mend_rejects(store: Store, receipt: Receipt) -> None:
-    """Make the rejects of a unit whole again, and its receipt say what they are then. Done twice,
-    it is the same."""
+def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
+    """Make the rejects of a unit whole again, but for the sources that are `gone` to a retry, and
+    its receipt say what they are then. Done twice, it is the same."""
     name = rejects_name(receipt.unit)
-    left = list(_readable(store, receipt.unit))
+    left = [r for r in _readable(store, receipt.unit) if r.source not in gone]
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from wdsprep.dataset import find_receipt
 from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
@@ -197,7 +198,8 @@ def restore_inputs(edition: Edition, manifest: Manifest, seen: Survey) -> None:
         part = Slice(number=0, items=(item,))
         if unit := gone.get(part.digest):
             with edition.holding(unit):
-                write_bytes(edition.store, inputs_name(unit), part.inputs)
+                if find_receipt(edition.store, unit, part.digest, manifest.settings):
+                    write_bytes(edition.store, inputs_name(unit), part.inputs)
 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 
-from wdsprep.dataset import read_receipt, receipt_name
+from wdsprep.dataset import done_units, read_receipt, receipt_name
 from wdsprep.edition import Edition
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch import PASSING
@@ -58,6 +58,11 @@ class Retries:
         """The same slices without the rows that (other) retry slices have."""
         planned = _rows_of(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
+
+    def taken_from(self, unit: str) -> frozenset[str]:
+        """The sources of the rows that retry slices which are done have from a slice."""
+        done = set(done_units(self.store))
+        return _rows_of(part for part in self.slices if part.name in done).get(unit, frozenset())
 
     def settle(self, manifest: Manifest) -> Manifest:
         """Bring what older slices say in line with the retry slices that are done."""

@@ -226,7 +226,9 @@ class Run:
             there = _there(self._store)
             manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
             manifest = self._settle(manifest)
-            complete = is_whole and len(manifest.receipts) == self._total.units
+            has_all = len(manifest.receipts) == self._total.units
+            appended = there is not None and {*there.generations} - {*manifest.generations}
+            complete = is_whole and has_all and not appended
             if complete and not (there and there.complete):
                 tidy(self._edition, manifest)
             manifest = replace(manifest, complete=complete, extra=extra)

@@ -136,6 +136,8 @@ class _Deep:
     def _units(self, found: Survey) -> Iterable[CheckUnit]:
         known: dict[str, set[str]] = {}
         for finding in found.findings:
+            if finding.kind is Kind.UNSETTLED:
+                continue
             known.setdefault(finding.unit, set()).add(finding.name)
         cut: dict[str, int] = {}
         for latents, images in self._pairs:

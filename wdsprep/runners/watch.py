@@ -17,7 +17,7 @@ from collections import OrderedDict
 
 from wdsprep.runners.queue import Done, Failed, Lost, Message, Progress, Returned
 
-PATIENCE_S = 1800.0
+PATIENCE_S = 2700.0
 """Longer than eight attempts at a server that never answers."""
 LOOK_S = 5.0
 """How often to look, at least."""

@@ -70,9 +70,9 @@ class Holder:
     @property
     def is_known_dead(self) -> bool:
         """Whether it ran on this machine and runs no more; of other machines nobody here knows."""
-        return (
-            bool(self.machine) and self.machine == _machine() and self.started != _start(self.pid)
-        )
+        if not self.machine or self.machine != _machine() or self.started == _start(self.pid):
+            return False
+        return bool(_start(self.pid)) or not _may_live(self.pid)
 
 
 def this_process() -> Holder:
@@ -89,6 +89,17 @@ def _machine() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
+
+
+def _may_live(pid: int) -> bool:
+    """Of a process that cannot be seen: where others' are hidden, it may be one of those."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not Path(f"/proc/{pid}").exists()
 
 
 def _start(pid: int) -> str:

@@ -36,6 +36,8 @@ from wdsprep.store.holds import Wait
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
 HOLD_WAIT_S = 2_000.0  # as long as on S3
+NOT_THERE = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+"""What file systems say that have no hard links, or no locks."""
 PATIENCE_S = 15.0  # with somebody who has to give files their names
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
@@ -72,16 +74,16 @@ class LocalStore:
         path = self.root / check_name(name)
         with _translated(path):
             _make_folder(path.parent)
-            if exclusive and path.exists():
-                raise FileExistsError(errno.EEXIST, "exists")
             temporary, fd = _create_temporary(path.parent)
-        sink = _LocalSink(fd, path, str(temporary))
+        sink = _LocalSink(fd, path, str(temporary.relative_to(self.root)))
         try:
             yield sink  # an OSError of the block itself is not this file's
             sink.check()
             with _translated(path):
                 os.fsync(fd)
-                if not (exclusive and _linked(temporary, path)):
+                if exclusive:
+                    _name_once(temporary, path)
+                else:
                     temporary.replace(path)
                 _sync_folder(path.parent)
         except BaseException:
@@ -115,7 +117,7 @@ class LocalStore:
         path = self.root / check_name(name)
         with _translated(path):
             _make_folder(path.parent)
-            fd = _locked(path)
+            fd = _locked(path, self.root)
             os.write(fd, os.fsencode("".join(f"{file.waiting}\0" for file in giving)))
         try:
             yield
@@ -218,17 +220,19 @@ def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
     return data
 
 
-def _linked(temporary: Path, path: Path) -> bool:
-    """Give the file its name unless that is taken; False where the file system has no hard links,
-    and the look before writing is all there is."""
+def _name_once(temporary: Path, path: Path) -> None:
+    """Give the file its name unless that is taken; where the file system has no hard links, a look
+    before is all there is."""
     try:
         os.link(temporary, path)
     except OSError as error:
-        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-            return False
-        raise
-    temporary.unlink()
-    return True
+        if error.errno not in NOT_THERE:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "exists") from None
+        temporary.replace(path)
+    else:
+        temporary.unlink()
 
 
 def _create_temporary(folder: Path) -> tuple[Path, int]:
@@ -242,38 +246,49 @@ def _create_temporary(folder: Path) -> tuple[Path, int]:
         os.close(fd)  # a sweep came between creation and lock
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, root: Path) -> int:
     """Once a file there is locked by us, and is still there."""
     wait, began = Wait(str(path), HOLD_WAIT_S), time.monotonic()
     while True:
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        fd, is_ours = _opened(path)
         try:
             is_locked = _is_locked(fd)
         except BaseException:
             os.close(fd)
             raise
         there = os.fstat(fd)
-        if is_locked and there.st_nlink and not there.st_size:
+        if is_locked and there.st_nlink and not there.st_size and is_ours:
             return fd
-        if is_locked and there.st_size:  # of somebody who died: a new one says nothing of him
+        if is_locked:  # of somebody who died: a new one says nothing of him
             _unlink_same(path, fd)
-        if not is_locked and time.monotonic() - began > PATIENCE_S:
-            _end_from_outside(fd, path)
+        elif time.monotonic() - began > PATIENCE_S:
+            _end_from_outside(fd, path, root)
         os.close(fd)
         if not is_locked:
             wait.pause()
 
 
-def _end_from_outside(fd: int, path: Path) -> None:
+def _opened(path: Path) -> tuple[int, bool]:
+    """The file to lock, and whether it may be written to: another user's can be locked too."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666), True
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+
+def _end_from_outside(fd: int, path: Path, root: Path) -> None:
     """Take the files away from somebody who only gives them names, the last one first: after that
     it can give no name to any of them."""
     *files, rest = os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0)).split("\0")
-    if not files or rest:
+    if not files or rest or not all(map(_is_temporary, files)):
         return
     for file in reversed(files):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file)  # noqa: PTH108
+        (root / file).unlink(missing_ok=True)
     _unlink_same(path, fd)
+
+
+def _is_temporary(name: str) -> bool:
+    return bool(TEMPORARY.fullmatch(name.rpartition("/")[2])) and ".." not in name.split("/")
 
 
 def _unlink_same(path: Path, fd: int) -> None:
@@ -289,8 +304,9 @@ def _is_locked(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
-        return True
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
     return True
 
 

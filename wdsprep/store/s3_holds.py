@@ -10,6 +10,7 @@
 4. Nothing that a holder asks for can happen later than that. It sends no request after `FRESH_S`
    without a further mark, and looks at the clock when the request has its signature already; and a
    server refuses what was signed more than `SKEW_S` ago, by a clock that it lets differ as much.
+   Where a change got no answer, and may be made yet, its mark is left to grow that old.
 
 So a process that was stopped for an hour, in the middle of a deletion even, does no harm.
 """
@@ -30,7 +31,7 @@ FRESH_S = 60.0
 SKEW_S = 15 * 60.0
 DEAD_S = FRESH_S + 2 * SKEW_S + 60
 LONGEST_WAIT_S = DEAD_S + 60
-IN_FLIGHT_S = 5.0  # what a process sent before it died has arrived by then
+IN_FLIGHT_S = 30.0  # what a process sent before it died has arrived by then
 Marks = Mapping[int, str]
 """The ETags of marks by their number. No two marks are alike."""
 
@@ -44,8 +45,8 @@ class Holds:
     @contextmanager
     def hold(self, key: str, shown: str) -> Iterator[None]:
         with self._hold(key, shown) as hold:
-            hold.begin()
             try:
+                hold.begin()
                 yield
             finally:
                 hold.end()
@@ -71,6 +72,11 @@ class Holds:
         for hold in getattr(self._mine, "held", ()):
             hold.refresh()
 
+    def doubt(self) -> None:
+        """To be called when a change got no answer: it may be made yet, after the hold."""
+        for hold in getattr(self._mine, "held", ()):
+            hold.is_doubtful = True
+
     def check(self, **_event: object) -> None:
         """To be called when a request has its signature and is about to be sent."""
         for hold in getattr(self._mine, "held", ()):
@@ -82,7 +88,7 @@ class _Hold:
         self._ask, self._key, self._shown = ask, key, shown
         self._marks: Marks = {}  # while it is held, the last one is ours
         self._made_at = _now()
-        self._is_checked = self._is_renewed = False
+        self._is_checked = self._is_renewed = self.is_doubtful = False
         self._first_seen_dead: dict[str, float] = {}
 
     def begin(self) -> None:
@@ -121,10 +127,17 @@ class _Hold:
     def end(self) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        with suppress(BotoCoreError, ClientError, BusyError):  # then it is dead in a while
+        if self.is_doubtful:
+            return  # then it is dead in a while, and nothing can come of it any more
+        try:
             self.refresh()  # what came last may have taken long
             self._is_renewed = False
             self._delete(self._marks)
+        except (BotoCoreError, BusyError):
+            pass
+        except ClientError as error:
+            if code_of(error) in ("AccessDenied", "403"):  # the next hold would wait for this one
+                raise
 
     def _lost(self) -> BusyError:
         return BusyError(f"{self._shown}: this process slept, and may hold it no more: run again")
@@ -135,7 +148,7 @@ class _Hold:
     def _there(self) -> Marks:
         answer = self._ask("list_objects_v2", Prefix=self._key)
         start = len(self._key)
-        ends = {entry["Key"][start:]: entry["ETag"] for entry in answer.get("Contents", ())}
+        ends = {e["Key"][start:]: e["ETag"].strip('"') for e in answer.get("Contents", ())}
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _read(self, number: int) -> tuple[Holder | None, Any]:
@@ -171,11 +184,13 @@ class _Hold:
         self._made_at, self._is_checked = began, True
         if not made:
             return False
-        self._marks = {**marks, number: made}
-        if self._there() == self._marks:
+        self._marks = {number: made}
+        if self._there() == {**marks, number: made}:
+            self._marks = {**marks, number: made}
             self._is_renewed = True
             return True
-        self._delete({number: made})
+        self._delete(self._marks)
+        self._marks = {}
         return False
 
     def _make(self, number: int) -> str:
@@ -191,7 +206,7 @@ class _Hold:
             if code_of(error) != "PreconditionFailed":
                 raise
             return self._made_before(number, me)
-        return str(answer["ETag"])
+        return str(answer["ETag"]).strip('"')
 
     def _made_before(self, number: int, me: Holder) -> str:
         """A retry may meet its own success, whose answer was lost."""
@@ -199,7 +214,7 @@ class _Hold:
 
         with suppress(ClientError):
             holder, answer = self._read(number)
-            return str(answer["ETag"]) if holder == me else ""
+            return str(answer["ETag"]).strip('"') if holder == me else ""
         return ""
 
     def _delete(self, marks: Marks) -> None:
