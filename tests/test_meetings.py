@@ -26,7 +26,7 @@ from encodes import packed as packed_for_encode
 from meetings import Meeting, Stage
 from packs import jpeg, manifest_of, outcome, rejects_of, tree
 from sites import FAST, KINDS, Site, open_site, table_of
-from webserver import Connection, Request, WebServer, ok
+from webserver import Connection, Request, WebServer, ok, status
 
 from wdsprep import retries
 from wdsprep.draft import Draft
@@ -51,10 +51,12 @@ def stage() -> Iterator[Stage]:
 
 
 class Holding:
-    """A site that gives each client other pictures, and holds one back from the first client."""
+    """A site that gives each client other pictures, and holds one back from the first client. One
+    that is `failing` cannot be had the next time that it is asked for."""
 
     def __init__(self, held: int) -> None:
         self._held, self.reached, self.released = held, threading.Event(), threading.Event()
+        self.failing = -1
 
     def __call__(self, connection: Connection, request: Request) -> bool:
         number = int(request.path.rpartition("/")[2] or 0)
@@ -62,6 +64,9 @@ class Holding:
         if number == self._held and not is_second:
             self.reached.set()
             self.released.wait(30)
+        if number == self.failing:
+            self.failing = -1
+            return status(503)(connection, request)
         return ok(jpeg(number + 1000 * is_second, (70, 64)))(connection, request)
 
 
@@ -72,7 +77,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def held_up(
-    stage: Stage, root: Path, out: Path, *options: str
+    stage: Stage, root: Path, out: Path, *options: str, failing: int = -1
 ) -> Iterator[tuple[Path, Callable[[], int]]]:
     """A run of `pack` that lacks one answer; what ends the block lets it go on, and says how it
     ended."""
@@ -82,6 +87,9 @@ def held_up(
         words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
         process = stage.start(words, root / "log")
         assert site.reached.wait(20)
+        while len(server.paths()) < 9:  # the others have been asked for
+            time.sleep(0.01)
+        site.failing = failing
 
         def go_on() -> int:
             site.released.set()
@@ -118,6 +126,23 @@ def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
         assert go_on() == 0
     assert files(out) == packed
     assert findings(out) == []
+
+
+def test_a_run_that_wakes_packs_no_row_that_a_retry_has_now(stage: Stage, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--samples-per-shard", "9", "--buckets", "32")
+    with held_up(stage, tmp_path, out, *options, failing=5) as (table, go_on):
+        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+        assert stage.run(words, tmp_path / "log") == 0
+        assert [reject["source"] for reject in rejects_of(out)] == ["urls.parquet#5"]
+        assert stage.run([*words, "--retry-rejected"], tmp_path / "log") == 0
+        flip(out / "32/000000.tar", 5_000)
+        assert stage.run(["repair", out, "--yes", "--workers", "1"], tmp_path / "log") == 0
+        assert go_on() == 3
+        assert "a retry has taken rows of 000000" in (tmp_path / "log").read_text()
+        assert stage.run(words, tmp_path / "log") == 0
+    assert findings(out) == []
+    assert outcome(out) == {f"urls.parquet#{number}": "packed" for number in range(9)}
 
 
 def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_path: Path) -> None:
@@ -217,6 +242,17 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
         receipt = last_of(slow)
     assert tree(out) == done
     assert receipt.shards[0].sha256 == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
+
+
+def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_path: Path) -> None:
+    images = packed_for_encode(pictures(tmp_path / "in", range(12)), tmp_path / "images")
+    out = tmp_path / "out"
+    encode_here(images, out)
+    before = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
+    flip(images / "64/000001.tar", 5_000)
+    carry_out(plan_repair(check(images).surveys[0]))
+    encode_here(images, out, redo_changed=True)
+    assert before == {name: data for name, data in tree(out).items() if name.endswith(".tar")}
 
 
 def last_of(steps: Generator[Any, None, Any]) -> Any:

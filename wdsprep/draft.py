@@ -3,7 +3,7 @@
 `edition` says why. Until then they lie under temporary names, or in uploads that nobody sees.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -51,9 +51,15 @@ class Draft:
         self._files[name] = self._named.enter_context(self._edition.store.write(name))
         return self._files[name]
 
-    def finish(self, receipt: Receipt, beside: Mapping[str, bytes]) -> Receipt:
+    def finish(
+        self,
+        receipt: Receipt,
+        beside: Mapping[str, bytes],
+        check: Callable[[], object] = lambda: None,
+    ) -> Receipt:
         """Give the files their names, those `beside` them too, and the receipt last; or drop all
-        where another run has finished the unit meanwhile. The receipt of the unit."""
+        where another run has finished the unit meanwhile. The receipt of the unit. `check` raises
+        where it may not be finished as it is."""
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
         name = receipt_name(self.unit)
@@ -66,6 +72,7 @@ class Draft:
             with self._edition.holding(self.unit, giving=files):
                 if done := self._done(receipt):
                     return done
+                check()
                 self._named.close()
                 self._finish(receipt)
                 return receipt

@@ -92,6 +92,7 @@ def pack(
         edition=edition.mark,
         generations=plan.generations,
         threads=crew.threads,
+        retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,
     )
     runner = make_runner(crew) if count else None

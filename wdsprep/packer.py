@@ -25,7 +25,7 @@ from wdsprep.manifest import Receipt, Settings, Shard
 from wdsprep.quantiles import bin_name
 from wdsprep.receipts import RETRIED
 from wdsprep.rejects import RejectsFile, rejects_name
-from wdsprep.resume import inputs_name
+from wdsprep.resume import check_rows, inputs_name
 from wdsprep.run import Progress, share_of
 from wdsprep.samples import Sample, facts_bytes
 from wdsprep.sources import LeftOut, Refusal, Slice, Source
@@ -47,6 +47,8 @@ class Packer:
     """The mark of the dataset's."""
     generations: tuple[int, ...] = (0,)
     threads: int = 1
+    retries: frozenset[str] = frozenset()
+    """The retry slices that are known."""
     fetch_rules: fetch.FetchRules | None = None
     """For a table of URLs."""
 
@@ -104,7 +106,8 @@ def pack_slice(
         counts = shards.counts + left_out.counts()
         receipt = _receipt(packer, part, shards.finish(), rejects, counts)
         yield _progress(part, shards, rejects, downloads)
-        return draft.finish(receipt, {inputs_name(part.name): part.inputs})
+        check = partial(check_rows, edition.store, part, packer.retries)
+        return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
 
 
 def _judged(

@@ -10,7 +10,7 @@ alone still tells what was in it.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wdsprep.dataset import find_receipt
@@ -18,10 +18,12 @@ from wdsprep.edition import Edition
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.manifest import Manifest, Receipt
 from wdsprep.receipts import FIRST_RETRY
+from wdsprep.runners import HopelessError
 from wdsprep.sources import Item, LeftOut, Slice, Source, Told, shown, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store import Store, write_bytes
 
+RETRIES = f"inputs/{FIRST_RETRY}"[:-6]  # how the names of what retry slices are made of begin
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
 EXAMPLES = 3
 
@@ -209,6 +211,19 @@ def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
 
 def inputs_name(unit: str) -> str:
     return f"inputs/{unit}.jsonl"
+
+
+def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
+    """Refuse to finish a slice with rows that a retry has taken from an earlier one of its number
+    since this run began, which knows other retries."""
+    names = (entry.name for entry in store.list(RETRIES))
+    units = {name[len("inputs/") : -len(".jsonl")] for name in names} - set(known)
+    new = [unit for unit in units if unit.isdecimal() and int(unit) >= FIRST_RETRY]
+    items = packed_items(store, sorted(new)) if not part.is_retry else ()
+    if any(item.name == part.name for item in items):
+        raise HopelessError(
+            f"a retry has taken rows of {part.name}: run the same command again to pack the rest"
+        )
 
 
 def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
