@@ -34,11 +34,14 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.manifest import Shard
 from wdsprep.report import write_report
 from wdsprep.report.given import open_all
+from wdsprep.report.items import _facts_of_image
 from wdsprep.report.joining import Joiner
 from wdsprep.report.markup import UNREADABLE, el
 from wdsprep.report.pace import pace_of
 from wdsprep.report.picking import Place, Sample, pick, read_sample
+from wdsprep.report.sections import _example
 from wdsprep.report.spectrum import spectrum_of
+from wdsprep.samples import Code, Reject
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 
@@ -414,3 +417,12 @@ def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     assert Page(path).rows("Funnel") == here.rows("Funnel")
     times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
     assert min(times) > 1_700_000_000
+
+
+def test_signed_urls_end_at_their_paths_on_the_page() -> None:
+    signed = "https://host/a.jpg?sig=SECRET"
+    facts = {"url": signed, "meta": {"from": f"{signed}&more"}, "width": 1, "height": 1}
+    reject = Reject(key="0", source="t#0", code=Code.HTTP_4XX, detail="HTTP 404", url=signed)
+    page = repr(_facts_of_image(facts)) + "".join(map(str, _example(reject)))
+    assert page.count("https://host/a.jpg") == 3
+    assert "SECRET" not in page

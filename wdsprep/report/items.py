@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsprep.dataset import read_each
-from wdsprep.errors import FormatError, WdsprepError
+from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.models import Model
 from wdsprep.report.decoding import Decoders, Decoding
 from wdsprep.report.given import Datasets, Given
@@ -183,7 +183,7 @@ def _label(latents: Given) -> str:
 def _facts_of_image(facts: Mapping[str, Any]) -> Facts:
     found = [("source", str(facts.get("source", "")))]
     if "url" in facts:
-        found.append(("url", str(facts["url"])))
+        found.append(("url", without_secrets(str(facts["url"]))))
     size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "source_"))
     found.append(("size", by(*size)))
     if came != size:
@@ -200,7 +200,7 @@ def _meta(facts: Mapping[str, Any]) -> str:
     meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
     if isinstance(meta, dict):
         meta = {name: value for name, value in meta.items() if value not in shown}
-    text = json.dumps(meta, ensure_ascii=False) if meta else ""
+    text = without_secrets(json.dumps(meta, ensure_ascii=False)) if meta else ""
     return text if len(text) <= META_LENGTH else f"{text[:META_LENGTH]}\N{HORIZONTAL ELLIPSIS}"
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from wdsprep.dataset import phases
+from wdsprep.errors import without_secrets
 from wdsprep.progress import human_bytes, human_time, plural
 from wdsprep.report.charts import bar, columns
 from wdsprep.report.funnel import stages
@@ -146,7 +147,7 @@ def _example(reject: Reject) -> Iterator[Child]:
     if reject.detail:
         yield el("span", " ", reject.detail, class_="detail", dir="auto")
     if reject.url:
-        yield el("span", " ", reject.url, class_="path", dir="auto")
+        yield el("span", " ", without_secrets(reject.url), class_="path", dir="auto")
 
 
 def hosts_section(facts: Facts) -> Html | None:
