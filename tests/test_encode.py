@@ -815,7 +815,7 @@ def test_images_packed_anew_with_other_bytes_are_told(own: Path, tmp_path: Path)
     write_files(own.parent / "downloads", {"photo-0000.txt": "another caption"})
     (own / "receipts/000000.json").unlink()
     packed(own.parent / "downloads", own, "--overwrite")
-    with pytest.raises(FingerprintError, match=r"1 image shard changed .*64/000000"):
+    with pytest.raises(FingerprintError, match=r"1 image shard of then changed .*64/000000"):
         encode_here(own, tmp_path / "out")
 
 
@@ -1081,7 +1081,7 @@ def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(
         next(steps)
         steps.close()
     assert not temporaries(tmp_path / "out")
-    assert not (tmp_path / "out/receipts").exists()
+    assert not list((tmp_path / "out/receipts").rglob("*.*"))
     assert not do_all(call, [first, second])
     call.close()
     assert len(members(tmp_path / "out" / f"{first.name}.tar")) == 4

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
@@ -181,13 +180,16 @@ def refreshed(
                 younger.add(unit)
         elif held is not None and (name := held_name(entry.name)):
             held.add(name)
-    lines = ((u, line) for u, line in stated.named_lines() if u not in younger)
-    for unit, line in chain(lines, known.named_lines()):
+    said: dict[str, bytes] = {}  # of what is read again
+    for unit, line in stated.named_lines():
+        if unit in done:
+            (said if unit in younger else done)[unit] = line
+    for unit, line in known.named_lines():
         if unit in done:
             done[unit] = line
     for unit, line in there.ledger.named_lines() if there else ():
-        if done.get(unit) not in (None, line):
-            done[unit] = b""
+        if done.get(unit) not in (None, b"", line):
+            done[unit], said[unit] = b"", done[unit]
     missing = sorted(unit for unit, line in done.items() if not line)
 
     def line_there(unit: str) -> bytes:
@@ -195,6 +197,10 @@ def refreshed(
             return line_of(read_receipt(store, unit, manifest.settings))
         except NotFoundError:  # another run has just taken it out
             return b""
+        except FormatError as error:
+            if type(error) is FormatError and unit in said:
+                return said[unit]
+            raise
 
     told = partial(_told, heard, len(done) - len(missing), len(done))
     done.update(zip(missing, read_each(line_there, missing, told), strict=True))

@@ -25,12 +25,13 @@ from typing import Any
 
 from wdsprep.errors import BusyError
 from wdsprep.store.holds import Holder, Wait, this_process
-from wdsprep.store.s3_errors import code_of
+from wdsprep.store.s3_errors import code_of, retrying
 
 FRESH_S = 60.0
 SKEW_S = 15 * 60.0
 DEAD_S = FRESH_S + 2 * SKEW_S + 60
 LONGEST_WAIT_S = DEAD_S + 60
+FIRST_PAUSE_S = 0.1
 IN_FLIGHT_S = 30.0  # what a process sent before it died has arrived by then
 Marks = Mapping[int, str]
 """The ETags of marks by their number. No two marks are alike."""
@@ -153,9 +154,14 @@ class _Hold:
 
     def _read(self, number: int) -> tuple[Holder | None, Any]:
         """Who made a mark, where it can be read."""
-        answer = self._ask("get_object", Key=self._name(number))
+
+        def read() -> tuple[bytes, Any]:
+            answer = self._ask("get_object", Key=self._name(number))
+            return answer["Body"].read(), answer
+
+        data, answer = retrying(read, pause_s=FIRST_PAUSE_S)
         with suppress(ValueError, TypeError):
-            return Holder.from_bytes(answer["Body"].read()), answer
+            return Holder.from_bytes(data), answer
         return None, answer
 
     def _alive(self, number: int) -> str:
