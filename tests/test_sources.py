@@ -578,8 +578,7 @@ def test_gzipped_tars_are_read_as_they_are_whatever_their_names(
 
 
 SPARSE_PEAK = """
-import re, sys
-from pathlib import Path
+import resource, sys
 from wdsprep.sources import Columns
 from wdsprep.sources.recognise import recognise
 source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
