@@ -578,7 +578,8 @@ def test_gzipped_tars_are_read_as_they_are_whatever_their_names(
 
 
 SPARSE_PEAK = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from wdsprep.sources import Columns
 from wdsprep.sources.recognise import recognise
 source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
@@ -760,8 +761,7 @@ def test_a_damaged_table_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 PEAK = """
-import re, sys
-from pathlib import Path
+import resource, sys
 from wdsprep.sources import Columns
 from wdsprep.sources.recognise import recognise
 from pathlib import Path
