@@ -11,9 +11,17 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset import open_edition, parts_of, read_manifest, refreshed, tidy, write_manifest
+from wdsprep.dataset import (
+    open_edition,
+    parts_of,
+    read_each,
+    read_manifest,
+    refreshed,
+    tidy,
+    write_manifest,
+)
 from wdsprep.edition import Edition
-from wdsprep.errors import AccessError, FormatError, WorkError
+from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.manifest import Manifest, Receipt, Receipts, Settings, count_up
 from wdsprep.progress import human_counts, human_time
 from wdsprep.receipts import by_unit, line_of
@@ -236,9 +244,12 @@ class Run:
             write_manifest(self._store, manifest)
         if self._count:
             sweep(self._store, manifest)  # a worker that was killed cleans up nothing
-            for name in sorted(held):
-                self._store.let_go(name)
+            read_each(self._let_go, sorted(held), lambda _count: None)
         return manifest
+
+    def _let_go(self, name: str) -> None:
+        with contextlib.suppress(StoreError):  # all is published: another run may do it
+            self._store.let_go(name)
 
 
 def _there(store: Store) -> Manifest | None:

@@ -34,8 +34,6 @@ PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 PARTS_IN_FLIGHT = 3
 FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
-CHANGES = ("put_object", "delete_object", "complete_multipart_upload")
-LASTING = ("/wdsprep.json", ".hold")  # a late one of these does no harm that stays
 ANSWERS = {  # boto3 takes a body that never came for an empty answer
     "list_objects_v2": "IsTruncated",
     "list_multipart_uploads": "IsTruncated",
@@ -115,20 +113,11 @@ class S3Store:
             own[0].close()
 
     def _ask(self, operation: str, **what: Any) -> Any:
-        from botocore.exceptions import ClientError
-
         call = getattr(self.client, operation)
 
         def act() -> Any:
             self._holds.refresh()
-            try:
-                answer = call(Bucket=self._bucket, **what)
-            except ClientError:
-                raise
-            except Exception:
-                if operation in CHANGES and not what["Key"].endswith(LASTING):
-                    self._holds.doubt()
-                raise
+            answer = call(Bucket=self._bucket, **what)
             if ANSWERS.get(operation, "ResponseMetadata") not in answer:
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
             return answer

@@ -10,9 +10,10 @@
 4. Nothing that a holder asks for can happen later than that. It sends no request after `FRESH_S`
    without a further mark, and looks at the clock when the request has its signature already; and a
    server refuses what was signed more than `SKEW_S` ago, by a clock that it lets differ as much.
-   Where a change got no answer, and may be made yet, its mark is left to grow that old.
 
-So a process that was stopped for an hour, in the middle of a deletion even, does no harm.
+So a process that was stopped for an hour, in the middle of a deletion even, does no harm. What is
+left is a request that got no answer, was repeated with success, and is carried out by the server
+once more after the hold has ended.
 """
 
 import re
@@ -32,7 +33,7 @@ SKEW_S = 15 * 60.0
 DEAD_S = FRESH_S + 2 * SKEW_S + 60
 LONGEST_WAIT_S = DEAD_S + 60
 FIRST_PAUSE_S = 0.1
-IN_FLIGHT_S = 30.0  # what a process sent before it died has arrived by then
+IN_FLIGHT_S = 5.0  # what a process sent before it died has arrived by then
 Marks = Mapping[int, str]
 """The ETags of marks by their number. No two marks are alike."""
 
@@ -73,11 +74,6 @@ class Holds:
         for hold in getattr(self._mine, "held", ()):
             hold.refresh()
 
-    def doubt(self) -> None:
-        """To be called when a change got no answer: it may be made yet, after the hold."""
-        for hold in getattr(self._mine, "held", ()):
-            hold.is_doubtful = True
-
     def check(self, **_event: object) -> None:
         """To be called when a request has its signature and is about to be sent."""
         for hold in getattr(self._mine, "held", ()):
@@ -89,7 +85,7 @@ class _Hold:
         self._ask, self._key, self._shown = ask, key, shown
         self._marks: Marks = {}  # while it is held, the last one is ours
         self._made_at = _now()
-        self._is_checked = self._is_renewed = self.is_doubtful = False
+        self._is_checked = self._is_renewed = False
         self._first_seen_dead: dict[str, float] = {}
 
     def begin(self) -> None:
@@ -128,8 +124,6 @@ class _Hold:
     def end(self) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        if self.is_doubtful:
-            return  # then it is dead in a while, and nothing can come of it any more
         try:
             self.refresh()  # what came last may have taken long
             self._is_renewed = False
