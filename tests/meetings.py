@@ -286,9 +286,9 @@ class Meeting:
         if refreshed(store, manifest).receipts != manifest.receipts:
             done.findings.append("the manifest is not what the receipts say")
         rows: Counter[int] = Counter()
-        packed = {row for shard in manifest.shards for row in self._packed(shard.name)}
         for shard in manifest.shards:
             rows.update(self._packed(shard.name))
+        packed = set(rows)
         for receipt in manifest.receipts:
             for reject in read_rejects(store.read(rejects_name(receipt.unit))):
                 if reject.source:

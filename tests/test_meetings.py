@@ -75,6 +75,10 @@ def files(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in tree(root).items() if not name.endswith(".tmp")}
 
 
+def pack_words(table: Path, out: Path, *options: str) -> list[object]:
+    return ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+
+
 @contextlib.contextmanager
 def held_up(
     stage: Stage, root: Path, out: Path, *options: str, failing: int = -1
@@ -84,8 +88,7 @@ def held_up(
     site = Holding(1)
     with WebServer(site) as server:
         table = table_of(root / "in", server, ["ok"] * 9)
-        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
-        process = stage.start(words, root / "log")
+        process = stage.start(pack_words(table, out, *options), root / "log")
         assert site.reached.wait(20)
         while len(server.paths()) < 9:  # the others have been asked for
             time.sleep(0.01)
@@ -103,7 +106,7 @@ def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
 ) -> None:
     out = tmp_path / "out"
     with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
-        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *ROLLING]
+        words = pack_words(table, out, *ROLLING)
         assert stage.run([*words, "--overwrite"], tmp_path / "log") == 0
         packed = files(out)
         assert go_on() == 1
@@ -119,7 +122,7 @@ def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
 ) -> None:
     out = tmp_path / "out"
     with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
-        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *ROLLING]
+        words = pack_words(table, out, *ROLLING)
         assert stage.run(words, tmp_path / "log") == 0
         packed = files(out)
         assert {"32/000000_01.tar", "32/000000_02.tar"} < packed.keys()
@@ -132,7 +135,7 @@ def test_a_run_that_wakes_packs_no_row_that_a_retry_has_now(stage: Stage, tmp_pa
     out = tmp_path / "out"
     options = ("--samples-per-shard", "9", "--buckets", "32")
     with held_up(stage, tmp_path, out, *options, failing=5) as (table, go_on):
-        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+        words = pack_words(table, out, *options)
         assert stage.run(words, tmp_path / "log") == 0
         assert [reject["source"] for reject in rejects_of(out)] == ["urls.parquet#5"]
         assert stage.run([*words, "--retry-rejected"], tmp_path / "log") == 0
@@ -177,7 +180,7 @@ def test_a_manifest_that_is_older_than_a_slice_says_what_the_slice_says_now(
     """As where a run was killed after it had done a slice again, and before it said so."""
     out = tmp_path / "out"
     with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
-        words = ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *ROLLING]
+        words = pack_words(table, out, *ROLLING)
         go_on()
         manifest = out / "wdsprep.json"
         before, written = manifest.read_bytes(), manifest.stat().st_mtime - 10
@@ -384,7 +387,6 @@ def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothin
     def cut(store: Any, name: str, data: bytes) -> None:
         if next(steps) == step:
             raise CutError
-        open_store(store.url)
         write(store, name, data)
 
     write = retries.write_bytes

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TypeVar
 
 from wdsprep.buckets import buckets_of_phase
@@ -202,15 +202,12 @@ def refreshed(
                 return said[unit]
             raise
 
-    told = partial(_told, heard, len(done) - len(missing), len(done))
-    done.update(zip(missing, read_each(line_there, missing, told), strict=True))
+    known_before, of = len(done) - len(missing), len(done)
+    read = read_each(line_there, missing, lambda count: heard(known_before + count, of))
+    done.update(zip(missing, read, strict=True))
     done = {unit: line for unit, line in done.items() if line}
     whole = manifest.complete and all(unit in done for unit in stated.units())
     return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
-
-
-def _told(heard: Counting, before: int, of: int, count: int) -> None:
-    heard(before + count, of)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:

@@ -25,7 +25,7 @@ class Draft:
     def __init__(self, edition: Edition, unit: str) -> None:
         self.unit = unit
         self._edition, self._writers = edition, ExitStack()
-        self._files: dict[str, FileSink] = {}
+        self._files: list[FileSink] = []
         self._named, self._receipt = ExitStack(), ExitStack()
         self._beside: dict[str, bytes] = {}
 
@@ -48,8 +48,8 @@ class Draft:
         return DraftTar(self._open(name), name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:
-        self._files[name] = self._named.enter_context(self._edition.store.write(name))
-        return self._files[name]
+        self._files.append(self._named.enter_context(self._edition.store.write(name)))
+        return self._files[-1]
 
     def finish(
         self,
@@ -65,7 +65,7 @@ class Draft:
         name = receipt_name(self.unit)
         last = self._receipt.enter_context(self._edition.store.write(name, exclusive=True))
         last.write(receipt.to_bytes())
-        files = [*self._files.values(), last]
+        files = [*self._files, last]
         for file in files:
             file.end()
         try:

@@ -25,7 +25,6 @@ from wdsprep.dataset import (
     rewrite_manifest,
     write_manifest,
 )
-from wdsprep.edition import hold_name
 from wdsprep.errors import NotFoundError
 from wdsprep.index import write_index
 from wdsprep.manifest import MANIFEST, Manifest, Receipt
@@ -190,7 +189,7 @@ class _Hands:
         self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
         for name in self._there:
             for unit in belongs_to(name) & repair.units.keys():
-                self._of_unit[unit] |= {name} - {hold_name(unit)}
+                self._of_unit[unit].add(name)
         self._done = 0
         self.changed: list[str] = []
 
