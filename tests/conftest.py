@@ -10,7 +10,7 @@ from wdsprep.store import Store
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 
-pytest_plugins = ["s3"]
+pytest_plugins = ["tests.kit.s3"]
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from work_for_driver import PretendRunner, PretendS3, Shelf, manifest_of, units
-from work_for_runners import Asleep, Number
-
-from benches import Group, Rival, Role, call, took
+from tests.kit.pretend import PretendRunner, PretendS3, Shelf, manifest_of, units
+from tests.kit.runner_work import Asleep, Number
+from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset import read_manifest
 from wdsprep.edition import Edition
 from wdsprep.encoding import drained, largest_first, plan

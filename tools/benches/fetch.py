@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benches import Group, Rival, Role, call, ours, peers, took
-from benches.fetch_clients import PLACES, fetch
-from benches.pack import jpeg
+from tools.benches import Group, Rival, Role, call, ours, peers, took
+from tools.benches.fetch_clients import PLACES, fetch
+from tools.benches.pack import jpeg
 
 IMAGES, ROWS, MEMORY_S = 5_000, 3_000_000, 60.0
 LATENCY_S, HOLES_IN_A_HUNDRED, PATIENCE_S = 0.1, 1, 3.0
@@ -199,7 +199,7 @@ def servers(home: Path) -> Iterator[dict[str, str]]:
 
 def serve(place: str) -> None:
     """Two servers, until our input ends; their URLs on our output."""
-    from webserver import Authority, WebServer, ok, stall, status
+    from tests.kit.webserver import Authority, WebServer, ok, stall, status
 
     home = Path(place)
     pictures = [ok(jpeg(seed, 100_000, noise=0.12)) for seed in range(20)]

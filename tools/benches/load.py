@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
+from tools.benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
 
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -107,7 +107,7 @@ def _resuming(home: Path, data: Path, steps: int) -> Group:
 
 
 def _from_s3(home: Path, shards: int) -> Iterator[Group]:
-    from s3 import OTHER_SETTINGS, run_tool, s3_client
+    from tests.kit.s3 import OTHER_SETTINGS, run_tool, s3_client
 
     for name in OTHER_SETTINGS:
         os.environ.pop(name, None)
@@ -156,7 +156,7 @@ def _from_s3(home: Path, shards: int) -> Iterator[Group]:
 def start_gateway(home: Path) -> None:
     """With the metadata cache that gateways have by default; tools/s3-server leaves it out, for
     tests that kill it."""
-    from s3 import start_server
+    from tests.kit.s3 import start_server
 
     server = start_server(home)
     os.environ.update(server.env)
@@ -167,7 +167,7 @@ def start_gateway(home: Path) -> None:
 
 def make(url: str, shards: int) -> str:
     """Every array has bytes of its own, so that no cache serves it."""
-    import latent_sets
+    from tests.kit import latent_sets
 
     def random_array(_key: str, item: Any) -> Any:
         return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)

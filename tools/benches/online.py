@@ -23,10 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusters import object_store
-
-from benches import CORES, Group, Rival, Role, call, note, took
-from benches.encode import make_images, photo
+from tests.kit.clusters import object_store
+from tools.benches import CORES, Group, Rival, Role, call, note, took
+from tools.benches.encode import make_images, photo
 
 BATCH, IMAGES, SKIPPED = 64, 1_024, 24
 STORE, TIMES = 200 << 20, 10
@@ -41,7 +40,7 @@ OWN = "images, encoded in line on the trainer's device"
 
 
 def groups(home: Path, scale: float) -> Iterator[Group]:
-    from benches.encode_peers import make_parquet
+    from tools.benches.encode_peers import make_parquet
 
     batches = round(24 * scale)
     make_images(home, IMAGES)
@@ -147,7 +146,7 @@ def feed_of(home: str, make: Any, **options: Any) -> Any:
 
 
 def ours(home: str, count: int) -> None:
-    from benches.encode_peers import make_free
+    from tools.benches.encode_peers import make_free
 
     pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
     with ray_running(), feed_of(home, make_free, epochs=None, **pools) as feed:
@@ -175,7 +174,7 @@ def guide(home: str, count: int) -> None:
     import ray.data
     from ray.data import ActorPoolStrategy
 
-    from benches.encode_peers import DummyEncoder, Transform, start_ray
+    from tools.benches.encode_peers import DummyEncoder, Transform, start_ray
 
     start_ray()
     try:
@@ -201,7 +200,7 @@ def guide(home: str, count: int) -> None:
 
 def memory(home: str, times: float) -> None:
     """An epoch of so many times what the object store holds."""
-    from benches.encode_peers import make_free
+    from tools.benches.encode_peers import make_free
 
     pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
     steps = math.ceil(times * STORE / PIECE_NBYTES / BATCH)
@@ -223,7 +222,7 @@ def memory(home: str, times: float) -> None:
 
 
 def processes_mb() -> int:
-    from benches.turns import family, pss_kb
+    from tools.benches.turns import family, pss_kb
 
     return sum(map(pss_kb, family(os.getpid()))) >> 10
 
@@ -234,7 +233,7 @@ class Slow:
     device_is_free = threading.Lock()
 
     def __init__(self, recipe: Any, share: float) -> None:
-        from benches.encode_peers import make_free
+        from tools.benches.encode_peers import make_free
 
         self._free = make_free(None, recipe, "cpu")
         self._each_s = share * STEP_S / SMALL_BATCH
@@ -284,9 +283,8 @@ def _told(seconds: dict[float, float]) -> None:
 def stored(_home: str) -> None:
     import tempfile
 
-    from latent_sets import field, write_latents
-
     import wdsprep
+    from tests.kit.latent_sets import field, write_latents
 
     fields = (field("latent", (4, 32, 32)), field("emb", (77, 1024)))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,197 @@
+"""What a dataset says of itself, and one sample found without reading its shard."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.kit.damaged import check, pack_here, source_of_photos
+from tests.kit.latent_sets import field, layout, npy, write_shard
+from tests.kit.packs import manifest_of, tree, upload
+from wdsprep.cli import main
+from wdsprep.errors import NotFoundError
+from wdsprep.inspecting import Looked, look, open_dataset, overview, urls
+from wdsprep.manifest import MANIFEST, Manifest, Receipt
+from wdsprep.quantiles import bin_name, quantile
+from wdsprep.samples import Reject
+from wdsprep.sources.patterns import expand_braces
+from wdsprep.store import open_store, write_bytes
+from wdsprep.store.local import LocalStore
+from wdsprep.tar.read import file_tape, read_samples
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("inspect")
+    return pack_here(source_of_photos(root / "photos"), root / "images")
+
+
+def every_sample(images: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for shard in manifest_of(images).shards:
+        with file_tape(images / shard.name) as tape:
+            yield from ((s.key, s.fields) for s in read_samples(tape, shard.name))
+
+
+def find(url: Path | str, key: str) -> Looked | Reject:
+    return look(*open_dataset(str(url)), key, lambda _count: None)
+
+
+def test_the_screen_comes_from_the_manifest_alone(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / MANIFEST).write_bytes((images / MANIFEST).read_bytes())
+    assert main(["inspect", str(tmp_path)]) == 0
+    said = capfd.readouterr().out
+    assert "images, complete: 12 samples in 7 shards" in said
+    assert "14 inputs, 2 rejects (not_an_image 2)" in said
+    assert "characters in a caption, as ranges: 5% 16-23" in said
+    assert len(said.splitlines()) < 24
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["samples"] == 12
+    assert facts["phases"]["64"]["samples"] == facts["buckets"]["64"]["samples"]
+    assert facts["quantiles"]["side"]["0.05"] == [32, 47]
+
+
+def test_every_sample_is_found_by_its_key_as_it_lies_in_its_shard(images: Path) -> None:
+    for key, fields in every_sample(images):
+        found = find(images, key)
+        assert isinstance(found, Looked)
+        assert dict(found.members) == fields
+        assert found.facts()["json"]["key"] == key
+
+
+def test_a_sample_is_found_in_a_few_reads_of_one_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = latents(tmp_path, [[f"{n:06d}{i:06d}" for i in range(300)] for n in range(3)])
+    reads: list[str] = []
+    real = LocalStore.read
+
+    def read(store: LocalStore, name: str, /, **what: int | None) -> bytes:
+        reads.append(name)
+        return real(store, name, **what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    assert isinstance(find(url, "000001000123"), Looked)
+    assert set(reads) == {MANIFEST, "64/000001.tar", "64/000001.tar.idx"}
+    assert len(reads) < 16
+
+
+def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
+    keys = [["b/x", "a/x", "c/x"], ["zebra", "ant"], ["000077", "000012"]]
+    url = latents(tmp_path, keys)
+    for key in (key for shard in keys for key in shard):
+        found = find(url, key)
+        assert isinstance(found, Looked)
+        assert found.key == key
+        assert found.facts()["members"]["latent.npy"]["shape"] == [2, 2]
+    with pytest.raises(NotFoundError, match="no sample 'bee'"):
+        find(url, "bee")
+
+
+def latents(root: Path, keys: list[list[str]]) -> str:
+    """Latent shards with these keys, the arrays all of one value."""
+    store, fields = open_store(str(root / "latents")), (field("latent", (2, 2)),)
+    data = npy(np.array([[1, 2], [3, np.inf]], "<f2"))
+
+    def members(key: str, _fields: object) -> list[tuple[str, bytes]]:
+        return [("latent.npy", data), ("json", json.dumps({"key": key}).encode()), ("txt", b"")]
+
+    settings = {"layout": layout(fields), "resolution": 64}
+    receipts = []
+    with patch("tests.kit.latent_sets.members", members):
+        for number, some in enumerate(keys):
+            unit = f"64/{number:06d}"
+            shard = write_shard(store, f"{unit}.tar", some, fields)
+            receipts.append(
+                Receipt(
+                    dataset="latents",
+                    unit=unit,
+                    generation=0,
+                    settings=settings,
+                    input="",
+                    inputs=len(some),
+                    shards=(shard,),
+                    rejects={},
+                )
+            )
+    manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
+    write_bytes(store, MANIFEST, manifest.to_bytes())
+    return store.url
+
+
+def test_arrays_are_described_and_members_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = latents(tmp_path, [["000000000000", "000000000001"], ["some/where"]])
+    assert main(["inspect", url, "000000000001", "-o", str(tmp_path / "out")]) == 0
+    said = capfd.readouterr().out
+    assert "float16 2 x 2: min 1, max 3, mean 2" in said
+    assert "not finite" in said
+    assert sorted(tree(tmp_path / "out")) == [
+        f"000000000001.{name}" for name in ("json", "latent.npy", "txt")
+    ]
+    assert main(["inspect", url, "some/where", "-o", str(tmp_path / "more"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["shard"] == "64/000001.tar"
+    assert "where.latent.npy" in tree(tmp_path / "more")
+
+
+def test_a_rejected_key_says_why(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line for path in images.glob("rejects/*") for line in path.read_text().splitlines()]
+    reject = json.loads(lines[0])
+    assert main(["inspect", str(images), reject["key"]]) == 0
+    assert f"{reject['key']} is a reject (not_an_image)" in capfd.readouterr().out
+
+
+def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
+    manifest = manifest_of(images)
+    every = [f"{images}/{shard.name}" for shard in manifest.shards]
+    patterns = urls(str(images), manifest)
+    assert [url for pattern in patterns for url in expand_braces(pattern)] == every
+    assert f"{images}/64/{{000000..000003}}.tar" in patterns
+    without = Manifest(
+        dataset="images",
+        settings=manifest.settings,
+        receipts=(*manifest.receipts[:1], *manifest.receipts[2:]),
+    )
+    listed = urls(str(images), without)
+    assert [url for one in listed for url in expand_braces(one)] == [
+        url for url in every if "000001" not in url
+    ]
+
+
+def test_a_quantile_is_the_range_that_holds_it() -> None:
+    numbers = [0, 1, 2, 3, 5, 40, 300, 511, 512, 4_000]
+    counts: dict[str, int] = {}
+    for number in numbers:
+        name = bin_name("side", number)
+        counts[name] = counts.get(name, 0) + 1
+    for place, number in enumerate(numbers, 1):
+        ends = quantile(counts, "side", place / len(numbers))
+        assert ends is not None
+        assert ends[0] <= number <= ends[1] <= max(2 * ends[0], 0)
+    assert quantile(counts, "caption", 0.5) is None
+
+
+def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
+    url = f"s3://{bucket}/images"
+    upload(images, url)
+    assert overview(open_dataset(url)[1]) == overview(manifest_of(images))
+    key, fields = list(every_sample(images))[-1]
+    found = find(url, key)
+    assert isinstance(found, Looked)
+    assert dict(found.members) == fields
+    assert not check(url).findings
+    store = open_store(url)
+    shard = manifest_of(images).shards[0].name
+    for name in (shard, f"{shard}.idx", "receipts/000001.json"):
+        whole = store.read(name)
+        write_bytes(store, name, whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+        assert [finding.name for finding in check(url).findings] == [name]
+        write_bytes(store, name, whole)
+    store.delete(shard)
+    assert [str(f.kind.value) for f in check(url, quick=True).findings] == ["missing"]

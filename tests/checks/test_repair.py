@@ -1,0 +1,262 @@
+"""After a repair, pack or encode gives the bytes of a run to which nothing happened."""
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit.damaged import (
+    check,
+    findings,
+    flip,
+    pack_here,
+    packing_here,
+    restore,
+    source_of_photos,
+)
+from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
+from wdsprep.checks import Kind
+from wdsprep.cli import main
+from wdsprep.errors import FingerprintError
+from wdsprep.manifest import MANIFEST
+from wdsprep.repair import Repair, carry_out, plan_repair
+from wdsprep.store import open_store, write_bytes
+
+Packed = tuple[Path, Path, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    root = tmp_path_factory.mktemp("packed")
+    source = source_of_photos(root / "photos")
+    images = pack_here(source, root / "images")
+    return source, images, tree(images)
+
+
+@pytest.fixture
+def packed(once: Packed) -> Packed:
+    restore(once[1], once[2])
+    return once
+
+
+@pytest.fixture(scope="module")
+def appended_once(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """A dataset of three generations. What was added sorts in between."""
+    root = tmp_path_factory.mktemp("appended")
+    source = photos(root / "photos", 6)
+    images = pack_here(source, root / "images")
+    for first in (6, 10):
+        photos(source, 4, first=first)
+        pack_here(source, images, "--append")
+    assert manifest_of(images).generations == (0, 2, 3)
+    return source, images, tree(images)
+
+
+@pytest.fixture
+def appended(appended_once: Packed) -> Packed:
+    restore(appended_once[1], appended_once[2])
+    return appended_once
+
+
+def repair(dataset: Path) -> Repair:
+    found = plan_repair(check(dataset).surveys[0])
+    carry_out(found)
+    return found
+
+
+def damage(dataset: Path, name: str) -> None:
+    """Flip a bit in the middle of a file."""
+    flip(dataset / name, (dataset / name).stat().st_size * 4)
+
+
+def test_repair_and_pack_bring_back_every_kind_of_file(packed: Packed) -> None:
+    source, images, whole = packed
+    reject = next(name for name, data in whole.items() if name.startswith("rejects/") and data)
+    for names in (
+        ["32/000001.tar"],
+        ["64/000000.tar.idx"],
+        ["receipts/000002.json"],
+        ["inputs/000001.jsonl", "32/000000.tar.idx"],
+        [reject, "64/000003.tar"],
+        [MANIFEST],
+        [MANIFEST, "32/000000.tar", "receipts/000001.json"],
+    ):
+        for name in names:
+            damage(images, name)
+        repair(images)
+        assert not check(images).findings
+        pack_here(source, images)
+        assert tree(images) == whole, names
+
+
+def test_repair_and_pack_bring_back_what_was_deleted(packed: Packed) -> None:
+    source, images, whole = packed
+    for name in ("32/000001.tar", "64/000000.tar.idx", "receipts/000002.json", MANIFEST):
+        (images / name).unlink()
+        repair(images)
+        pack_here(source, images)
+        assert tree(images) == whole, name
+
+
+def test_only_the_damaged_slice_is_packed_again(packed: Packed) -> None:
+    source, images, whole = packed
+    kept = {name: (images / name).stat().st_mtime_ns for name in whole if "000001" not in name}
+    damage(images, "32/000001.tar")
+    assert set(repair(images).units) == {"000001"}
+    pack_here(source, images)
+    del kept[MANIFEST]
+    assert kept == {name: (images / name).stat().st_mtime_ns for name in kept}
+
+
+def test_an_index_is_made_again_from_its_tar_without_the_source(packed: Packed) -> None:
+    _source, images, whole = packed
+    damage(images, "32/000001.tar.idx")
+    (images / "64/000000.tar.idx").unlink()
+    found = repair(images)
+    assert not found.names
+    assert not found.writes_manifest
+    assert tree(images) == whole
+
+
+def test_a_repair_that_is_killed_anywhere_can_be_done_again(packed: Packed) -> None:
+    source, images, whole = packed
+    damage(images, "32/000001.tar")
+    damage(images, "receipts/000002.json")
+    damaged = tree(images)
+    count = len(plan_repair(check(images).surveys[0]).names)
+    assert count > 6
+    for deleted in range(count):
+        restore(images, damaged)
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(plan_repair(check(images).surveys[0]), heard=_kill_at(deleted + 1))
+        repair(images)
+        assert not check(images).findings
+    pack_here(source, images)
+    assert tree(images) == whole
+
+
+def _kill_at(count: int) -> Callable[[int], None]:
+    def heard(done: int) -> None:
+        if done == count:
+            raise KeyboardInterrupt
+
+    return heard
+
+
+@pytest.mark.parametrize("unit", ["000000", "000001", "000002", "000003"])
+def test_a_slice_of_an_earlier_append_comes_back_as_it_was(appended: Packed, unit: str) -> None:
+    source, images, whole = appended
+    damage(images, f"receipts/{unit}.json")
+    kept = repair(images).kept
+    assert kept == ((f"inputs/{unit}.jsonl",) if unit != "000003" else ())
+    pack_here(source, images)
+    assert tree(images) == whole
+
+
+def test_slices_of_several_appends_come_back_while_more_is_appended(appended: Packed) -> None:
+    source, images, whole = appended
+    for name in ("receipts/000000.json", "64/000002.tar"):
+        damage(images, name)
+    repair(images)
+    photos(source, 1, first=14)
+    pack_here(source, images, "--append")
+    for path in source.rglob("photo-00014.*"):
+        path.unlink()
+    now = tree(images)
+    assert {name: now[name] for name in whole if name != MANIFEST} == {
+        name: data for name, data in whole.items() if name != MANIFEST
+    }
+
+
+def test_a_slice_whose_source_is_gone_is_an_error_that_says_so(appended: Packed) -> None:
+    source, images, _whole = appended
+    damage(images, "receipts/000000.json")
+    repair(images)
+    photo = source / "0/photo-00000.jpg"
+    data, times = photo.read_bytes(), photo.stat()
+    photo.unlink()
+    with pytest.raises(FingerprintError, match="has changed since it was packed"):
+        pack_here(source, images)
+    photo.write_bytes(data)
+    os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_repair_and_pack_bring_back_a_dataset_on_s3(packed: Packed, bucket: str) -> None:
+    source, _images, whole = packed
+    url = f"s3://{bucket}/images"
+    store = open_store(url)
+    for name, data in whole.items():
+        write_bytes(store, name, data)
+    write_bytes(store, "64/000002.tar", whole["64/000002.tar"][:-1] + b"x")
+    store.delete("32/000001.tar")
+    assert main(["repair", url, "--yes"]) == 0
+    with packing_here():
+        assert main(["pack", str(source), url, *BUCKETS, "--samples-per-shard", "4"]) == 0
+    assert {entry.name: store.read(entry.name) for entry in store.list()} == whole
+
+
+def test_foreign_files_are_named_and_left_alone(packed: Packed) -> None:
+    _source, images, _whole = packed
+    for name in ("32/000099.tar", "1024/000001.tar", "notes.txt"):
+        (images / name).parent.mkdir(exist_ok=True)
+        (images / name).write_bytes(b"x")
+    damage(images, "32/000001.tar")
+    found = repair(images)
+    assert {finding.kind for finding in found.beyond} == {Kind.FOREIGN}
+    assert all((images / name).exists() for name in ("32/000099.tar", "1024/000001.tar"))
+    (images / "1024/000001.tar").unlink()
+    (images / "1024").rmdir()
+
+
+# --- the command
+
+
+def test_the_command_shows_and_asks_and_does_nothing_unasked(
+    packed: Packed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, images, whole = packed
+    damage(images, "32/000001.tar")
+    damaged = tree(images)
+    assert main(["repair", str(images)]) == 3
+    said = capfd.readouterr().out
+    assert "remove slice 000001, to be made again (32/000001.tar: its SHA-256 is not" in said
+    assert "nothing was done: --yes does it" in said
+    assert tree(images) == damaged != whole
+    assert main(["repair", str(images), "--yes", "--json"]) == 0
+    done = json.loads(capfd.readouterr().out)
+    assert done["done"]
+    assert list(done["units"]) == ["000001"]
+    with packing_here():
+        assert main(["pack", str(source), str(images), *BUCKETS, "--samples-per-shard", "4"]) == 0
+    assert tree(images) == whole
+    assert main(["repair", str(images)]) == 0
+    assert "nothing to repair" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 3), ("y\n", 0)])
+def test_at_a_terminal_the_answer_decides(packed: Packed, answer: str, code: int) -> None:
+    _source, images, _whole = packed
+    damage(images, "32/000001.tar")
+    ours, theirs = pty.openpty()
+    os.write(ours, answer.encode())
+    done = subprocess.run(
+        [SCRIPT, "repair", images], stdin=theirs, capture_output=True, timeout=120, check=False
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == code, done.stderr
+    assert (images / "receipts/000001.json").exists() == (code == 3)
+
+
+def test_what_is_left_of_a_dataset_without_a_sound_receipt_is_begun_anew(packed: Packed) -> None:
+    source, images, whole = packed
+    for unit in range(4):
+        damage(images, f"receipts/{unit:06d}.json")
+    repair(images)
+    assert findings(images) == []
+    pack_here(source, images)
+    assert tree(images) == whole

@@ -1,0 +1,267 @@
+"""Whatever happens to a byte of a dataset is found, and said of the right file."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
+from tests.kit.packs import photos, tree
+from wdsprep.cli import main
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, Shard
+from wdsprep.store import open_store, write_bytes
+from wdsprep.tar.read import file_tape, read_samples
+from wdsprep.tar.write import TarWriter
+
+FLIPS = 200
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A dataset of four slices, and every byte of it."""
+    root = tmp_path_factory.mktemp("packed")
+    images = pack_here(source_of_photos(root / "photos"), root / "images")
+    return images, tree(images)
+
+
+@pytest.fixture
+def images(packed: tuple[Path, dict[str, bytes]]) -> Path:
+    restore(*packed)
+    return packed[0]
+
+
+def test_what_pack_made_is_sound(images: Path) -> None:
+    verified = check(images)
+    assert not verified.findings
+    assert not verified.notes
+    assert findings(images, quick=True) == []
+
+
+def test_one_flipped_bit_anywhere_is_found_in_the_right_file(
+    images: Path, packed: tuple[Path, dict[str, bytes]]
+) -> None:
+    rng = random.Random(7)
+    names = sorted(name for name, data in packed[1].items() if data)
+    sizes = [len(packed[1][name]) for name in names]
+    by_kind = rng.choices(names, k=FLIPS // 2)  # small files are hit as often as large ones
+    for name in (*by_kind, *rng.choices(names, sizes, k=FLIPS // 2)):
+        bit = rng.randrange(8 * len(packed[1][name]))
+        flip(images / name, bit)
+        found = check(images).findings
+        assert [finding.name for finding in found] == [name], f"bit {bit} of {name}"
+        (images / name).write_bytes(packed[1][name])
+    kinds = {name.rpartition(".")[2] for name in by_kind}
+    assert kinds == {"tar", "idx", "json", "jsonl"}
+
+
+def test_a_file_that_is_gone_is_found_without_reading_a_shard(
+    images: Path, packed: tuple[Path, dict[str, bytes]]
+) -> None:
+    for name, data in packed[1].items():
+        (images / name).unlink()
+        kind = "index" if name.endswith(".idx") else "missing"
+        if name == MANIFEST:
+            kind = "manifest"
+        assert findings(images, quick=True) == [f"{name} {kind}"]
+        (images / name).write_bytes(data)
+
+
+def test_a_truncated_shard_is_found_without_reading_it(images: Path) -> None:
+    shard = images / "32/000001.tar"
+    shard.write_bytes(shard.read_bytes()[:-1024])
+    found = check(images, quick=True).findings
+    assert [finding.name for finding in found] == ["32/000001.tar"]
+    assert "it is truncated (expected" in str(found[0])
+
+
+def test_two_shards_that_changed_places_are_both_found(images: Path) -> None:
+    one, two = images / "32/000000.tar", images / "32/000001.tar"
+    first = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(first)
+    assert findings(images) == ["32/000000.tar damaged", "32/000001.tar damaged"]
+
+
+def test_the_receipt_of_another_slice_is_found(images: Path) -> None:
+    receipt = images / "receipts/000001.json"
+    receipt.write_bytes((images / "receipts/000000.json").read_bytes())
+    found = check(images).findings
+    assert [str(finding).partition(": run")[0] for finding in found] == [
+        f"{receipt}: it is the receipt of 000000"
+    ]
+
+
+def test_what_no_receipt_speaks_of_is_found(images: Path) -> None:
+    for name in ("32/000099.tar", "notes.txt", "64/000000_01.tar.idx", "inputs/000050.jsonl"):
+        (images / name).write_bytes(b"x")
+    (images / ".nv-meta").mkdir()
+    (images / ".nv-meta/split.yaml").write_text("of another tool\n")
+    (images / f"32/.wdsprep-host.{'0' * 16}.tmp").write_bytes(b"x")
+    verified = check(images, quick=True)
+    assert {finding.name for finding in verified.findings} == {
+        *("32/000099.tar", "notes.txt", "64/000000_01.tar.idx", "inputs/000050.jsonl")
+    }
+    assert all("move it out" in finding.next_step for finding in verified.findings)
+    assert len(verified.notes) == 2
+    (images / f"32/.wdsprep-host.{'0' * 16}.tmp").unlink()
+    (images / ".nv-meta/split.yaml").unlink()
+    (images / ".nv-meta").rmdir()
+
+
+def test_a_manifest_that_does_not_say_what_the_receipts_say_is_found(images: Path) -> None:
+    path = images / MANIFEST
+    manifest = Manifest.from_bytes(path.read_bytes(), "manifest")
+    for changed in (
+        replace(manifest, receipts=manifest.receipts[1:]),
+        replace(manifest, receipts=(replace(manifest.receipts[0], inputs=9),)),
+    ):
+        path.write_bytes(changed.to_bytes())
+        assert f"{MANIFEST} manifest" in findings(images, quick=True)
+
+
+def test_a_dataset_that_is_still_packed_is_sound_so_far(tmp_path: Path) -> None:
+    images = pack_here(photos(tmp_path / "photos", 9), tmp_path / "images", "--limit", "8")
+    write_bytes(open_store(str(images)), "32/000002.tar", b"half of it")
+    verified = check(images)
+    assert not verified.findings
+    assert [note.name for note in verified.notes] == ["", "32/000002.tar"]
+    assert "it is not complete: 2 units finished so far" in str(verified.notes[0])
+
+
+@pytest.mark.parametrize("nbytes", [700, 5_000])
+def test_members_that_lie_across_what_is_read_at_once_are_checked_alike(
+    images: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    monkeypatch.setattr("wdsprep.checks.passage.LOCAL_NBYTES", nbytes)
+    assert findings(images) == []
+    flip(images / "64/000002.tar", 8 * 3_000)
+    assert findings(images) == ["64/000002.tar damaged"]
+
+
+def test_worker_processes_find_what_this_process_finds(
+    images: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("wdsprep.checks.verify.HERE_NBYTES", 0)
+    assert main(["verify", str(images), "--workers", "2"]) == 0
+    assert "sound: 12 samples in 7 shards" in capfd.readouterr().out
+    flip(images / "64/000002.tar", 8 * 3_000)
+    (images / "32/000001.tar.idx").unlink()
+    assert main(["verify", str(images), "--workers", "2", "--json"]) == 3
+    found = json.loads(capfd.readouterr().out)["findings"]
+    assert [finding["name"] for finding in found] == ["32/000001.tar.idx", "64/000002.tar"]
+    assert main(["verify", str(images), "--workers", "2"]) == 3
+    lines = capfd.readouterr().out.splitlines()
+    again = f'run "wdsprep repair {images}", then the same "wdsprep pack" again'
+    assert lines[0] == f'{images}/32/000001.tar.idx: it is missing: run "wdsprep repair {images}"'
+    assert lines[1].startswith(f"{images}/64/000002.tar: its SHA-256 is not what its receipt says")
+    assert lines[1].endswith(again)
+    assert lines[2].startswith(f"{images}: 2 findings: 12 samples in 7 shards")
+
+
+RAY = """
+import sys
+from wdsprep.checks import verify
+from wdsprep.cli import main
+verify.HERE_NBYTES = 0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_workers_on_ray_find_what_this_process_finds(images: Path) -> None:
+    flip(images / "64/000002.tar", 8 * 3_000)
+    flip(images / "rejects/000003.jsonl", 3)
+    words = ["verify", str(images), "--runner", "ray", "--workers", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, *words], capture_output=True, timeout=240, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    found = [finding["name"] for finding in json.loads(done.stdout)["findings"]]
+    assert found == ["64/000002.tar", "rejects/000003.jsonl"]
+
+
+def test_what_is_no_dataset_is_an_error_and_no_finding(
+    tmp_path: Path, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "holds no dataset" in capfd.readouterr().err
+    assert main(["verify", str(images), f"{images}/"]) == 2
+    assert "is named twice" in capfd.readouterr().err
+
+
+# --- shards that are what they were written as, and yet not as the format has it
+
+Fields = list[tuple[str, bytes]]
+
+
+def facts_with(**changed: object) -> Callable[[Fields], Fields]:
+    def change(fields: Fields) -> Fields:
+        facts = json.loads(fields[1][1]) | changed
+        facts = {name: value for name, value in facts.items() if value != "left out"}
+        return [fields[0], ("json", json.dumps(facts).encode()), fields[2]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda fields: fields[:2], "it has 2 of 3 members"),
+        (lambda fields: [fields[1], fields[0], fields[2]], "json stands where an image should"),
+        (lambda fields: [("gif", fields[0][1]), *fields[1:]], "gif stands where an image should"),
+        (lambda fields: [*fields, ("cls", b"1")], "cls is one member too many"),
+        (lambda fields: [("jpg", b"GIF89a"), *fields[1:]], "jpg is no such image"),
+        (lambda fields: [fields[0], ("json", b"{"), fields[2]], "json or txt cannot be read"),
+        (lambda fields: [*fields[:2], ("txt", b"\xff")], "json or txt cannot be read"),
+        (lambda fields: [fields[0], ("json", b"[]"), fields[2]], "json is no object"),
+        (lambda fields: [*fields[:2], ("txt", b"other")], "txt is not the caption of the json"),
+        (facts_with(key="000000000009"), "json has the key 000000000009"),
+        (facts_with(width="40"), "json lacks width, or it is no int"),
+        (facts_with(width=True), "json lacks width, or it is no int"),
+        (facts_with(source="left out"), "json lacks source, or it is no str"),
+        (facts_with(meta={"a": [None]}), "json has a null"),
+        (facts_with(width=300, height=300), "300 x 300 pixels do not belong in this bucket"),
+        (facts_with(width=3), "pixels do not belong in this bucket"),
+        (facts_with(bucket=64), "json has another bucket"),
+    ],
+)
+def test_a_sample_that_breaks_the_format_is_found_although_its_hash_is_right(
+    images: Path, change: Callable[[Fields], Fields], problem: str
+) -> None:
+    rewrite(images, "000000", lambda _number, key, fields: (key, change(fields)))
+    found = check(images).findings
+    assert [finding.name for finding in found] == ["32/000000.tar"]
+    assert problem in found[0].what
+
+
+def test_keys_that_do_not_rise_or_miss_an_input_are_found(images: Path) -> None:
+    rewrite(images, "000000", lambda number, _key, fields: (f"{9 - number:012d}", fields))
+    assert "json has the key" in check(images).findings[0].what
+
+
+def rewrite(
+    images: Path, unit: str, change: Callable[[int, str, Fields], tuple[str, Fields]]
+) -> None:
+    """Write the first shard of a slice again with other samples, and all that speaks of it."""
+    store = open_store(str(images))
+    receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
+    old, *others = receipt.shards
+    with file_tape(images / old.name) as tape:
+        samples = list(read_samples(tape, old.name))
+    with store.write(old.name) as sink, TarWriter(sink) as tar:
+        for number, sample in enumerate(samples):
+            tar.add(*change(number, sample.key, list(sample.fields.items())))
+        written = tar.finish()
+    write_bytes(store, f"{old.name}.idx", written.index)
+    shard = Shard(
+        name=old.name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256
+    )
+    made = replace(receipt, shards=(shard, *others))
+    write_bytes(store, f"receipts/{unit}.json", made.to_bytes())
+    manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
+    receipts = tuple(made if one.unit == unit else one for one in manifest.receipts)
+    write_bytes(store, MANIFEST, replace(manifest, receipts=receipts).to_bytes())

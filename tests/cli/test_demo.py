@@ -1,0 +1,106 @@
+"""The demo: drawn downloads of every kind, through all commands, as its printed commands say."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.kit.packs import outcome
+from wdsprep import demo
+from wdsprep.cli import cli, main
+from wdsprep.demo import pictures
+from wdsprep.demo.drawings import OUTLINES, draw
+from wdsprep.demo.paints import TEXTURES
+
+KINDS = pictures.KINDS
+LOCAL = ["--runner", "local", "--device", "cpu"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a demo of few pictures runs: two of each kind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pictures, "PICTURES", 2 * len(KINDS))
+    monkeypatch.setattr(pictures, "SIDES", (256, 300, 520))
+    return tmp_path / "demo"
+
+
+def test_a_drawing_follows_from_its_seed_and_size() -> None:
+    first, again, other = draw("a", (80, 60)), draw("a", (80, 60)), draw("b", (80, 60))
+    assert first.image.tobytes() == again.image.tobytes() != other.image.tobytes()
+    assert (first.caption, first.image.size) == (again.caption, (80, 60))
+
+
+def test_captions_name_what_was_drawn_and_are_many() -> None:
+    captions = [draw(number, (64, 64)).caption for number in range(300)]
+    assert len(set(captions)) > 250
+    for word in (*OUTLINES, "striped", "sunset", "house"):
+        assert any(word in caption for caption in captions), word
+    assert all(texture in " ".join(captions) for texture in TEXTURES if texture != "plain")
+
+
+def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: Path) -> None:
+    home.mkdir()
+    good, broken = pictures.write_pictures(home)
+    assert main(["pack", "demo", "images", "--workers", "1"]) == 0
+    found = outcome(Path("images"))
+    packed = [source for source, code in found.items() if code == "packed"]
+    assert len(packed) == good == 2 * len(KINDS)
+    assert {source.partition("-")[2].partition(".")[0] for source in packed} == set(KINDS)
+    assert len(found) - len(packed) == broken
+    codes = {"truncated", "not_an_image", "empty", "too_small", "bad_caption"}
+    assert {code for code in found.values() if code != "packed"} == codes
+
+
+def test_a_16_bit_picture_keeps_its_shades(tmp_path: Path) -> None:
+    drawing = draw("shades", (300, 260)).image
+    (tmp_path / "a.png").write_bytes(KINDS["deep"](drawing))
+    with Image.open(tmp_path / "a.png") as found:
+        assert found.mode == "I;16"
+        assert found.tobytes()[1::2] == drawing.convert("L").tobytes()
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few pictures, and plain processes in Ray's place: Ray has tests of its own."""
+    monkeypatch.setattr(pictures, "PICTURES", 12)
+    monkeypatch.setattr(pictures, "SIDES", (256, 256, 256, 512))
+    ran: list[list[str]] = []
+
+    def run(arguments: list[str]) -> int:
+        ran.append(arguments)
+        more = {"encode": LOCAL, "report": ["--model", "none"]}.get(arguments[0], [])
+        return int(cli.main([*arguments, *more], "wdsprep", standalone_mode=False) or 0)
+
+    said: list[str] = []
+    assert demo.demo("demo", run=run, say=said.append) == 0
+    shown = [line for text in said for line in text.splitlines() if line.startswith("$ wdsprep ")]
+    assert shown == ["$ wdsprep " + " ".join(arguments) for arguments in ran]
+    assert {arguments[0] for arguments in ran} >= {"pack", "encode", "verify"}
+    out = capfd.readouterr().out
+    assert "wdsprep.load torch.Size([4, 4, 32, 32])" in out
+    assert "webdataset (4, 32, 32)" in out
+    assert (home / "report.html").stat().st_size > 10_000
+    before = digest(home)
+    monkeypatch.setattr(demo, "_run_python", lambda _arguments: 0)
+    assert demo.demo("demo", run=run, say=said.append) == 0
+    assert "drawn before" in said[-len(shown) - 3]
+    assert capfd.readouterr().out.count("nothing left to do") == 3
+    assert digest(home) == before
+
+
+def test_a_folder_with_other_things_is_left_alone(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (home / "thesis.txt").write_text("mine")
+    assert main(["demo"]) == 1
+    assert "demo holds other things: name a folder for the demo to make" in capfd.readouterr().err
+    assert [path.name for path in home.iterdir()] == ["thesis.txt"]

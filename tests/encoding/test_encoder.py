@@ -1,0 +1,547 @@
+"""What is stored is what diffusers and transformers compute, whatever the batch."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, interpolate
+
+import wdsprep
+from tests.kit import packs
+from wdsprep.decoder import Decoder
+from wdsprep.demo.drawings import draw
+from wdsprep.encoder import Encoded, LatentEncoder, load_encoder
+from wdsprep.errors import WorkError
+from wdsprep.models import TINY, Recipe, find_model
+from wdsprep.noise import noise_keys
+
+CAPTIONS = [
+    "a photo of a cat on a sofa",
+    "",
+    "Ein Hund läuft im Schnee — 雪の中の犬 🐕",
+    "one, two! " * 60,
+    "<|endoftext|> in the middle <|endoftext|>",
+    "  spaces \t and\nlines  ",
+]
+
+
+def pictures(count: int, side: int = 64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 8, 8, generator=generator)
+    fine = torch.rand(count, 3, side, side, generator=generator)
+    smooth = interpolate(coarse, side, mode="bilinear")
+    return ((0.85 * smooth + 0.15 * fine) * 255).round().to(torch.uint8)
+
+
+def encoder(model: str | Path = "tiny", **recipe: Any) -> LatentEncoder:
+    wanted = Recipe(**{"resolution": 64, **recipe})
+    made = load_encoder(find_model(str(model), text=wanted.text), wanted, "cpu")
+    assert isinstance(made, LatentEncoder)
+    return made
+
+
+@cache
+def tiny(**recipe: Any) -> LatentEncoder:
+    return encoder(**recipe)
+
+
+def token_ids(encoder: LatentEncoder, captions: Sequence[str]) -> Tensor:
+    return torch.tensor([found.ids for found in encoder.tokens(captions)])
+
+
+def run(encoder: LatentEncoder, pixels: Tensor, *, seed: int = 0, exact: bool = False) -> Encoded:
+    count = len(pixels)
+    captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
+    ids = token_ids(encoder, captions) if len(encoder.fields) > 1 else None
+    keys = noise_keys(seed, [f"{i:06}" for i in range(count)])
+    return encoder.encode(pixels, ids, keys, exact=exact)
+
+
+# The plain loop that everything is held against
+
+
+def reference_posterior(folder: Path, pixels: Tensor) -> Any:
+    from diffusers import AutoencoderKL
+    from diffusers.image_processor import VaeImageProcessor
+
+    vae = AutoencoderKL.from_pretrained(folder, low_cpu_mem_usage=False)
+    images = VaeImageProcessor.normalize(pixels.float() / 255)
+    with torch.no_grad():
+        return vae.encode(images).latent_dist
+
+
+def reference_inputs(folder: Path, captions: Sequence[str]) -> Any:
+    from transformers import CLIPTokenizer
+
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
+    options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    return tokenizer(list(captions), max_length=tokenizer.model_max_length, **options)
+
+
+def reference_states(folder: Path, inputs: Any, *, masked: bool = False) -> Tensor:
+    from transformers import CLIPTextModel
+
+    text = CLIPTextModel.from_pretrained(folder, dtype=torch.float32)
+    mask = inputs.attention_mask if masked else None
+    with torch.no_grad():
+        states: Tensor = text(inputs.input_ids, attention_mask=mask)[0]
+    return states
+
+
+def copy_of_tiny(folder: Path) -> Path:
+    return Path(shutil.copytree(TINY, folder / "model"))
+
+
+def change_weights(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def similarity(a: Tensor, b: Tensor) -> float:
+    return cosine_similarity(a.float().flatten(1), b.float().flatten(1)).min().item()
+
+
+# Numbers
+
+
+def test_means_and_embeddings_are_those_of_diffusers_and_transformers() -> None:
+    ours, pixels = tiny(latents="mean"), pictures(6)
+    means = reference_posterior(TINY / "vae", pixels).mode() * 0.18215
+    states = reference_states(TINY / "text_encoder", reference_inputs(TINY / "tokenizer", CAPTIONS))
+    with torch.inference_mode():
+        ids, keys = token_ids(ours, CAPTIONS), noise_keys(0, CAPTIONS)
+        found = ours.values(ours.networks, pixels, ids, keys)
+    assert (found["latent.npy"] - means).abs().max() < 1e-5
+    assert (found["emb.npy"] - states).abs().max() < 1e-5
+    stored = run(ours, pixels)
+    assert stored.ok.all()
+    assert {name: tuple(made.shape) for name, made in stored.arrays.items()} == {
+        field.name: (6, *field.shape) for field in ours.fields
+    }
+    assert all(made.dtype == torch.float16 for made in stored.arrays.values())
+    assert similarity(stored.arrays["latent.npy"], means) >= 0.9999
+    assert similarity(stored.arrays["emb.npy"], states) >= 0.9999
+
+
+def test_moments_rebuild_the_distribution() -> None:
+    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+    pixels = pictures(4)
+    stored = run(tiny(latents="moments"), pixels).arrays["latent.npy"]
+    ours = DiagonalGaussianDistribution(stored.float())
+    theirs = reference_posterior(TINY / "vae", pixels)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ours.std, theirs.std, rtol=3e-3, atol=1e-5)
+
+
+def noise_of(keys: Tensor) -> Tensor:
+    """The noise in the latents that one picture has under each key."""
+    ours = tiny(latents="sample", text="none")
+    pixels = pictures(1).expand(len(keys), -1, -1, -1)
+    with torch.inference_mode():
+        mean, logvar = ours.networks.moments(pixels).chunk(2, dim=1)
+        latents = ours.values(ours.networks, pixels, None, keys)["latent.npy"]
+    return (latents / 0.18215 - mean) / (0.5 * logvar).exp()
+
+
+def test_the_noise_of_samples_is_standard_normal_and_its_keys_own() -> None:
+    names = [f"{i:09}" for i in range(500)]
+    noise = noise_of(noise_keys(0, names))
+    assert abs(noise.mean().item()) < 0.01
+    assert abs(noise.var().item() - 1) < 0.02
+    assert len({row.numpy().tobytes() for row in noise}) == len(names)
+    other = noise_of(noise_keys(1, names[:20]))
+    assert abs((other * noise[:20]).mean().item()) < 0.05
+
+
+def test_neighbours_and_padding_do_not_show() -> None:
+    ours, pixels = tiny(), pictures(4)
+    ids, keys = token_ids(ours, CAPTIONS[:4]), noise_keys(0, list("abcd"))
+    whole = ours.encode(pixels, ids, keys)
+    order = torch.tensor([2, 0, 0, 0])
+    padded = ours.encode(pixels[order], ids[order], keys[order])
+    alone = ours.encode(pixels[2:3], ids[2:3], keys[2:3])
+    for name, made in whole.arrays.items():
+        assert torch.equal(padded.arrays[name][0], made[2])
+        assert (alone.arrays[name][0] - made[2]).abs().max() <= 1e-3 * made[2].abs().max()
+
+
+def test_half_precision_comes_close() -> None:
+    pixels = pictures(2)
+    exact = run(tiny(latents="mean"), pixels)
+    for dtype, least in (("bf16", 0.998), ("fp16", 0.9999)):
+        ours = tiny(latents="mean", dtype=dtype)
+        assert ours.itemsize == 2
+        made = run(ours, pixels)
+        for name, values in exact.arrays.items():
+            assert similarity(made.arrays[name], values) > least
+        again = run(ours, pixels, exact=True)
+        assert all(torch.equal(again.arrays[name], exact.arrays[name]) for name in exact.arrays)
+
+
+def test_latents_of_tiny_are_spread_like_those_of_a_real_model() -> None:
+    latents = run(tiny(latents="mean", text="none", resolution=256), pictures(8, 256)).arrays
+    values = latents["latent.npy"].float()
+    assert 0.3 < values.std() < 3
+    assert values.std(dim=(2, 3)).min() > 0.05  # none is constant
+    assert values.mean((2, 3)).std(0).min() > 0.01  # and each picture has its own
+
+
+def test_tiny_makes_drawings_again_that_it_was_not_trained_on() -> None:
+    images = [draw(f"for this test {n}", (256, 256)).image for n in range(8)]
+    drawn = torch.stack([torch.from_numpy(np.array(image)) for image in images])
+    ours = tiny(latents="mean", text="none", resolution=256)
+    latents = run(ours, drawn.permute(0, 3, 1, 2).contiguous()).arrays["latent.npy"]
+    decoder = Decoder(find_model("tiny", text="none"))
+    made = torch.stack([torch.from_numpy(decoder.decode(latent)) for latent in latents])
+    errors = (made.float() - drawn.float()).square().flatten(1).mean(1)
+    assert (10 * torch.log10(255**2 / errors)).mean() > 22
+
+
+# What does not fit
+
+
+def test_what_overflows_in_half_precision_is_right_in_fp32(tmp_path: Path) -> None:
+    """Large activations that a norm makes small again, as in SDXL's VAE."""
+    folder = copy_of_tiny(tmp_path)
+
+    def large(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = ("encoder.conv_in.weight", "encoder.conv_in.bias")
+        return {n: v.float() * 1e6 if n in names else v.float() for n, v in weights.items()}
+
+    change_weights(folder / "vae/diffusion_pytorch_model.safetensors", large)
+    ours, pixels = encoder(folder, dtype="fp16", text="none"), pictures(3)
+    assert not run(ours, pixels).ok.any()
+    assert run(ours, pixels, exact=True).ok.all()
+    assert run(encoder(folder, dtype="bf16", text="none"), pixels).ok.all()
+
+
+def test_only_the_row_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    path = folder / "text_encoder/model.safetensors"
+    ids = token_ids(tiny(), CAPTIONS[:3])
+    only = next(iter(set(ids[2].tolist()) - set(ids[:2].flatten().tolist())))
+
+    def broken(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = next(n for n in weights if n.endswith("token_embedding.weight"))
+        weights[name][only] = torch.nan
+        return weights
+
+    change_weights(path, broken)
+    ours = encoder(folder)
+    for exact in (False, True):
+        made = ours.encode(pictures(3), ids, noise_keys(0, list("abc")), exact=exact)
+        assert made.ok.tolist() == [True, True, False]
+
+
+def test_values_beyond_the_storage_range_are_named(tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    change_json(folder / "vae/config.json", scaling_factor=1e6)
+    ours = encoder(folder, text="none")
+    assert not run(ours, pictures(1), exact=True).ok.any()
+
+
+# Captions
+
+
+@pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
+def test_tokens_are_cut_and_padded_as_the_library_does(pad: str, tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        change_json(folder / "tokenizer" / name, pad_token=pad)
+    found = encoder(folder, text="tokens").tokens(CAPTIONS)
+    inputs = reference_inputs(folder / "tokenizer", CAPTIONS)
+    assert [tokens.ids for tokens in found] == inputs.input_ids.tolist()
+    counts = inputs.attention_mask.sum(1).tolist()
+    for tokens, count in zip(found, counts, strict=True):
+        assert tokens.cut == (tokens.count > 77)
+        assert min(tokens.count, 77) == count
+    assert found[1].count == 2
+    assert found[3].count == 242  # start, 60 times four tokens, end
+
+
+@pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
+def test_a_text_encoder_that_wants_a_mask_gets_it(pad: str, tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    change_json(folder / "text_encoder/config.json", use_attention_mask=True)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        change_json(folder / "tokenizer" / name, pad_token=pad)
+    captions = [*CAPTIONS[:4], CAPTIONS[5]]
+    ours = encoder(folder)
+    inputs = reference_inputs(folder / "tokenizer", captions)
+    states = reference_states(folder / "text_encoder", inputs, masked=True)
+    with torch.inference_mode():
+        found = ours.text_values(ours.networks, token_ids(ours, captions))["emb.npy"]
+    assert (found - states).abs().max() < 1e-5
+
+
+def test_threads_may_ask_for_tokens_at_once() -> None:
+    ours = tiny(text="tokens")
+    wanted = ours.tokens(CAPTIONS)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: ours.tokens(CAPTIONS), range(200)):
+            assert found == wanted
+
+
+def test_tokens_are_stored_without_a_text_encoder() -> None:
+    ours = tiny(text="tokens")
+    assert ours.networks.text is None
+    stored = run(ours, pictures(3)).arrays["tokens.npy"]
+    assert stored.dtype == torch.int32
+    assert torch.equal(stored.long(), token_ids(ours, CAPTIONS[:3]))
+    assert torch.equal(ours.empty()["tokens.npy"].long(), token_ids(ours, [""])[0])
+
+
+def test_the_empty_caption_has_an_embedding() -> None:
+    empty = tiny(dtype="fp16").empty()["emb.npy"]
+    inputs = reference_inputs(TINY / "tokenizer", [""])
+    states = reference_states(TINY / "text_encoder", inputs)
+    assert (empty.shape, empty.dtype) == ((77, 64), torch.float16)
+    assert similarity(empty[None], states) >= 0.9999
+
+
+def test_without_text_nothing_is_made_of_it() -> None:
+    ours = tiny(text="none")
+    assert [tokens.ids for tokens in ours.tokens(["a", "b"])] == [[], []]
+    assert list(run(ours, pictures(1)).arrays) == ["latent.npy"]
+
+
+# Other models
+
+
+def test_a_vae_alone_with_16_channels_and_a_shift(tmp_path: Path) -> None:
+    """As Flux and Stable Diffusion 3 have it: no quant_conv, and latents are shifted."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    vae = AutoencoderKL(
+        block_out_channels=(16, 16, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        norm_num_groups=4,
+        latent_channels=16,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    vae.save_pretrained(tmp_path)
+    pixels = pictures(2)
+    with torch.no_grad():
+        mode = vae.encode(pixels.float() / 127.5 - 1).latent_dist.mode()
+    ours = encoder(tmp_path, text="none", latents="mean")
+    with torch.inference_mode():
+        found = ours.values(ours.networks, pixels, None, noise_keys(0, ["a", "b"]))
+    assert (found["latent.npy"] - (mode - 0.1159) * 0.3611).abs().max() < 1e-5
+
+
+def test_names_of_older_checkpoints_are_understood(tmp_path: Path) -> None:
+    """Stable Diffusion's files date from before both libraries renamed their tensors."""
+    folder = copy_of_tiny(tmp_path)
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+    def older_vae(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        renamed = {}
+        for name, value in weights.items():
+            for new, before in old.items():
+                name = name.replace(f"attentions.0.{new}.", f"attentions.0.{before}.")
+            renamed[name] = value
+        assert renamed.keys() != weights.keys()
+        return renamed
+
+    def older_text(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = {name: f"text_model.{name.removeprefix('text_model.')}" for name in weights}
+        places = torch.arange(77)[None]
+        made = {names[name]: value for name, value in weights.items()}
+        return {**made, "text_model.embeddings.position_ids": places}
+
+    change_weights(folder / "vae/diffusion_pytorch_model.safetensors", older_vae)
+    change_weights(folder / "text_encoder/model.safetensors", older_text)
+    pixels = pictures(2)
+    made, wanted = run(encoder(folder), pixels), run(tiny(), pixels)
+    assert all(torch.equal(made.arrays[name], wanted.arrays[name]) for name in wanted.arrays)
+
+
+def test_weights_that_lack_a_tensor_are_refused_instead_of_made_up(tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    for name, lost in (
+        ("vae/diffusion_pytorch_model.safetensors", "encoder.conv_in.weight"),
+        ("text_encoder/model.safetensors", "final_layer_norm.weight"),
+    ):
+        kept = (folder / name).read_bytes()
+        change_weights(
+            folder / name,
+            lambda found, lost=lost: {n: v for n, v in found.items() if not n.endswith(lost)},
+        )
+        with pytest.raises(WorkError, match=f"lacks 1 tensors .*{lost}"):
+            encoder(folder)
+        (folder / name).write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    "name", ["vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"]
+)
+def test_damaged_weights_are_one_line(name: str, tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(WorkError, match="cannot be loaded as") as caught:
+        encoder(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_half_precision_files_are_loaded_where_there_are_no_others(tmp_path: Path) -> None:
+    folder = copy_of_tiny(tmp_path)
+    for path in folder.rglob("*.safetensors"):
+        path.rename(path.with_name(f"{path.stem}.fp16.safetensors"))
+    made, wanted = run(encoder(folder), pictures(1)), run(tiny(), pictures(1))
+    assert all(torch.equal(made.arrays[name], wanted.arrays[name]) for name in wanted.arrays)
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | None) -> None:
+    """Written by the libraries themselves."""
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextModel
+
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    options = {"max_shard_size": "300KB", "variant": variant}
+    for kind, name in ((AutoencoderKL, "vae"), (CLIPTextModel, "text_encoder")):
+        (weights,) = (tmp_path / name).glob("*.safetensors")
+        kind.from_pretrained(weights.parent).save_pretrained(weights.parent, **options)
+        weights.unlink()
+        assert len(list(weights.parent.glob("*.safetensors"))) > 1
+    whole, parts = run(tiny(), pictures(3)), run(encoder(tmp_path), pictures(3))
+    for name, array in whole.arrays.items():
+        assert torch.equal(array, parts.arrays[name])
+
+
+def test_nothing_is_said_on_the_users_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    run(encoder(), pictures(4))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
+def test_compiled_models_agree() -> None:
+    pixels = pictures(2)
+    made, wanted = run(encoder(compile=True), pixels), run(tiny(), pixels)
+    for name, values in wanted.arrays.items():
+        assert (made.arrays[name] - values).abs().max() <= 2e-3 * values.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_agrees_with_the_cpu() -> None:
+    pixels = pictures(4)
+    wanted = run(tiny(), pixels)
+    recipe = Recipe(resolution=64, dtype="fp16")
+    ours = load_encoder(find_model("tiny", text="emb"), recipe, "cuda")
+    ids, keys = token_ids(tiny(), CAPTIONS[:4]), noise_keys(0, [f"{i:06}" for i in range(4)])
+    for exact in (False, True):
+        made = ours.encode(pixels.cuda(), ids.cuda(), keys.cuda(), exact=exact)
+        for name, values in wanted.arrays.items():
+            assert similarity(made.arrays[name].cpu(), values) > 0.9999
+
+
+# Stable Diffusion 2 at its full width, with random weights
+
+SD2_VAE = {
+    "_class_name": "AutoencoderKL",
+    "act_fn": "silu",
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "in_channels": 3,
+    "latent_channels": 4,
+    "layers_per_block": 2,
+    "norm_num_groups": 32,
+    "out_channels": 3,
+    "sample_size": 768,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+}
+SD2_TEXT = {
+    "architectures": ["CLIPTextModel"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_size": 1024,
+    "initializer_factor": 1.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 77,
+    "model_type": "clip_text_model",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 23,
+    "pad_token_id": 1,
+    "projection_dim": 512,
+    "vocab_size": 49408,
+}
+
+
+def make_sd2(folder: Path) -> Path:
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    with torch.device("meta"):
+        vae = AutoencoderKL.from_config(SD2_VAE)
+        text = CLIPTextModel(CLIPTextConfig.from_dict(SD2_TEXT))
+    shutil.copytree(TINY / "tokenizer", folder / "tokenizer")
+    for name, config, model, weights in (
+        ("vae", SD2_VAE, vae, "diffusion_pytorch_model"),
+        ("text_encoder", SD2_TEXT, text, "model"),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        made = {key: random_weight(key, value.shape) for key, value in model.state_dict().items()}
+        save_file(made, folder / name / f"{weights}.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def random_weight(name: str, shape: torch.Size) -> Tensor:
+    if len(shape) == 1:
+        return torch.full(shape, float(name.endswith("weight")), dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02)
+
+
+@pytest.fixture(scope="module")
+def sd2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = make_sd2(tmp_path_factory.mktemp("sd2"))
+    yield folder
+    shutil.rmtree(folder)  # 0.9 GB
+
+
+@pytest.mark.parametrize(("resolution", "side"), [(256, 32), (512, 64)])
+def test_stable_diffusion_2_at_full_width_end_to_end(
+    resolution: int, side: int, sd2: Path, tmp_path: Path
+) -> None:
+    images = packs.write_files(
+        tmp_path / "in", {"a.jpg": packs.jpeg(1, (700, 600)), "a.txt": "one photo"}
+    )
+    packs.run("pack", images, tmp_path / "images")
+    out = tmp_path / "latents"
+    outcome = wdsprep.encode(
+        str(tmp_path / "images"),
+        str(out),
+        resolution=resolution,
+        model=str(sd2),
+        runner="local",
+        batch_size=1,
+    )
+    assert outcome.manifest.complete
+    found = list(packs.decoded(out / "512" / "000000.tar"))
+    assert [(f["latent.npy"].shape, f["latent.npy"].dtype) for f in found] == [
+        ((4, side, side), "float16")
+    ]
+    assert [(f["emb.npy"].shape, f["emb.npy"].dtype) for f in found] == [((77, 1024), "float16")]

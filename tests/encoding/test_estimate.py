@@ -1,0 +1,122 @@
+"""A plan is arithmetic on counts and speeds; its sizes are those of the real format."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.encodes import encode_here, packed, pictures
+from tests.kit.packs import manifest_of
+from wdsprep.arrays import Field
+from wdsprep.cli import main
+from wdsprep.plan import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
+from wdsprep.store.s3 import PART_NBYTES
+from wdsprep.tar.write import TarWriter
+
+COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
+SPEEDS = {256: Speed(each=100, source="given"), 512: Speed(each=25, source="given")}
+
+
+def test_a_phase_counts_the_images_of_its_buckets_and_those_above() -> None:
+    small, large = plan(COUNTS, SPEEDS, Choice(), Fleet(devices=48, price=1.5))
+    assert (small.resolution, small.samples) == (256, 790_000_000)
+    assert (large.resolution, large.samples) == (512, 300_000_000)
+    assert small.device_hours == pytest.approx(790e6 / 100 / 3600)
+    assert small.wall_hours == pytest.approx(small.device_hours / 48)
+    assert small.dollars == pytest.approx(1.5 * small.device_hours)
+    assert small.shards == 79_000
+    assert plan(COUNTS, SPEEDS, Choice(), Fleet())[0].dollars is None
+
+
+@pytest.mark.parametrize("latents", ["sample", "moments"])
+@pytest.mark.parametrize("text", ["emb", "tokens", "none"])
+def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str) -> None:
+    choice = Choice(latents=latents, text=text)
+    shape = (8 if latents == "moments" else 4, 32, 32)
+    fields = [Field(name="latent.npy", dtype="<f2", shape=shape)]
+    if text == "emb":
+        fields.append(Field(name="emb.npy", dtype="<f2", shape=(77, 1024)))
+    if text == "tokens":
+        fields.append(Field(name="tokens.npy", dtype="<i4", shape=(77,)))
+    tar = TarWriter(io.BytesIO())
+    arrays = [(field.name, field.header + bytes(field.array_nbytes)) for field in fields]
+    tar.add("000000000001", [*arrays, ("json", b"{}"), ("txt", b"a caption")])
+    assert tar.nbytes == sample_nbytes(256, choice)
+
+
+def test_an_object_goes_up_in_the_parts_of_the_store() -> None:
+    assert parts(PART_NBYTES) == 1
+    assert parts(PART_NBYTES + 1) == 2 + 2
+    assert parts(10 * PART_NBYTES) == 2 + 10
+
+
+def test_a_trial_leaves_its_speed_and_the_whole_run_takes_it_away(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    images = packed(pictures(tmp_path / "pictures", range(6)), tmp_path / "images")
+    latents = tmp_path / "latents"
+    encode_here(images, latents, limit=4)
+    trial = manifest_of(latents).extra["trial"]
+    assert trial["device"] == "cpu"
+    assert 0 < trial["busy"] <= 1
+    encode_here(images, latents, limit=4)
+    assert manifest_of(latents).extra["trial"] == trial
+    capfd.readouterr()
+    assert main(["plan", str(images), "--trial", str(latents), "--json"]) == 0
+    phase, larger = json.loads(capfd.readouterr().out)["phases"]
+    assert larger["speed"]["source"].endswith("scaled by the operations")
+    assert phase["samples"] == 6
+    assert phase["speed"] == {
+        "each": trial["each"],
+        "source": f"measured with tiny on cpu at 64, busy {trial['busy']:.0%}",
+    }
+    encode_here(images, latents)
+    assert manifest_of(latents).extra == {"model": "tiny"}
+    assert main(["plan", str(images), "--trial", str(latents)]) == 2
+    assert "is no trial" in capfd.readouterr().err
+
+
+def test_the_table_knows_four_gpus_and_scales_by_operations(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "--counts", "256=490M,512=300M", "--gpus", "48"]
+    assert main([*words, "--gpu", "a10g"]) == 0
+    said = capfd.readouterr().out
+    assert "phase 256: 790,000,000 images" in said
+    assert "111 images/s a GPU (derived for A10G, not measured)" in said
+    assert "1,977.0 GPU hours, $1,989; 41.2 h on 48" in said
+    assert main([*words, "--gpu", "a10g", "--text", "none"]) == 0
+    assert "129 images/s" in capfd.readouterr().out  # 45.1 of 317.8 GFLOPs are the text's
+    assert main(["plan", "--counts", "256=1M,512=0", "--gpu", "a10g"]) == 0
+    assert "phase 512" not in capfd.readouterr().out
+    assert main([*words, "--rate", "512=30.5"]) == 0
+    said = capfd.readouterr().out
+    assert "phase 256" not in said.splitlines()[0]
+    assert "30 images/s a GPU (given)" in said
+
+
+def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--published"]) == 0
+    said = capfd.readouterr().out
+    assert "reckoned  1,129 A100 hours" in said
+    assert "published 3,784 A100 hours: 3.4 times as many" in said
+    assert "reckoned  5,005 A10G hours, 4.3 days on 48" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a dataset of images, or give --counts"),
+        (["--counts", "256=1M"], "give a --gpu of the table, --rate"),
+        (["--counts", "256"], "write 256=490M,512=300M"),
+        (["--counts", "256=0", "--gpu", "A100"], "no images to plan for"),
+        (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
+        (["--counts", "384=1M", "--gpu", "A100"], "no speed at 384 is known"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert said in capfd.readouterr().err

@@ -1,0 +1,588 @@
+"""Whatever happens to workers, driver, nodes, disk or network: the bytes of an undisturbed run.
+
+Workers, kills, Ray and S3 are real. The encoder is a stand-in, but for Ctrl-C of the command.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from tests.kit.clusters import ray_cluster
+from tests.kit.encode_work import Making
+from tests.kit.faultproxy import Drop, DropAfter, Fault, FaultProxy, Status, Truncate
+from tests.kit.packs import (
+    SCRIPT,
+    children,
+    jpeg,
+    manifest_of,
+    pack,
+    temporaries,
+    tree,
+    upload,
+    write_files,
+)
+from tests.kit.paths import FIND_TESTS
+from tests.kit.s3 import S3Server
+from wdsprep.crews import Wish
+from wdsprep.encoding import Listener, encode_as
+from wdsprep.latents import Working
+from wdsprep.models import Recipe
+from wdsprep.run import Outcome, Progress
+from wdsprep.store import open_store, write_bytes
+
+SIZES = ((64, 80), (100, 90), (72, 64), (120, 70))
+SHARDS = 12
+WHITE = 65  # the sample in shard 64/000003 that does harm
+BAD_SHARD = "64/000003"
+KILLS = 30
+COMMAND = f"""
+{FIND_TESTS}
+from tests.kit.encode_work import command; command(*sys.argv[1:])
+"""
+INTERRUPTED = "wdsprep: interrupted: run the same command to go on from here"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve shards of twenty; one image is white."""
+    root = tmp_path_factory.mktemp("images")
+    files: dict[str, bytes | str] = {}
+    for number in range(SHARDS * 20):
+        files[f"{number:04d}.jpg"] = jpeg(number, SIZES[number % 4])
+        files[f"{number:04d}.txt"] = f"photo {number} of a noise" * (number % 5 != 0)
+    write_files(root / "in", files)
+    Image.new("RGB", (64, 64), "white").save(root / f"in/{WHITE:04d}.jpg")
+    return pack(root / "in", root / "out", "--buckets", "64,256", "--samples-per-shard", "20")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    outcome = encode(images, out, workers=1)
+    assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
+    found = tree(out)
+    assert len(found) == SHARDS * 4 + 2
+    return found
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    return random.Random(seed)
+
+
+@pytest.fixture
+def bad_without(undisturbed: dict[str, bytes]) -> dict[str, bytes]:
+    """What is there when all is done but for the one shard."""
+    return {
+        name: data
+        for name, data in undisturbed.items()
+        if BAD_SHARD not in name and name != "wdsprep.json"
+    }
+
+
+def encode(
+    images: Path | str,
+    out: Path | str,
+    making: Making | None = None,
+    *,
+    listener: Listener | None = None,
+    **wish: Any,
+) -> Outcome:
+    recipe = Recipe(
+        resolution=64, latents="sample", text="emb", dtype="auto", seed=0, compile=False
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wdsprep.encoding.make_encoder", making or Making())
+        return encode_as(
+            str(images),
+            str(out),
+            model="tiny",
+            recipe=recipe,
+            wish=Wish(**{"runner": "local", "device": "cpu", "workers": 2, **wish}),
+            batch_size=4,
+            listener=listener,
+        )
+
+
+def but_manifest(out: Path | str) -> dict[str, bytes]:
+    return {name: data for name, data in tree(out).items() if name != "wdsprep.json"}
+
+
+class Done:
+    """The shards that were finished at some time: none of them is ever written again."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def look(self) -> int:
+        for receipt in (self._out / "receipts").glob("*/*.json"):
+            name = str(receipt.relative_to(self._out / "receipts").with_suffix(".tar"))
+            stat = (self._out / name).stat()
+            now = (stat.st_ino, stat.st_mtime_ns)
+            assert self._seen.setdefault(name, now) == now, f"{name} was done again"
+        return len(self._seen)
+
+
+class Killer:
+    """Kills workers of this process: soon after they began to work, and some at any moment."""
+
+    def __init__(self, done: Done, chance: random.Random, kills: int, anyhow: int) -> None:
+        self.kills, self.anyhow = kills, anyhow
+        self._done, self._chance = done, chance
+        self._due: dict[int, float] = {}
+        self._next = time.monotonic() + chance.uniform(1.5, 6.0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Killer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._done.look()
+
+    def heard(self, progress: Progress) -> None:
+        pid = pid_of(progress)
+        self._due.setdefault(pid, time.monotonic() + self._chance.uniform(0.0, 0.9))
+
+    def _run(self) -> None:
+        while not self._over.wait(0.01) and self.kills:
+            now = time.monotonic()
+            alive = workers_of(os.getpid())
+            for pid in alive:
+                if self._due.get(pid, now + 1) <= now:
+                    self._kill(pid)
+            if alive and now >= self._next and self.anyhow:
+                self.anyhow -= 1
+                self._next = now + self._chance.uniform(1.5, 6.0)
+                self._kill(self._chance.choice(alive))
+
+    def _kill(self, pid: int) -> None:
+        if self.kills:
+            os.kill(pid, signal.SIGKILL)
+            self._due.pop(pid, None)
+            self.kills -= 1
+            self._done.look()
+
+
+def pid_of(progress: Progress) -> int:
+    assert isinstance(progress, Working)
+    return int(progress.worker.rpartition(":")[2])
+
+
+def workers_of(pid: int) -> list[int]:
+    return [child for child in children(pid) if "wdsprep.runners.worker" in words_of(child)]
+
+
+def words_of(pid: int) -> str:
+    try:
+        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(map(words_of, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def start(*arguments: Path | str, pause_s: float = 0.0, white: str = "") -> "subprocess.Popen[str]":
+    """`wdsprep encode` with the stand-in, in a process group of its own."""
+    words = ["encode", *map(str, arguments), *OPTIONS, "--batch-size", "4"]
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(pause_s), white, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+OPTIONS = ("--resolution", "64", "--model", "tiny", "--runner", "local", "--device", "cpu")
+
+
+def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.002)
+
+
+# --- workers
+
+
+def test_workers_killed_at_thirty_moments_leave_the_bytes_of_an_undisturbed_run(
+    images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    """Each run finishes by itself, and the next one starts from nothing."""
+    out = tmp_path / "out"
+    kills, anyhow, runs = KILLS, KILLS // 2, 0
+    while kills:
+        with Killer(Done(out), chance, kills, anyhow) as killer:
+            outcome = encode(
+                images,
+                out,
+                Making(pause_s=0.1),
+                listener=Listener(heard=killer.heard),
+                max_attempts=100,
+            )
+        assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
+        assert tree(out) == undisturbed
+        kills, anyhow, runs = killer.kills, killer.anyhow, runs + 1
+        shutil.rmtree(out)
+    sys.stdout.write(f"{KILLS} kills in {runs} runs\n")
+
+
+@pytest.mark.parametrize(
+    ("white", "reason"),
+    [
+        ("kills", "worker was killed by SIGKILL (out of memory?)"),
+        ("raises", "BrokenWorkerError: RuntimeError: an illegal memory access was encountered"),
+    ],
+)
+def test_a_shard_that_breaks_every_worker_is_left_out_and_only_it_is_retried(
+    images: Path,
+    undisturbed: dict[str, bytes],
+    bad_without: dict[str, bytes],
+    tmp_path: Path,
+    white: str,
+    reason: str,
+) -> None:
+    out = tmp_path / "out"
+    check_breaking(images, out, bad_without, white=white, reason=reason)
+    rerun(images, out, undisturbed)
+
+
+def check_breaking(
+    images: Path, out: Path, bad_without: dict[str, bytes], *, white: str, reason: str, **wish: Any
+) -> None:
+    outcome = encode(images, out, Making(white=white), **wish)
+    (failed,) = outcome.quarantined
+    assert (failed.unit.name, failed.attempts) == (BAD_SHARD, 3)
+    assert failed.reason.startswith(reason)
+    assert not manifest_of(out).complete
+    assert but_manifest(out) == bad_without
+
+
+def rerun(images: Path | str, out: Path | str, undisturbed: dict[str, bytes], **wish: Any) -> None:
+    """A run that has the one shard left to do, and then nothing."""
+    outcome = encode(images, out, **wish)
+    assert (outcome.samples, outcome.quarantined) == (20, ())
+    assert tree(out) == undisturbed
+
+
+def test_the_command_says_what_is_left_out_with_exit_code_3(
+    images: Path, undisturbed: dict[str, bytes], bad_without: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = start(images, out, white="kills")
+    said, errors = run.communicate(timeout=120)
+    assert run.returncode == 3, errors
+    assert f"shard {BAD_SHARD} is left out: worker was killed by SIGKILL (out of memory?)" in said
+    assert said.strip().endswith("run the same command again to retry what is left out")
+    assert "Traceback" not in errors
+    assert but_manifest(out) == bad_without
+    run = start(images, out, "--json")
+    said, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    found = json.loads(said)
+    assert (found["encoded"], found["quarantined"], found["complete"]) == (20, [], True)
+    assert tree(out) == undisturbed
+
+
+# --- Ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that does no work, and one node that stays."""
+    with ray_cluster(cpus=0) as cluster:
+        cluster.add_node(num_cpus=2)
+        yield cluster
+
+
+@pytest.mark.usefixtures("cluster")
+def test_on_ray_a_shard_that_kills_every_worker_is_left_out_and_only_it_is_retried(
+    images: Path, undisturbed: dict[str, bytes], bad_without: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    wish = {"runner": "ray", "cpus_per_worker": 1.0}
+    check_breaking(images, out, bad_without, white="kills", reason="worker died", **wish)
+    rerun(images, out, undisturbed, **wish)
+
+
+def test_a_removed_ray_node_costs_no_attempt(
+    cluster: Any, images: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    node = cluster.add_node(num_cpus=2)
+    done = Done(out)
+    pids: set[int] = set()
+
+    def heard(progress: Progress) -> None:
+        nonlocal node
+        pids.add(pid_of(progress))
+        if len(pids) == 2 and node:
+            done.look()
+            cluster.remove_node(node, allow_graceful=False)
+            node = None
+
+    outcome = encode(
+        images,
+        out,
+        Making(pause_s=0.1),
+        listener=Listener(heard=heard),
+        runner="ray",
+        cpus_per_worker=2.0,  # one worker a node
+        max_attempts=1,
+    )
+    assert node is None
+    assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
+    done.look()
+    assert tree(out) == undisturbed
+
+
+# --- the driver
+
+
+def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
+    images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    """First the driver alone, then the workers with it."""
+    out = tmp_path / "out"
+    done = Done(out)
+    for count, kill in [(1, os.kill), (5, os.killpg)]:
+        run = start(images, out, "--workers", "2", pause_s=0.05)
+        wait_until(lambda count=count: done.look() >= count)
+        time.sleep(chance.uniform(0.0, 0.1))
+        workers = workers_of(run.pid)
+        kill(run.pid, signal.SIGKILL)
+        _, errors = run.communicate(timeout=20)
+        assert workers
+        assert gone(workers, within_s=6.0)
+        assert "Traceback" not in errors
+        assert bool(temporaries(out)) == (kill is os.killpg)  # a worker alone cleans up
+        assert done.look() < SHARDS
+    before = done.look()
+    outcome = encode(images, out)
+    done.look()
+    assert (outcome.units_before, outcome.samples) == (before, (SHARDS - before) * 20)
+    assert tree(out) == undisturbed
+
+
+def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
+    images: Path, tmp_path: Path
+) -> None:
+    """With the tiny model, and so with bytes of its own."""
+    out = tmp_path / "out"
+    done = Done(out)
+    words = [str(SCRIPT), "encode", str(images), str(out), *OPTIONS, "--workers", "1"]
+    run = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: done.look() >= 1)
+    workers = workers_of(run.pid)
+    os.killpg(run.pid, signal.SIGINT)
+    said, errors = run.communicate(timeout=20)
+    assert run.returncode == 130
+    assert said == ""
+    assert [line for line in errors.splitlines() if "wdsprep:" in line] == [INTERRUPTED]
+    assert errors.splitlines()[-1] == INTERRUPTED
+    assert "Traceback" not in errors
+    assert gone(workers, within_s=1.0)
+    assert not temporaries(out)
+    assert len(manifest_of(out).receipts) == done.look() < SHARDS
+    assert subprocess.run(words, capture_output=True, timeout=120, check=False).returncode == 0
+    assert done.look() == SHARDS
+    assert manifest_of(out).complete
+    assert len(tree(out)) == SHARDS * 4 + 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_a_worker_is_ready_it_ends_in_one_line(
+    images: Path, tmp_path: Path, chance: random.Random, signum: int
+) -> None:
+    run = start(images, tmp_path / "out", "--workers", "2")
+    wait_until(lambda: workers_of(run.pid))
+    time.sleep(chance.uniform(0.0, 1.5))
+    workers = workers_of(run.pid)
+    os.killpg(run.pid, signum)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode == 130
+    assert errors.splitlines()[-1] == INTERRUPTED
+    assert "Traceback" not in errors
+    assert gone(workers, within_s=1.0)
+    assert not temporaries(tmp_path / "out")
+
+
+# --- disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MB; skipped where mounting is not allowed."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(root)]
+    if os.geteuid() or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    yield root
+    subprocess.run(["umount", "-l", str(root)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_with_room_the_rerun_completes(
+    images: Path, undisturbed: dict[str, bytes], small_disk: Path
+) -> None:
+    out = small_disk / "out"
+    run = start(images, out)
+    said, errors = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert said == ""
+    (line,) = [line for line in errors.splitlines() if line.startswith("wdsprep:")]
+    assert line == errors.splitlines()[-1]
+    assert line.startswith(f"wdsprep: {out}/")
+    assert line.endswith("the disk is full: free some space and run the same again")
+    assert not temporaries(out)
+    there = tree(out)
+    assert {n: data for n, data in there.items() if n != "wdsprep.json"} == {
+        name: undisturbed[name] for name in there if name != "wdsprep.json"
+    }
+    done = Done(out)
+    assert 0 < done.look() < SHARDS
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    encode(images, out)
+    done.look()
+    assert tree(out) == undisturbed
+
+
+# --- S3, and sources that change
+
+
+class Faulty:
+    """A rule of the proxy: faults in turn, for every few requests once it is under way."""
+
+    def __init__(self, *faults: Fault, every: int) -> None:
+        self._faults, self._every = cycle(faults), every
+        self.count = 0
+
+    def __call__(self, method: str, path: str, n: int, headers: Any) -> Fault | None:
+        del method, path, headers
+        if n % self._every:
+            return None
+        self.count += 1
+        return next(self._faults)
+
+
+def test_a_bad_network_to_s3_changes_no_byte(
+    images: Path,
+    undisturbed: dict[str, bytes],
+    s3_server: S3Server,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upload(images, f"s3://{bucket}/images")
+    out = f"s3://{bucket}/latents"
+    rule = Faulty(Drop(), Status(503), Truncate(100), Status(500), DropAfter(), every=6)
+    with FaultProxy(s3_server.url, rule) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        outcome = encode(f"s3://{bucket}/images", out, Making(chunk_nbytes=100_000))
+    assert rule.count > 15
+    assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
+    assert tree(out) == undisturbed
+
+
+def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others_are_done(
+    images: Path,
+    undisturbed: dict[str, bytes],
+    bad_without: dict[str, bytes],
+    s3_server: S3Server,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Head and tail are then of different tars."""
+    source, out = f"s3://{bucket}/images", f"s3://{bucket}/latents"
+    upload(images, source)
+    store = open_store(source)
+    whole = (images / f"{BAD_SHARD}.tar").read_bytes()
+    other = b"".join(path.read_bytes() for path in sorted(images.glob("64/*.tar"))[4:6])[
+        : len(whole)
+    ]
+    reads: list[str] = []
+
+    def replace(method: str, path: str, _n: int, headers: Any) -> None:
+        if method == "GET" and path.partition("?")[0].endswith(f"{BAD_SHARD}.tar"):
+            reads.append(headers["Range"])
+            if len(reads) == 2:
+                write_bytes(store, f"{BAD_SHARD}.tar", other)
+
+    with FaultProxy(s3_server.url, replace) as proxy, monkeypatch.context() as patch:
+        assert list(store.list("64/"))  # by a client for the server itself
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        outcome = encode(source, out, Making(chunk_nbytes=50_000))
+    assert len(reads) >= 2
+    (failed,) = outcome.quarantined
+    assert (failed.unit.name, failed.attempts) == (BAD_SHARD, 1)
+    assert failed.reason.startswith(
+        f'{BAD_SHARD}.tar is not what was packed (another SHA-256): run "wdsprep repair '
+    )
+    assert but_manifest(out) == bad_without
+    write_bytes(store, f"{BAD_SHARD}.tar", whole)
+    rerun(source, out, undisturbed)
+
+
+def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
+    images: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    shards = tmp_path / "images/64"
+    (shards / "000001.tar").write_bytes((images / "64/000001.tar").read_bytes()[:100_000])
+    (shards / "000002.tar").unlink()
+    changed = bytearray((images / "64/000005.tar").read_bytes())
+    changed[1_000] ^= 1
+    (shards / "000005.tar").write_bytes(changed)
+    out = tmp_path / "out"
+    outcome = encode(tmp_path / "images", out)
+    reasons = {failed.unit.name: failed.reason for failed in outcome.quarantined}
+    assert reasons.keys() == {"64/000001", "64/000002", "64/000005"}
+    assert reasons["64/000001"].startswith("64/000001.tar is truncated (expected 1")
+    assert ", found 100.0 kB)" in reasons["64/000001"]
+    assert reasons["64/000002"].startswith('64/000002.tar is not there: run "wdsprep repair')
+    assert reasons["64/000005"].startswith("64/000005.tar is not what was packed (another SHA-256)")
+    assert {failed.attempts for failed in outcome.quarantined} == {1}
+    assert but_manifest(out) == {
+        name: data
+        for name, data in undisturbed.items()
+        if name != "wdsprep.json" and not any(bad in name for bad in reasons)
+    }
+    assert outcome.samples == (SHARDS - 3) * 20
+    encode(images, out)
+    assert tree(out) == undisturbed

@@ -1,0 +1,243 @@
+"""Latents made on the way to the trainer are those that stored shards would have given."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.encode_work import Making
+from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
+from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
+from tests.kit.paths import README
+from wdsprep import Encode
+from wdsprep.draft import Draft
+from wdsprep.errors import FingerprintError, FullError, UsageError
+
+BATCH = 8
+HOW = Encode(resolution=64, model="tiny", device="cpu")
+NAMES = ("latent", "emb", "key", "txt", "json")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("online")
+    return packed(pictures(root / "photos"), root / "images")
+
+
+@pytest.fixture(scope="module")
+def stored(images: Path) -> Path:
+    """By an encoder that loads in no time."""
+    with patch("wdsprep.encoding.make_encoder", Making()):
+        encode_here(images, images.parent / "latents")
+    return images.parent / "latents"
+
+
+@pytest.fixture
+def cheap() -> Iterator[None]:
+    with patch("wdsprep.encoding.make_encoder", Making()):
+        yield
+
+
+def load(url: Path, **options: Any) -> Any:
+    return wdsprep.load(str(url), **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def online(url: Path, **options: Any) -> Any:
+    return load(url, **({"encode": HOW} | options))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert list(one) == list(other)
+        for name, value in other.items():
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == one[name].dtype
+                assert torch.equal(value, one[name]), name
+            else:
+                assert value == one[name], name
+
+
+def test_batches_and_kept_shards_are_those_of_stored_latents_byte_for_byte(
+    images: Path, tmp_path: Path
+) -> None:
+    """With real models. The last samples of a pass come with the next one's first step."""
+    kept, stored = tmp_path / "kept", tmp_path / "stored"
+    options = {"epochs": 2, "fields": NAMES, "drop_text": 0.2}
+    loader = online(images, tee=str(kept), **options)
+    steps = COUNT // BATCH + 1
+    found = list(itertools.islice(loader, steps))
+    encode_here(images, stored)
+    assert_same(found, list(itertools.islice(load(stored, **options), steps)))
+    assert tree(kept) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_ranks_share_a_step_as_they_do_from_disk(images: Path, stored: Path) -> None:
+    for rank in range(2):
+        place = {"rank": rank, "world_size": 2, "threads": rank + 1}
+        assert_same(list(online(images, **place)), list(load(stored, **place)))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_state_goes_on_in_the_other_mode(images: Path, stored: Path) -> None:
+    whole = list(load(stored, epochs=2))
+    loader, stop = load(stored, epochs=2), 3
+    list(itertools.islice(loader, stop))
+    for url, how in ((images, HOW), (stored, None), (images, HOW)):
+        state = json.dumps(loader.state_dict())
+        assert len(state) < 1024
+        loader = load(url, epochs=2, encode=how)
+        loader.load_state_dict(json.loads(state))
+        assert_same(list(itertools.islice(loader, 2)), whole[stop : stop + 2])
+        stop += 2
+
+
+def test_a_state_of_latents_made_otherwise_is_refused(images: Path, stored: Path) -> None:
+    state = load(stored).state_dict()
+    for how in ({"seed": 1}, {"latents": "mean"}, {"dtype": "bf16"}):
+        settings = {"resolution": 64, "model": "tiny", "device": "cpu", **how}
+        with pytest.raises(FingerprintError, match="latents: "):
+            online(images, encode=Encode(**settings)).load_state_dict(state)
+    with pytest.raises(FingerprintError, match="samples, share"):
+        online(images, encode=Encode(resolution=128, model="tiny")).load_state_dict(state)
+
+
+def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path) -> None:
+    with pytest.raises(UsageError, match="holds latents"):
+        online(stored)
+    with pytest.raises(UsageError, match="leave out raw="):
+        online(images, raw=True)
+    with pytest.raises(UsageError, match="give both"):
+        load(images, tee="somewhere")
+    with pytest.raises(UsageError, match="leave out the DataLoader"):
+        list(
+            torch.utils.data.DataLoader(
+                online(images, device="cpu"), batch_size=None, num_workers=1
+            )
+        )
+
+
+def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> None:
+    step_nbytes = BATCH * 3 * HOW.resolution**2
+    with patch("wdsprep.loader.plan.usable_cpus", return_value=64):
+        assert online(images).plan.ahead == 66
+        for steps, ahead in ((1, 2), (5, 5)):
+            with patch("wdsprep.loader.plan.CROPS_NBYTES", steps * step_nbytes):
+                assert online(images).plan.ahead == ahead
+
+
+# Tee
+
+
+@pytest.mark.usefixtures("cheap")
+def test_images_and_kept_shards_may_lie_on_s3(images: Path, stored: Path, bucket: str) -> None:
+    there, kept = (f"s3://{bucket}/{name}" for name in ("images", "kept"))
+    upload(images, there)
+    options = {"fields": NAMES, "epochs": 2}
+    steps = COUNT // BATCH + 1
+    found = list(itertools.islice(load(there, encode=HOW, tee=kept, **options), steps))
+    assert_same(found, list(itertools.islice(load(stored, **options), steps)))
+    assert tree(kept) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_an_epoch_cut_short_is_completed_by_encode(
+    images: Path, stored: Path, tmp_path: Path
+) -> None:
+    tee = tmp_path / "tee"
+    list(online(images, tee=str(tee)))
+    there = len(list(tee.glob("*/*.tar")))
+    assert 0 < there < len(list(stored.glob("*/*.tar")))
+    assert encode_here(images, tee).units_before == there
+    assert tree(tee) == tree(stored)
+    with pytest.raises(FingerprintError, match="seed"):
+        next(iter(online(images, encode=replace(HOW, seed=3), tee=str(tee))))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
+    images: Path, stored: Path, tmp_path: Path
+) -> None:
+    kept, units = tmp_path / "kept", []
+
+    def finish(draft: Draft, *what: Any) -> Any:
+        units.append(draft.unit)
+        return finish_draft(draft, *what)
+
+    finish_draft = Draft.finish
+    with patch.object(Draft, "finish", finish):
+        loaders = [online(images, tee=str(kept), epochs=2) for _ in range(2)]
+        assert all(loader._session for loader in loaders), "opened before anything is kept"
+        for loader in loaders:
+            list(loader)
+    assert len(units) == len(set(units)) > 0
+    assert tree(kept) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
+    images: Path, stored: Path, tmp_path: Path
+) -> None:
+    tee = tmp_path / "tee"
+    with patch("wdsprep.online.tee.GATHERED", 2):
+        list(online(images, tee=str(tee), epochs=2))
+    assert encode_here(images, tee).units_before < len(list(stored.glob("*/*.tar")))
+    assert tree(tee) == tree(stored)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
+    images: Path, tmp_path: Path
+) -> None:
+    full = FullError("the disk is full")
+    with patch.object(Draft, "finish", side_effect=full):
+        batches = iter(online(images, tee=str(tmp_path / "tee"), epochs=None))
+        with pytest.raises(FullError, match="the disk is full"):
+            list(itertools.islice(batches, 100 * COUNT))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stored shards lack it, so their order is another one, and refuses the state."""
+    damaged, kept, stored = (tmp_path / name for name in ("damaged", "kept", "stored"))
+    photos = pictures(tmp_path / "photos")
+    image = photos / "photo-0004.jpg"
+    image.write_bytes(image.read_bytes()[:-500])
+    packed(photos, damaged, "--check", "header")
+    loader = online(damaged, epochs=2, tee=str(kept))
+    first = [
+        name for batch in itertools.islice(loader, COUNT // BATCH + 1) for name in batch["key"]
+    ]
+    assert len(set(first)) == COUNT - 1
+    (key,) = rejected(kept)
+    assert key not in first
+    assert "cannot be served (truncated): others are served in its place" in caplog.text
+    assert encode_here(damaged, stored).manifest.samples == COUNT - 1
+    assert tree(kept) == tree(stored)
+    with pytest.raises(FingerprintError, match="41 samples"):
+        load(stored, epochs=2).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_recipe_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files: dict[str, bytes | str] = {f"{n}.jpg": jpeg(n, (256, 270)) for n in range(4)}
+    packed(write_files(tmp_path / "photos", files), Path("shards/images"), "--buckets", "256")
+    section = README.read_text().partition("\n## Encode while training\n")[2].partition("\n## ")[0]
+    (recipe,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(f"import wdsprep\n{recipe}", {})
+    assert capsys.readouterr().out.count("torch.Size([2, 4, 32, 32])") == 2
+    assert manifest_of(Path("shards/kept")).samples == 4

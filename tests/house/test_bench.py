@@ -1,0 +1,86 @@
+"""The benchmarks' own machinery, and that the figures shown are those that were measured."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.benches import Group, Rival, Role, figures, tables
+from tools.benches.turns import Measured, Taken, in_turns
+
+ALLOCATE = "import time; block = bytearray(60_000_000); time.sleep(1); print('took 2.5')"
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def rival(name: str, code: str, role: Role = Role.RIVAL) -> Rival:
+    return Rival(name=name, command=[sys.executable, "-c", code], role=role)
+
+
+def test_time_processor_time_memory_and_what_a_rival_says_are_measured() -> None:
+    rivals = [
+        rival("holds", ALLOCATE, Role.OURS),
+        rival("burns", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}])"),
+        rival("says", "print('note so it is'); print('took 5')"),
+    ]
+    group = Group(name="x-y", title="things", rivals=rivals, count=100, targets={"says": 2.0})
+    measured = in_turns(group, 2, lambda _: None)
+    assert measured.median("holds") == 2.5  # as it says itself
+    assert measured.median("holds", "peak_mb") > 60
+    assert measured.median("burns", "cpu_s") > 0.3  # of its child
+    assert measured.ratio("says") == 2.0
+    assert list(tables.notes(measured)) == ["says: so it is"]
+    assert list(tables.verdicts(measured)) == ["things: 2.00 x says, target 2 x: met"]
+    assert tables.facts(tables.from_facts(tables.facts(measured))) == tables.facts(measured)
+
+
+def test_a_rival_that_fails_ends_the_benchmark() -> None:
+    group = Group(name="x", title="x", rivals=[rival("fails", "raise SystemExit('no data')")])
+    with pytest.raises(SystemExit, match="no data"):
+        in_turns(group, 1, lambda _: None)
+
+
+def test_figures_are_kept_by_group_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n")
+    for name, file in {"README": readme, "RECORD": "figures.json", "PAGE": "figures.md"}.items():
+        monkeypatch.setattr(figures, name, tmp_path / file)
+    machine = {"date": "2026-11-21", "cores": 2, "cpu": "a CPU"}
+    for name, seconds in (("load-0", 2.0), ("pack-tar", 1.0), ("load-0", 4.0)):
+        figures.record([timed(name, ours=1.0, theirs=seconds)], ("pack", "load"), machine)
+    assert list(json.loads((tmp_path / "figures.json").read_text())) == ["pack-tar", "load-0"]
+    assert readme.read_text().splitlines()[4:] == [
+        "| title of pack-tar | 10/s | they | 10/s | 1.00 |  |",
+        "| title of load-0 | 10/s | they | 2.5/s | 4.00 | 3 |",
+        figures.END,
+        "after",
+    ]
+    page = (tmp_path / "figures.md").read_text()
+    assert "2026-11-21, 2 cores of a CPU" in page
+    assert "| they | 2.5/s | 2.5..2.5 | 4.00 | 1.0 | 50 |" in page
+
+
+def timed(name: str, *, ours: float, theirs: float) -> Measured:
+    rivals = [
+        Rival(name="we", command=(), role=Role.OURS),
+        Rival(name="they", command=()),
+        Rival(name="a disk", command=(), role=Role.LIMIT),
+    ]
+    targets = {"they": 3.0} if name == "load-0" else {}
+    group = Group(name=name, title=f"title of {name}", rivals=rivals, count=10, targets=targets)
+    seconds = {"we": ours, "they": theirs, "a disk": 0.1}
+    runs = {one: [Taken(seconds=s, cpu_s=1.0, peak_mb=50.0)] for one, s in seconds.items()}
+    return Measured(group=group, runs=runs)
+
+
+def test_the_readme_and_the_page_show_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {name: getattr(figures, name).read_text() for name in ("README", "PAGE")}
+    for name, text in shown.items():
+        monkeypatch.setattr(figures, name, tmp_path / name)
+        (tmp_path / name).write_text(text)
+    figures.show(json.loads(figures.RECORD.read_text()))
+    assert {name: (tmp_path / name).read_text() for name in shown} == shown

@@ -1,0 +1,460 @@
+"""Nothing is lost where runs meet: two at once, one that wakes up late, a repair with an old plan.
+
+Commands are processes, kills are SIGKILL; stops are a web server that holds back its answer.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
+from tests.kit.encodes import Means, encode_here, pictures
+from tests.kit.encodes import packed as packed_for_encode
+from tests.kit.meetings import Meeting, Stage
+from tests.kit.packs import jpeg, manifest_of, outcome, rejects_of, tree
+from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
+from tests.kit.webserver import Connection, Request, WebServer, ok, status
+from wdsprep import retries
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
+from wdsprep.errors import FingerprintError
+from wdsprep.image_shards import find_image_shards
+from wdsprep.latent_worker import LatentsWorker
+from wdsprep.latents import Workshop
+from wdsprep.manifest import Receipt
+from wdsprep.repair import carry_out, plan_repair
+from wdsprep.store import open_store
+
+RETRY = (*FAST, "--samples-per-shard", "4")
+ROLLING = ("--samples-per-shard", "9", "--max-shard-size", "20KB", "--buckets", "32")
+ROUNDS = {"local": 8, "s3": 2}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as opened:
+        yield opened
+
+
+class Holding:
+    """A site that gives each client other pictures, and holds one back from the first client. One
+    that is `failing` cannot be had the next time that it is asked for."""
+
+    def __init__(self, held: int) -> None:
+        self._held, self.reached, self.released = held, threading.Event(), threading.Event()
+        self.failing = -1
+
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        number = int(request.path.rpartition("/")[2] or 0)
+        is_second = self.reached.is_set()
+        if number == self._held and not is_second:
+            self.reached.set()
+            self.released.wait(30)
+        if number == self.failing:
+            self.failing = -1
+            return status(503)(connection, request)
+        return ok(jpeg(number + 1000 * is_second, (70, 64)))(connection, request)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """But those without a name yet."""
+    return {name: data for name, data in tree(root).items() if not name.endswith(".tmp")}
+
+
+def pack_words(table: Path, out: Path, *options: str) -> list[object]:
+    return ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+
+
+@contextlib.contextmanager
+def held_up(
+    stage: Stage, root: Path, out: Path, *options: str, failing: int = -1
+) -> Iterator[tuple[Path, Callable[[], int]]]:
+    """A run of `pack` that lacks one answer; what ends the block lets it go on, and says how it
+    ended."""
+    site = Holding(1)
+    with WebServer(site) as server:
+        table = table_of(root / "in", server, ["ok"] * 9)
+        process = stage.start(pack_words(table, out, *options), root / "log")
+        assert site.reached.wait(20)
+        while len(server.paths()) < 9:  # the others have been asked for
+            time.sleep(0.01)
+        site.failing = failing
+
+        def go_on() -> int:
+            site.released.set()
+            return stage.end(process)
+
+        yield table, go_on
+
+
+def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
+    stage: Stage, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
+        words = pack_words(table, out, *ROLLING)
+        assert stage.run([*words, "--overwrite"], tmp_path / "log") == 0
+        packed = files(out)
+        assert go_on() == 1
+        assert "was started over by another run" in (tmp_path / "log").read_text()
+        assert files(out) == packed
+        assert findings(out) == []
+        assert stage.run(words, tmp_path / "log") == 0
+    assert files(out) == packed
+
+
+def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
+    stage: Stage, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
+        words = pack_words(table, out, *ROLLING)
+        assert stage.run(words, tmp_path / "log") == 0
+        packed = files(out)
+        assert {"32/000000_01.tar", "32/000000_02.tar"} < packed.keys()
+        assert go_on() == 0
+    assert files(out) == packed
+    assert findings(out) == []
+
+
+def test_a_run_that_wakes_packs_no_row_that_a_retry_has_now(stage: Stage, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--samples-per-shard", "9", "--buckets", "32")
+    with held_up(stage, tmp_path, out, *options, failing=5) as (table, go_on):
+        words = pack_words(table, out, *options)
+        assert stage.run(words, tmp_path / "log") == 0
+        assert [reject["source"] for reject in rejects_of(out)] == ["urls.parquet#5"]
+        assert stage.run([*words, "--retry-rejected"], tmp_path / "log") == 0
+        flip(out / "32/000000.tar", 5_000)
+        assert stage.run(["repair", out, "--yes", "--workers", "1"], tmp_path / "log") == 0
+        assert go_on() == 3
+        assert "a retry has taken rows of 000000" in (tmp_path / "log").read_text()
+        assert stage.run(words, tmp_path / "log") == 0
+    assert findings(out) == []
+    assert outcome(out) == {f"urls.parquet#{number}": "packed" for number in range(9)}
+
+
+def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_path: Path) -> None:
+    source = source_of_photos(tmp_path / "in")
+    out = pack_here(source, tmp_path / "out")
+    whole = tree(out)
+    flip(out / "32/000001.tar", 5_000)
+    old = plan_repair(check(out).surveys[0])
+    carry_out(old)
+    pack_here(source, out)
+    assert tree(out) == whole
+    done = carry_out(old)
+    assert done.changed == ("000001",)
+    assert tree(out) == whole
+
+
+def test_a_repair_of_what_was_started_over_does_nothing(tmp_path: Path) -> None:
+    source = source_of_photos(tmp_path / "in")
+    out = pack_here(source, tmp_path / "out")
+    flip(out / "32/000001.tar", 5_000)
+    old = plan_repair(check(out).surveys[0])
+    pack_here(source, out, "--overwrite")
+    whole = tree(out)
+    with pytest.raises(FingerprintError, match="started over"):
+        carry_out(old)
+    assert tree(out) == whole
+
+
+def test_a_manifest_that_is_older_than_a_slice_says_what_the_slice_says_now(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """As where a run was killed after it had done a slice again, and before it said so."""
+    out = tmp_path / "out"
+    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
+        words = pack_words(table, out, *ROLLING)
+        go_on()
+        manifest = out / "wdsprep.json"
+        before, written = manifest.read_bytes(), manifest.stat().st_mtime - 10
+        (out / "receipts/000000.json").unlink()
+        assert stage.run(words, tmp_path / "log") == 0  # the site has other pictures now
+        assert manifest.read_bytes() != before
+        manifest.write_bytes(before)
+        os.utime(manifest, (written, written))
+        assert stage.run(words, tmp_path / "log") == 0
+    assert findings(out) == []
+
+
+# --- encode
+
+
+class Brighter(Means):
+    """What another GPU makes of the same."""
+
+    def __init__(self, more: float) -> None:
+        super().__init__()
+        self._more = more
+
+    def encode(self, *what: Any, **how: Any) -> Any:
+        found = super().encode(*what, **how)
+        arrays = {**found.arrays, "latent.npy": found.arrays["latent.npy"] + self._more}
+        return replace(found, arrays=arrays)
+
+
+def same(encoder: Means) -> Means:
+    return encoder
+
+
+def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_made(
+    tmp_path: Path,
+) -> None:
+    images = packed_for_encode(pictures(tmp_path / "in", range(6)), tmp_path / "images")
+    shard = find_image_shards(str(images), 64).shards[0]
+    out = tmp_path / "out"
+    workers = [
+        LatentsWorker(
+            Workshop(
+                images=str(images),
+                latents=str(out),
+                settings={"seed": 0},
+                make_encoder=partial(same, Brighter(more)),
+                max_area=10**8,
+                batch_size=4,
+                decoders=1,
+                threads=1,
+            )
+        )
+        for more in (0.0, 1.0)
+    ]
+    with contextlib.closing(workers[0]), contextlib.closing(workers[1]):
+        slow = workers[0](shard)
+        share = 0.0
+        while share < 1:  # it has made all of it and has only to give it its name
+            share = next(slow).share
+        for _ in workers[1](shard):
+            pass
+        done = files(out)
+        receipt = last_of(slow)
+    assert tree(out) == done
+    assert receipt.shards[0].sha256 == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
+
+
+def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_path: Path) -> None:
+    images = packed_for_encode(pictures(tmp_path / "in", range(12)), tmp_path / "images")
+    out = tmp_path / "out"
+    encode_here(images, out)
+    before = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
+    flip(images / "64/000001.tar", 5_000)
+    carry_out(plan_repair(check(images).surveys[0]))
+    encode_here(images, out, redo_changed=True)
+    assert before == {name: data for name, data in tree(out).items() if name.endswith(".tar")}
+
+
+def last_of(steps: Generator[Any, None, Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    source = pictures(tmp_path / "in", range(18))
+    images = packed_for_encode(source, tmp_path / "images")
+    out = tmp_path / "out"
+    encode_here(images, out)
+    before = tree(out)
+    for name in ("photo-0001", "photo-0017"):
+        (source / f"{name}.jpg").unlink()
+        (source / f"{name}.txt").unlink()
+    packed_for_encode(source, images, "--overwrite")
+    with pytest.raises(FingerprintError, match="--redo-changed encodes what changed again"):
+        encode_here(images, out)
+    assert tree(out) == before
+    encode_here(images, out, redo_changed=True)
+    assert tree(out) == tree_of_fresh(images, tmp_path / "fresh")
+    assert check(images, out).findings == ()
+
+
+def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
+    encode_here(images, out)
+    return tree(out)
+
+
+STOPPED = """
+import os, signal, sys
+from wdsprep.draft import Draft
+from wdsprep.draft import Draft
+from wdsprep.edition import Edition
+from wdsprep.receipts import Receipt
+from wdsprep.store import open_store
+from wdsprep.store.local import LocalStore
+
+store, after = open_store(sys.argv[1]), int(sys.argv[2])
+names = iter(range(1, 100))
+
+
+class Stopping(Edition):
+    def holding(self, unit, giving=()):
+        replace = os.replace
+        def stop_and_replace(*paths):
+            if next(names) == after:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return replace(*paths)
+        os.replace = stop_and_replace
+        return super().holding(unit, giving)
+
+
+with Draft(Stopping(store=store), "000000") as draft:
+    tar = draft.tar("32/000000.tar")
+    tar.add("000000000000", [("txt", sys.argv[3].encode())])
+    receipt = Receipt(dataset="images", unit="000000", generation=0, settings={}, input="x",
+                      inputs=1, shards=(tar.finish(),), rejects={})
+    print(draft.finish(receipt, {"inputs/000000.jsonl": b""}).shards[0].sha256)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_later(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.store.local.PATIENCE_S", 0.1)
+
+    def draft(step: int, text: str) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", STOPPED, str(tmp_path / "out"), str(step), text]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    slow = draft(after, "of the one that is stopped")
+    while not Path(f"/proc/{slow.pid}/stat").read_text().rpartition(")")[2].startswith(" T"):
+        assert slow.poll() is None, slow.communicate()
+        time.sleep(0.01)
+    store = open_store(str(tmp_path / "out"))
+    with Draft(Edition(store=store), "000000") as mine:
+        tar = mine.tar("32/000000.tar")
+        tar.add("000000000000", [("txt", b"mine")])
+        receipt = Receipt(
+            dataset="images",
+            unit="000000",
+            generation=0,
+            settings={},
+            input="x",
+            inputs=1,
+            shards=(tar.finish(),),
+            rejects={},
+        )
+        assert mine.finish(receipt, {"inputs/000000.jsonl": b""}) == receipt
+    done = files(tmp_path / "out")
+    os.kill(slow.pid, signal.SIGCONT)
+    said, complaint = slow.communicate(timeout=30)
+    assert said.strip() == receipt.shards[0].sha256, complaint  # the one that was finished
+    assert tree(tmp_path / "out") == done
+    assert hashlib.sha256(done["32/000000.tar"]).hexdigest() == receipt.shards[0].sha256
+
+
+# --- retries, and files beside images that the web may not have any more
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
+
+
+class CutError(Exception):
+    """As a kill at this moment."""
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothing(
+    tmp_path: Path, site: tuple[Site, WebServer], step: int
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack_here(table, tmp_path / "out", *RETRY)
+    behaviour.is_mended = True
+    steps = iter(range(1, 100))
+
+    def cut(store: Any, name: str, data: bytes) -> None:
+        if next(steps) == step:
+            raise CutError
+        write(store, name, data)
+
+    write = retries.write_bytes
+    settle = retries._settled
+
+    def settled(*what: Any) -> Any:
+        with patch("wdsprep.retries.write_bytes", cut):
+            return settle(*what)
+
+    with patch("wdsprep.retries._settled", settled), pytest.raises(CutError):
+        pack_here(table, out, *RETRY, "--retry-rejected")
+    tars = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
+    assert findings(out) == []
+    repair = plan_repair(check(out).surveys[0])
+    assert (repair.units, repair.names) == ({}, ())
+    carry_out(repair)
+    assert tars.items() <= tree(out).items()
+    pack_here(table, out, *RETRY)
+    found = check(out)
+    assert (found.findings, found.notes) == ((), ())
+    assert outcome(out)["urls.parquet#1"] == "packed"
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+@pytest.mark.parametrize("beside", ["rejects", "inputs"])
+def test_a_bad_file_beside_images_from_the_web_costs_none_of_them(
+    tmp_path: Path, site: tuple[Site, WebServer], beside: str, harm: str
+) -> None:
+    _, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack_here(table, tmp_path / "out", *RETRY)
+    before = tree(out)
+    asked = len(server.paths())
+    path = out / beside / "000001.jsonl"
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    assert findings(out) != []
+    repair = plan_repair(check(out).surveys[0])
+    assert (repair.units, repair.names, list(repair.mended)) == ({}, (), ["000001"])
+    carry_out(repair)
+    pack_here(table, out, *RETRY)
+    assert findings(out) == []
+    assert len(server.paths()) == asked
+    after = tree(out)
+    if beside == "inputs":
+        assert after == before
+    else:
+        lost = [reject for reject in rejects_of(out) if reject["code"] == "record_lost"]
+        assert len(lost) == (3 if harm == "missing" else 1)
+        assert sum(r.inputs for r in manifest_of(out).receipts) == len(KINDS)
+    assert {n for n in before if n.endswith(".tar")} == {n for n in after if n.endswith(".tar")}
+
+
+# --- at random
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_whatever_runs_meet_one_quiet_run_makes_all_sound_and_nothing_is_lost(
+    place: str, stage: Stage, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    where = str(tmp_path / "out")
+    if place == "s3":
+        where = f"s3://{request.getfixturevalue('bucket')}/out"
+    with Meeting(stage, tmp_path, where, seed).begun() as meeting:
+        for _ in range(ROUNDS[place]):
+            done = meeting.play()
+            assert done.findings == [], done.commands

@@ -1,0 +1,303 @@
+"""What wdsprep takes from within other packages, which they may change in any version.
+
+Each private name has a test that touches it in the installed version, and says what breaks without
+it; a further one finds names that have none. So do texts of messages that decide something.
+"""
+
+import ast
+import contextlib
+import io
+import os
+import random
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from PIL import Image
+
+import wdsprep
+from tests.kit.faultproxy import FaultProxy
+from tests.kit.s3 import S3Server
+from wdsprep import formats
+from wdsprep.errors import NotFoundError
+from wdsprep.runners import cluster
+from wdsprep.runners.ray import _why
+from wdsprep.samples import Code, RejectedError
+from wdsprep.store import write_bytes
+from wdsprep.store.s3 import S3Store
+from wdsprep.streaming.trainer import _reason
+
+PACKAGE = Path(wdsprep.__file__).parent
+TAKEN = {
+    "runners.cluster": {"_private", "_worker_logs_enabled"},
+    "store.s3_reads": {"_endpoint"},
+    "store.s3_wire": {"_fp", "_get_conn", "_pool", "_put_conn"},
+    "streaming.trainer": {"_coord_actor"},
+    "streaming.works": {"ray.data._internal.execution.backpressure_policy"},
+}
+"""By module. Those of the standard library and of our own modules are no concern of this."""
+PUBLIC = {"_exit", "_fields", "_make", "_value_"}  # documented, but for their looks
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """What the classes and functions of a module are called, or have."""
+    found = set(PUBLIC)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+    return found
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Attributes and imports, and attributes that are asked for by their names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            names = [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
+        else:
+            continue
+        yield from (name for name in names if re.search(r"(^|\.)_(?!_)", name))
+
+
+def test_every_private_name_is_known_here() -> None:
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        if foreign := set(private_names(tree)) - own_names(tree):
+            found[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = foreign
+    assert found == TAKEN, "test what is new here, and say what becomes of a version without it"
+
+
+# botocore and urllib3
+
+
+@contextlib.contextmanager
+def counted(
+    server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[S3Store, FaultProxy]]:
+    """A store with a file of ten bytes, and the requests it makes."""
+    with FaultProxy(server.url, lambda *_: None) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = S3Store(f"s3://{bucket}/data", first_pause_s=0.001)
+        with contextlib.closing(store):
+            write_bytes(store, "f", b"0123456789")
+            yield store, proxy
+
+
+def read_all(store: S3Store, proxy: FaultProxy) -> list[bool]:
+    """Of each read, whether it went by a signed URL."""
+    before, buffer = len(proxy.requests), bytearray(3)
+    for start in range(6):
+        assert store.read("f", start=start, nbytes=2) == b"0123456789"[start : start + 2]
+    assert store.read_into("f", memoryview(buffer), start=4) == 3
+    assert buffer == b"456"
+    return ["X-Amz-Signature" in path for _, path in proxy.requests[before:]]
+
+
+def test_boto3_and_urllib3_have_what_reads_take_from_them(
+    s3_server: S3Server,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without, each read costs three times the processor time: mend store/s3_wire.py."""
+    with counted(s3_server, bucket, monkeypatch) as (store, proxy):
+        assert read_all(store, proxy) == [True] * 7
+        pools = store._own[1]._wire._pools  # type: ignore[union-attr]
+        assert list(pools) == [proxy.url], "no connection is kept: response._pool has changed"
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("botocore.client.BaseClient", "_endpoint"),
+        ("urllib3.connectionpool.HTTPConnectionPool", "_get_conn"),
+        ("urllib3.connectionpool.HTTPConnectionPool", "_put_conn"),
+        ("urllib3.response.HTTPResponse", "_pool"),
+        ("urllib3.response.HTTPResponse", "_fp"),
+    ],
+)
+def test_reads_are_as_boto3_does_them_where_one_of_these_is_gone(
+    owner: str,
+    name: str,
+    s3_server: S3Server,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The names are hidden from wdsprep alone: those packages need them themselves."""
+    hide(monkeypatch, owner, name)
+    with counted(s3_server, bucket, monkeypatch) as (store, proxy):
+        assert not any(read_all(store, proxy)[1:])
+    assert caplog.text.count("is not one that wdsprep knows") == 1
+    assert name in caplog.text
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, owner: str, name: str) -> None:
+    """From code in wdsprep/, an attribute of a class or of its objects."""
+    import importlib
+    import sys
+
+    module, _, kind = owner.rpartition(".")
+    cls = getattr(importlib.import_module(module), kind)
+    whole = cls.__getattribute__
+
+    def look(self: Any, wanted: str) -> Any:
+        if wanted == name and str(PACKAGE) in sys._getframe(1).f_code.co_filename:
+            raise AttributeError(f"no {name}")
+        return whole(self, wanted)
+
+    monkeypatch.setattr(cls, "__getattribute__", look)
+
+
+def test_boto3_lets_us_read_its_listings(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an event inside it. Without, a listing takes ten times as long: see s3_listing.py."""
+    seen = []
+    with counted(s3_server, bucket, monkeypatch) as (store, _):
+        store.client.meta.events.register_last(
+            "before-parse.*.ListObjectsV2",
+            lambda customized_response_dict, **_: seen.append(customized_response_dict["Contents"]),
+        )
+        assert [entry.name for entry in store.list()] == ["f"]
+    assert [[item["Key"] for item in page] for page in seen] == [["data/f"]]
+
+
+# Ray
+
+
+@pytest.fixture(scope="module")
+def connected_ray() -> Iterator[None]:
+    with cluster.connected("local", cpus=1, dashboard=False):
+        yield
+
+
+def failing() -> Any:
+    """An actor; its class is made here, so that it travels as a whole."""
+
+    @ray.remote
+    class Failing:
+        def die(self) -> None:
+            os._exit(1)
+
+        def refuse(self) -> None:
+            raise NotFoundError("s3://b/k: no such object")
+
+    return Failing.remote()
+
+
+def error_of(call: Any) -> Any:
+    with pytest.raises(ray.exceptions.RayError) as caught:
+        ray.get(call.remote())
+    return caught.value
+
+
+@pytest.mark.usefixtures("connected_ray")
+def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
+    """Else reasons of a quarantine are long, or say nothing: mend `_why` in runners/ray.py."""
+    why = _why(error_of(failing().die))
+    assert (
+        why == "worker died: Worker unexpectedly exits with a connection error code 2. End of file."
+    )
+
+
+@pytest.mark.usefixtures("connected_ray")
+def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
+    """Else each ends a stream as a WorkError: mend `_reason` in streaming/trainer.py."""
+    reason = _reason(error_of(failing().refuse))
+    assert (type(reason), str(reason)) == (NotFoundError, "s3://b/k: no such object")
+
+
+def test_ray_says_that_a_node_has_died_in_these_words() -> None:
+    """Else units lost with a node count as failed: mend `_is_taken_away` in runners/ray.py."""
+    server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    assert b"node has died" in server.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray Data's own
+@pytest.mark.usefixtures("connected_ray")
+def test_a_stream_has_the_actor_that_its_pipeline_runs_in() -> None:
+    """Else a stream that ends leaves its workers: mend `Trainer.actors` in streaming/trainer.py."""
+    (part,) = ray.data.range(1).streaming_split(1)
+    ray.kill(part._coord_actor)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_data_has_the_setting_that_turns_its_own_bounds_off() -> None:
+    """Else a stream may stand for ever: mend `_tune` in streaming/works.py."""
+    from ray.data import DataContext
+    from ray.data._internal.execution import backpressure_policy as policies
+
+    from wdsprep.streaming.works import _tune
+
+    context = DataContext.get_current().copy()
+    assert policies.ENABLED_BACKPRESSURE_POLICIES, "none are left to turn off"
+    _tune(context)
+    assert policies.get_backpressure_policies(context, None, None) == []
+
+
+def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a dead worker is reported on stdout too: mend `_quiet` in runners/cluster.py."""
+    module = ray._private.worker
+    monkeypatch.setattr(module, "_worker_logs_enabled", True)
+    with cluster._quiet():
+        assert module._worker_logs_enabled is False
+    assert module._worker_logs_enabled is True
+
+
+@pytest.mark.parametrize("gone", ["_private.worker._worker_logs_enabled", "_private"])
+def test_a_ray_without_that_switch_runs_all_the_same(
+    gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(f"ray.{gone}")
+    with cluster._quiet():
+        pass
+
+
+# Pillow
+
+
+def encoded(kind: str, **options: Any) -> bytearray:
+    pixels, out = random.Random(0).randbytes(64 * 48 * 3), io.BytesIO()
+    Image.frombytes("RGB", (64, 48), pixels).save(out, kind, **options)
+    return bytearray(out.getvalue())
+
+
+def refusal(data: bytes, kind: str) -> Code:
+    with formats.quiet, pytest.raises(RejectedError) as caught:
+        formats.load(formats.opened(data, kind), kind)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
+def test_pillow_says_that_a_file_is_cut(kind: str) -> None:
+    """Else it counts as corrupt: mend `_SAYS_TRUNCATED` in formats.py."""
+    data = encoded(kind)
+    assert refusal(data[: len(data) * 9 // 10], kind) is Code.TRUNCATED
+
+
+def test_pillow_says_what_it_does_not_support() -> None:
+    """Else it counts as corrupt: mend `_SAYS_UNSUPPORTED` in formats.py."""
+    bmp, tiff = encoded("BMP"), encoded("TIFF")
+    assert refusal(bmp[:28] + b"\x0d" + bmp[29:], "BMP") is Code.UNSUPPORTED  # 13 bits a pixel
+    assert refusal(bmp[:30] + b"\x07" + bmp[31:], "BMP") is Code.UNSUPPORTED  # a compression
+    colours = tiff.index(struct.pack("<HHI", 262, 3, 1))
+    tiff[colours + 8] = 77
+    assert refusal(tiff, "TIFF") is Code.UNSUPPORTED

@@ -1,0 +1,119 @@
+"""The example trainer: killed or on several ranks, its losses are those of one undisturbed run."""
+
+import contextlib
+import csv
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from PIL import Image
+
+from tests.kit import example_trainer
+from tests.kit.latent_sets import field, write_latents
+from tests.kit.paths import EXAMPLES
+
+STEPS = (9, 3)
+SAVED, KILLED = 4, 7
+OPTIONS = ["--steps", "9,3", "--batch", "4", "--width", "8", "--save-every", str(SAVED)]
+LIMIT_S = 300
+Losses = list[tuple[str, str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    process: ForkServerProcess
+    said: Connection
+
+    def wait_for(self, words: str) -> None:
+        while words not in self.said.recv():
+            assert self.said.poll(LIMIT_S)
+
+    def end(self) -> None:
+        self.process.join(LIMIT_S)
+        assert self.process.exitcode == 0
+
+
+@contextlib.contextmanager
+def trainer(folder: Path, out: str, **environment: str) -> Iterator[Trainer]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([example_trainer.PRELOADED])
+    ours, its = context.Pipe()
+    words = ["latents-256", "latents-512", "--out", out, *OPTIONS]
+    process = context.Process(target=example_trainer.train, args=(folder, words, environment, its))
+    path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"):
+        process.start()
+    its.close()
+    try:
+        yield Trainer(process, ours)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def losses_of(out: Path) -> Losses:
+    with (out / "losses.csv").open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return [(phase, step, float(loss)) for phase, step, loss in rows]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    for name, side in (("latents-256", 8), ("latents-512", 16)):
+        fields = (field("latent", (4, side, side)), field("emb", (7, 16)))
+        write_latents(str(folder / name), (12, 9), fields=fields)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Losses:
+    """The losses of a run to its end; another is killed meanwhile, in mid-epoch."""
+    with trainer(folder, "whole") as whole, trainer(folder, "killed") as victim:
+        victim.wait_for(f"phase 0 step {KILLED} ")
+        victim.process.kill()
+        whole.end()
+    return losses_of(folder / "whole")
+
+
+def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, folder: Path) -> None:
+    wanted = [(str(n), str(step + 1)) for n, count in enumerate(STEPS) for step in range(count)]
+    assert [(phase, step) for phase, step, _loss in undisturbed] == wanted
+    assert undisturbed[-1][2] < undisturbed[0][2]
+    for name in ("losses", "samples-64", "samples-128"):
+        with Image.open(folder / f"whole/{name}.png") as image:
+            assert len(set(image.convert("L").tobytes())) > 20
+
+
+def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
+    undisturbed: Losses, folder: Path
+) -> None:
+    assert losses_of(folder / "killed") == undisturbed[:SAVED]
+    with trainer(folder, "killed") as again:
+        again.end()
+    assert losses_of(folder / "killed") == undisturbed
+
+
+def test_two_ranks_have_the_losses_of_one(undisturbed: Losses, folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world |= {"GLOO_SOCKET_IFNAME": "lo"}
+    with (
+        trainer(folder, "ranks", RANK="0", **world) as first,
+        trainer(folder, "ranks", RANK="1", **world) as second,
+    ):
+        first.end()
+        second.end()
+    found = losses_of(folder / "ranks")
+    assert [row[:2] for row in found] == [row[:2] for row in undisturbed]
+    assert [row[2] for row in found] == pytest.approx([row[2] for row in undisturbed], rel=1e-4)

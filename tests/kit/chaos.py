@@ -1,0 +1,353 @@
+"""What can go wrong with a cluster, on one machine: several raylets, real jobs, and faults.
+
+A `Stage` is a Ray cluster whose nodes come and go. A `Job` is the real `wdsprep pack` or `wdsprep
+encode`, slowed down so that faults find it at work. A fault is a generator that is resumed at each
+event of the run: it waits by yielding, and then does its harm. Each worker keeps a diary of what it
+began and ended, so that afterwards nothing needs to be guessed.
+
+`chaos_faults.py` has the faults, `house/test_chaos.py` each of them once, `tools/chaos` any number.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from tests.kit.chaos_work import GO, Traced
+from tests.kit.damaged import check, packing_here
+from tests.kit.encode_work import Making
+from tests.kit.encodes import in_this_process
+from tests.kit.packs import BUCKETS, jpeg, tree, wait_gone, write_files
+from wdsprep import encoding, pack_request
+from wdsprep.cli import main
+from wdsprep.runners import Event, Finished, Runner, Unit, Work
+from wdsprep.runners.cluster import _quiet
+
+HEALTH = {  # a node that is silent for six seconds is dead; Ray's own patience is half a minute
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
+STORE_NBYTES = 80 << 20
+LAST = 6  # units that wait for the end of the fault
+Waiting = Generator[None, None, None]
+Fault = Callable[["Scene"], Waiting]
+
+
+# --- the cluster
+
+
+class Stage:
+    """A head that does no work, and nodes with one CPU each, all at one address."""
+
+    def __init__(self, ip: str = "") -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._usual: dict[str, Any] = {"object_store_memory": STORE_NBYTES}
+        if ip:
+            self._usual["node_ip_address"] = ip
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**head, **self._usual})
+        self.nodes: list[Any] = []
+        self._ending = contextlib.ExitStack()
+        self._ending.enter_context(_quiet())
+        where = {"_node_ip_address": ip} if ip else {}
+        ray.init(self.cluster.address, log_to_driver=False, logging_level="ERROR", **where)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+        self._ending.close()
+
+    def add(self, cpus: int = 1) -> Any:
+        node = self.cluster.add_node(num_cpus=cpus, **self._usual)
+        self.nodes.append(node)
+        return node
+
+    def wait_for(self, count: int, started: "subprocess.Popen[bytes]") -> None:
+        """Until there are so many nodes; one is started elsewhere."""
+        import ray
+
+        while sum(node["Alive"] for node in ray.nodes()) < count:
+            if started.poll() is not None:
+                raise RuntimeError(f"the node elsewhere ended with {started.returncode}")
+            time.sleep(0.1)
+
+    def kill(self, node: Any) -> None:
+        """The machine is gone from one moment to the next, with all that ran there."""
+        everything = processes_of(node)
+        send(everything, signal.SIGKILL)
+        wait_gone(everything)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def warn(self, node: Any, notice_s: float) -> None:
+        """What a cloud's notice of the end of a spot machine makes of its node."""
+        import ray
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline_ms = int((time.time() + notice_s) * 1000)
+        client = ray._private.worker.global_worker.gcs_client
+        accepted, why_not = client.drain_node(node.node_id, reason, "spot notice", deadline_ms)
+        assert accepted, why_not
+
+    def clear(self, keep: Iterable[Any] = ()) -> None:
+        for node in [node for node in self.nodes if node not in keep]:
+            self.kill(node)
+
+
+def processes_of(node: Any) -> list[int]:
+    """A node's raylet and all that it started; of no node, what this process has started."""
+    if node is None:
+        return [process.pid for process in psutil.Process().children(recursive=True)]
+    raylet = node.all_processes["raylet"][0].process.pid
+    return [raylet, *(p.pid for p in psutil.Process(raylet).children(recursive=True))]
+
+
+def send(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+# --- a run with a fault in it
+
+
+class Diary:
+    """What all workers of a run have written so far."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+
+    def pages(self) -> dict[int, list[tuple[str, str]]]:
+        """By process id: what it began and ended."""
+        found = {}
+        for path in self.folder.glob("[0-9]*"):
+            rows = [line.split(" ", 1) for line in path.read_text().splitlines()]
+            found[int(path.name)] = [(what, unit) for what, unit in rows]
+        return found
+
+    def of(self, pid: int, what: str) -> set[str]:
+        return {unit for noted, unit in self.pages()[pid] if noted == what}
+
+    def in_hand(self, pid: int) -> set[str]:
+        return self.of(pid, "began") - self.of(pid, "ended")
+
+    def begun(self) -> Counter[str]:
+        rows = [row for page in self.pages().values() for row in page]
+        return Counter(unit for what, unit in rows if what == "began")
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """What a fault sees and does. `struck` are the workers that it hit, with what each had ended
+    by then: only what else they had may be done twice."""
+
+    stage: Stage | None
+    diary: Diary
+    after: int
+    """So many units are done before the fault comes."""
+    last: set[str] = field(default_factory=set)
+    """The units that wait for the end of the fault."""
+    done: set[str] = field(default_factory=set)
+    struck: dict[int, set[str]] = field(default_factory=dict)
+
+    def workers_on(self, node: Any) -> list[int]:
+        return [pid for pid in processes_of(node) if pid in self.diary.pages()]
+
+    def busy_on(self, node: Any) -> list[int]:
+        """The workers there that have begun something and not ended it."""
+        return [pid for pid in self.workers_on(node) if self.diary.in_hand(pid)]
+
+    def strike(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            if pid in self.diary.pages():
+                self.struck[pid] = self.diary.of(pid, "ended")
+
+    def excused(self) -> set[str]:
+        """What the struck workers had in hand, begun or not."""
+        had = [self.diary.of(pid, "began") - before for pid, before in self.struck.items()]
+        return set().union(*had)
+
+
+class Watched:
+    """A runner whose workers are traced, and whose events drive a fault."""
+
+    def __init__(self, runner: Runner, scene: Scene, fault: Fault, tracing: dict[str, Any]) -> None:
+        self._runner, self._scene, self._tracing = runner, scene, tracing
+        self._fault = fault(scene)
+        self.is_over = False
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        todo = list(units)
+        self._scene.last = {unit.name for unit in todo[-LAST:]}
+        traced = Traced(
+            work=work,
+            diary=str(self._scene.diary.folder),
+            last=frozenset(self._scene.last),
+            **self._tracing,
+        )
+        with closing(self._runner.run(traced, todo)) as events:  # type: ignore[type-var]
+            for event in events:
+                if isinstance(event, Finished):
+                    self._scene.done.add(event.unit.name)
+                self._go_on()
+                yield event
+
+    def _go_on(self) -> None:
+        if self.is_over:
+            return
+        try:
+            next(self._fault)
+        except StopIteration:
+            self.is_over = True
+            (self._scene.diary.folder / GO).touch()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    code: int
+    log: tuple[str, ...]
+    units: int
+    again: Counter[str]
+    """Units that were begun more than once, and how many times too often."""
+    excused: set[str]
+    struck: int
+    fault_came: bool
+    took_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A command with its input; `pause_s` for each image of `pack`, each batch of `encode`."""
+
+    words: tuple[str, ...]
+    pause_s: float
+
+    @property
+    def name(self) -> str:
+        return self.words[0]
+
+    def command(self, out: str, workers: int, cpus: int = 1) -> list[str]:
+        command = [*self.words[:2], out, *self.words[2:], "--workers", str(workers)]
+        return command + ["--cpus-per-worker", str(cpus)] * (self.name == "encode")
+
+    def run(
+        self,
+        stage: Stage | None,
+        out: str,
+        fault: Fault,
+        *,
+        diary: Path,
+        workers: int = 2,
+        cpus: int = 1,
+        after: int = 2,
+        patience_s: float = 1800.0,
+        skews_s: tuple[float, ...] = (),
+    ) -> Result:
+        """The command in this process, as the driver."""
+        scene = Scene(stage=stage, diary=Diary(diary), after=after)
+        tracing = {"pause_s": self.pause_s, "skews_s": skews_s}
+        watched: list[Watched] = []
+
+        def wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
+            def made(*arguments: Any, **options: Any) -> Watched:
+                runner = replace(make(*arguments, **options), patience_s=patience_s)
+                watched.append(Watched(runner, scene, fault, tracing))
+                return watched[-1]
+
+            return made
+
+        started = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(patch.object(encoding, "make_encoder", Making(pause_s=self.pause_s)))
+            enter(patch.object(encoding, "runner_of", wrapped(encoding.runner_of)))
+            enter(patch.object(pack_request, "make_runner", wrapped(pack_request.make_runner)))
+            log = enter(logged())
+            code = main([*self.command(out, workers, cpus)])
+        begun = scene.diary.begun()
+        return Result(
+            code=code,
+            log=tuple(log),
+            units=len(begun),
+            again=Counter({unit: count - 1 for unit, count in begun.items() if count > 1}),
+            excused=scene.excused(),
+            struck=len(scene.struck),
+            fault_came=bool(watched) and watched[0].is_over,
+            took_s=time.monotonic() - started,
+        )
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What wdsprep warns of."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("wdsprep")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def undisturbed(job: Job, out: Path) -> dict[str, bytes]:
+    """The files that the job makes where nothing happens: in this process."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(in_this_process())
+        stack.enter_context(packing_here())
+        stack.enter_context(patch.object(encoding, "make_encoder", Making()))
+        assert main(job.command(str(out), workers=1)) == 0
+    return tree(out)
+
+
+def photos(root: Path, count: int) -> Path:
+    files: dict[str, bytes | str] = {}
+    for number in range(count):
+        files[f"{number:05d}.jpg"] = jpeg(number, ((64, 80), (100, 90), (72, 64))[number % 3])
+        files[f"{number:05d}.txt"] = f"photo {number} of a noise"
+    return write_files(root, files)
+
+
+def pack_job(source: Path | str, *, per_shard: int, pause_s: float) -> Job:
+    words = ("pack", str(source), *BUCKETS, "--samples-per-shard", str(per_shard))
+    return Job(words=(*words, "--runner", "ray"), pause_s=pause_s)
+
+
+def encode_job(images: Path | str, *, pause_s: float) -> Job:
+    words = ("encode", str(images), "--resolution", "64", "--model", "tiny", "--device", "cpu")
+    return Job(words=(*words, "--batch-size", "4"), pause_s=pause_s)
+
+
+def faults_of(result: Result, out: str, whole: dict[str, bytes]) -> list[str]:
+    """Everything that is not as after an undisturbed run. Nothing, if all is well."""
+    there = tree(out)
+    found = [f"exit code {result.code}"] if result.code else []
+    found += [] if result.fault_came else ["the run ended before the fault came"]
+    found += [f"{name} is lost" for name in sorted(whole.keys() - there.keys())]
+    found += [f"{name} should not be there" for name in sorted(there.keys() - whole.keys())]
+    found += [
+        f"{n} has other bytes" for n in sorted(whole.keys() & there.keys()) if whole[n] != there[n]
+    ]
+    found += [f"verify: {finding}" for finding in check(out).findings]
+    found += [f"{unit} was done again without need" for unit in set(result.again) - result.excused]
+    return found

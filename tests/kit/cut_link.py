@@ -1,0 +1,101 @@
+"""Two machines and the cable between them, which is cut while `pack` is at work on both.
+
+Run by house/test_chaos.py in a network namespace of its own. The far machine is a namespace inside
+that; neither sees any other network, and both are gone when this process is.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.kit.chaos import Fault, Scene, Stage, Waiting, faults_of, pack_job, processes_of, send
+from tests.kit.chaos_faults import at_work
+from tests.kit.packs import tree, wait_gone
+
+NEAR, FAR = "10.77.0.1", "10.77.0.2"
+
+
+def main(source: str, whole: str, out: str, per_shard: str) -> None:
+    for words in ("link set lo up", "link add near type veth peer name far"):
+        ip(words)
+    with far_machine() as namespace:
+        ip(f"link set far netns {namespace}")
+        ip(f"addr add {NEAR}/24 dev near")
+        ip("link set near up")
+        with contextlib.closing(Stage(ip=NEAR)) as stage:
+            stage.add()
+            with far_node(stage, namespace) as node:
+                job = pack_job(source, per_shard=int(per_shard), pause_s=0.03)
+                result = job.run(stage, out, link_is_cut(node), diary=Path(out + ".diary"))
+    found = faults_of(result, out, tree(whole))
+    sys.stdout.write(json.dumps({"found": found, "log": result.log, "struck": result.struck}))
+
+
+def link_is_cut(node: Any) -> Fault:
+    """Both sides live on. What the far one has in hand is done there, and by another here too."""
+
+    def fault(scene: Scene) -> Waiting:
+        pids = yield from at_work(scene, node)
+        scene.strike(pids)
+        ip("link set near down")
+        late = set().union(*(scene.diary.in_hand(pid) for pid in pids)) - scene.last
+        scene.stage.add()
+        while not late <= scene.done:
+            yield
+        ip("link set near up")
+
+    return fault
+
+
+@contextlib.contextmanager
+def far_machine() -> Iterator[int]:
+    """A process in a network namespace, which lives as long as somebody is in it."""
+    holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+    try:
+        mine = Path("/proc/self/ns/net").readlink()
+        while Path(f"/proc/{holder.pid}/ns/net").readlink() == mine:
+            pass
+        yield holder.pid
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@contextlib.contextmanager
+def far_node(stage: Stage, namespace: int) -> Iterator[Any]:
+    """What a `Stage` knows of a node, there."""
+    inside = ["nsenter", f"--net=/proc/{namespace}/ns/net"]
+    for words in ("link set lo up", f"addr add {FAR}/24 dev far", "link set far up"):
+        subprocess.run([*inside, "ip", *words.split()], check=True)
+    ray = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        f"--address={stage.cluster.address}",
+    ]
+    start = subprocess.Popen(
+        [*inside, *ray, f"--node-ip-address={FAR}", "--num-cpus=1", "--block"],
+        stdout=subprocess.DEVNULL,
+    )
+    node = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=start)]})
+    try:
+        stage.wait_for(3, start)
+        yield node
+    finally:
+        everything = processes_of(node)
+        send(everything, signal.SIGKILL)
+        start.wait()
+        wait_gone(everything)
+
+
+def ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,94 @@
+"""Encoders for encoding/test_faults.py, imported from here by workers, and a command with them.
+
+They need torch alone, so a worker is ready in half the time that it takes to load the tiny model.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import avg_pool2d
+
+from wdsprep import encoding, store
+from wdsprep.encoder import Encoded, Tokens
+from wdsprep.models import Model, Recipe, fields
+from wdsprep.noise import normal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """Takes the place of `wdsprep.encoding.make_encoder`. A white image is what does harm."""
+
+    white: str = ""
+    """`kills` its worker or `raises`."""
+    pause_s: float = 0.0
+    """For each batch, so that there is time for a fault."""
+    chunk_nbytes: int = 0
+    """How much of a tar is read at a time."""
+    log: str = ""
+    """A folder where each worker that begins leaves its process id."""
+
+    def __call__(self, model: Model, recipe: Recipe, device: str) -> "Plain":
+        if self.chunk_nbytes:
+            assert store.stream.__kwdefaults__
+            store.stream.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
+        if self.log:
+            Path(self.log, str(os.getpid())).touch()
+        return Plain(self, model, recipe, torch.device(device))
+
+
+class Plain:
+    """Latents are shrunken pixels and noise, embeddings are the letters of the caption."""
+
+    itemsize = 4
+
+    def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
+        self.fields = fields(model, recipe)
+        self.resolution, self.device = recipe.resolution, device
+        self._making, self._factor = making, model.factor
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        length = self.fields[1].shape[0]
+        found = [list(caption.encode()[:length]) for caption in captions]
+        return [Tokens(ids=i + [0] * (length - len(i)), count=len(i), cut=False) for i in found]
+
+    def encode(
+        self,
+        pixels: torch.Tensor,
+        ids: torch.Tensor | None,
+        noise: torch.Tensor,
+        *,
+        exact: bool = False,
+    ) -> Encoded:
+        assert ids is not None
+        assert not exact
+        time.sleep(self._making.pause_s)
+        if self._making.white and bool((pixels.amin((1, 2, 3)) == 255).any()):
+            if self._making.white == "kills":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("an illegal memory access was encountered")
+        latent, emb = self.fields
+        small = avg_pool2d(pixels.float() / 255, self._factor)
+        channels = [n % 3 for n in range(latent.shape[0])]
+        arrays = {
+            "latent.npy": (small[:, channels] + normal(noise, latent.shape)).half(),
+            "emb.npy": (ids / 256).half().unsqueeze(2).expand(-1, -1, emb.shape[1]).contiguous(),
+        }
+        return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        return {"emb.npy": torch.zeros(self.fields[1].shape, dtype=torch.float16)}
+
+
+def command(pause_s: str, white: str, *arguments: str) -> None:
+    """`wdsprep` as a process of its own, with these encoders."""
+    from wdsprep.__main__ import main
+
+    encoding.make_encoder = Making(pause_s=float(pause_s), white=white)  # type: ignore[assignment]
+    sys.argv[1:] = arguments
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Latent datasets for tests: encoded in this process or by the real command, and read back."""
+
+import contextlib
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, write_files
+from wdsprep.arrays import Field
+from wdsprep.encoder import Encoded, Tokens
+from wdsprep.encoding import encode
+from wdsprep.run import Outcome
+from wdsprep.runners import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
+
+SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
+LONG = "one two three four five six seven " * 15
+CAPTIONS = ("a photo of a cat", "", LONG, "Ein Hund im Schnee 雪 🐕", "red, green; blue!")
+COUNT = 42
+TINY = ("--model", "tiny", "--device", "cpu", "--runner", "local")
+
+
+def pictures(root: Path, numbers: Iterable[int] = range(COUNT)) -> Path:
+    files: dict[str, bytes | str] = {}
+    for number in numbers:
+        stem = f"photo-{number:04d}"
+        files[f"{stem}.jpg"] = jpeg(number, SIZES[number % 3])
+        files[f"{stem}.txt"] = CAPTIONS[number % 5]
+    return write_files(root, files)
+
+
+def packed(source: Path, images: Path, *options: str) -> Path:
+    """Shards from slices of 6 pictures, in the buckets 64 and 128."""
+    return pack(source, images, "--buckets", "64,128", "--samples-per-shard", "6", *options)
+
+
+# --- encoding
+
+
+class Here:
+    """A runner that does one unit after another in this process, each once."""
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        with closing(work.open()) as call:  # type: ignore[type-var]
+            for unit in units:
+                yield from self._do(call, unit)
+
+    def _do(self, call: Callable[[Any], Generator[Any, None, Any]], unit: Unit) -> Iterator[Event]:
+        steps = call(unit)
+        try:
+            while True:
+                yield Step(unit=unit, value=next(steps))
+        except StopIteration as end:
+            yield Finished(unit=unit, result=end.value)
+        except HopelessError as error:
+            yield Quarantined(unit=unit, attempts=1, reason=str(error), trace="")
+
+
+@contextlib.contextmanager
+def in_this_process() -> Iterator[None]:
+    """No worker processes: torch is loaded once for all tests."""
+    with patch("wdsprep.encoding.runner_of", lambda *_args, **_options: Here()):
+        yield
+
+
+def encode_here(images: Path | str, out: Path, **options: Any) -> Outcome:
+    wanted = {"resolution": 64, "model": "tiny", "device": "cpu", "runner": "local", **options}
+    with in_this_process():
+        return encode(str(images), str(out), **wanted)
+
+
+def run_encode(
+    images: Path | str, out: Path | str, *options: str
+) -> "subprocess.CompletedProcess[str]":
+    """The real command with real workers, ready within minutes on a busy machine."""
+    words = [str(SCRIPT), "encode", str(images), str(out), "--resolution", "64", *TINY, *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+
+
+# --- looking at what came of it
+
+
+def members(tar: Path) -> dict[str, dict[str, bytes]]:
+    """The fields of each sample of a tar by key, all in order."""
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(tar) as file:
+        for info in file:
+            folder, slash, base = info.name.rpartition("/")
+            key, _, field = base.partition(".")
+            data = file.extractfile(info)
+            assert data is not None
+            found.setdefault(f"{folder}{slash}{key}", {})[field] = data.read()
+    return found
+
+
+def latents_of(root: Path) -> dict[str, dict[str, Any]]:
+    """All samples of a latent dataset by key: arrays, facts and caption."""
+    found: dict[str, dict[str, Any]] = {}
+    for shard in manifest_of(root).shards:
+        for key, fields in members(root / shard.name).items():
+            assert key not in found
+            found[key] = {name: _decoded(name, data) for name, data in fields.items()}
+    return found
+
+
+def _decoded(name: str, data: bytes) -> Any:
+    if name.endswith("npy"):
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    return json.loads(data) if name == "json" else data.decode()
+
+
+def stacked(root: Path, name: str) -> Tensor:
+    """One array of all samples, in the order of their keys."""
+    samples = sorted(latents_of(root).items())
+    return torch.from_numpy(np.stack([sample[name] for _, sample in samples]))
+
+
+def rejected(root: Path) -> dict[str, str]:
+    """The code of each reject by its key."""
+    lines = [
+        line
+        for path in sorted((root / "rejects").rglob("*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
+    rejects = [json.loads(line) for line in lines]
+    assert len({reject["key"] for reject in rejects}) == len(rejects)
+    return {reject["key"]: reject["code"] for reject in rejects}
+
+
+# --- a stand-in for the models
+
+
+class Means:
+    """An encoder that makes of an image the mean of its pixels, and of a caption its length."""
+
+    fields = (
+        Field(name="latent.npy", dtype="<f2", shape=(1, 1, 1)),
+        Field(name="emb.npy", dtype="<f2", shape=(1, 1)),
+    )
+    resolution = 16
+    device = torch.device("cpu")
+    itemsize = 4
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        """of the batches it was given"""
+
+    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+        return [Tokens(ids=[len(text)], count=1, cut=False) for text in captions]
+
+    def encode(
+        self, pixels: Tensor, ids: Tensor | None, noise: Tensor, *, exact: bool = False
+    ) -> Encoded:
+        del noise, exact
+        assert ids is not None
+        self.sizes.append(len(pixels))
+        made = {
+            "latent.npy": pixels.float().mean((1, 2, 3)).reshape(-1, 1, 1, 1).half(),
+            "emb.npy": ids.half().reshape(-1, 1, 1),
+        }
+        return Encoded(arrays=made, ok=torch.ones(len(pixels), dtype=torch.bool))
+
+    def empty(self) -> dict[str, Tensor]:
+        return {"emb.npy": torch.zeros(1, 1, dtype=torch.float16)}

@@ -1,0 +1,277 @@
+"""A run of any size with nobody at work: crews, stores and servers that only pretend.
+
+Used by runners/test_driver_scale.py and by tools/bench driver."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from wdsprep.edition import EDITION
+from wdsprep.errors import NotFoundError
+from wdsprep.image_shards import ImageShard
+from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Shard
+from wdsprep.runners import Event
+from wdsprep.runners.queue import Done, Heard, Ready, drive
+from wdsprep.sources import Item
+from wdsprep.store import HELD, Entry
+
+SETTINGS = {
+    "crop": "centre",
+    "dtype": "fp16",
+    "layout": {"emb.npy": [77, 1024], "latent.npy": [4, 32, 32]},
+    "resolution": 256,
+    "weights": "w" * 64,
+}
+PAGE, AT_ONCE = 1_000, 100
+
+
+def digest(of: object) -> str:
+    return hashlib.sha256(str(of).encode()).hexdigest()
+
+
+EMPTY = digest("empty")
+
+
+def shard_of(number: int) -> Shard:
+    """Of an image dataset; sizes go up and down."""
+    samples = 9_000 + number * 7919 % 1_000
+    name = f"256/{number:06d}.tar"
+    return Shard(name=name, samples=samples, nbytes=samples * 50_000, sha256=digest(number))
+
+
+def unit_of(shard: Shard) -> ImageShard:
+    item = Item(name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples)
+    return ImageShard(name=shard.name.removesuffix(".tar"), item=item, sha256=shard.sha256)
+
+
+def units(count: int) -> tuple[ImageShard, ...]:
+    return tuple(unit_of(shard_of(number)) for number in range(count))
+
+
+def receipt_of(unit: ImageShard) -> Receipt:
+    """What a worker of `encode` would say."""
+    samples = unit.item.samples
+    made = Shard(name=f"{unit.name}.tar", samples=samples, nbytes=samples * 166_000, sha256=EMPTY)
+    return Receipt(
+        dataset="latents",
+        unit=unit.name,
+        generation=0,
+        settings=SETTINGS,
+        input=unit.sha256,
+        inputs=samples,
+        shards=(made,),
+        rejects={},
+        counts={"cut": samples % 100},
+        files={f"rejects/{unit.name}.jsonl": digest(unit.name), "empty.emb.npy": EMPTY},
+    )
+
+
+def manifest_of(count: int) -> Manifest:
+    made = map(receipt_of, map(unit_of, map(shard_of, range(count))))
+    receipts = Receipts.of("latents", SETTINGS, made)
+    return Manifest(dataset="latents", settings=SETTINGS, receipts=receipts)
+
+
+class Pretenders:
+    """A crew whose every worker is ready at once, and says of each unit what `result` makes of
+    it when it is heard, some at a time."""
+
+    def __init__(self, result: Callable[[Any], Any]) -> None:
+        self._result = result
+        self._ready: deque[int] = deque()
+        self._given: deque[tuple[int, int, Any]] = deque()
+        self.calls = 0
+
+    def start(self, slot: int) -> None:
+        self._ready.append(slot)
+        self.calls += 1
+
+    def give(self, slot: int, order: int, unit: Any) -> None:
+        self._given.append((slot, order, unit))
+        self.calls += 1
+
+    def hear(self) -> Iterator[Heard]:
+        self.calls += 1
+        while self._ready:
+            yield self._ready.popleft(), 0, Ready()
+        for _ in range(min(AT_ONCE, len(self._given))):
+            slot, order, unit = self._given.popleft()
+            yield slot, order, Done(result=self._result(unit))
+
+    def stop(self) -> None:
+        self._given.clear()
+
+
+@dataclass(frozen=True)
+class PretendRunner:
+    workers: int
+    units_per_worker: int = 3
+
+    def run(self, _work: Any, units: Iterable[Any]) -> Generator[Event, None, None]:
+        """Receipts come as they would from another process: each with settings of its own."""
+        crew = Pretenders(lambda unit: pickle.loads(pickle.dumps(receipt_of(unit))))
+        yield from drive(
+            crew,
+            units,
+            workers=self.workers,
+            max_attempts=3,
+            units_per_worker=self.units_per_worker,
+        )
+
+
+@dataclass
+class Shelf:
+    """A store that has receipts of the first `count` units, and keeps what is written only as its
+    length."""
+
+    count: int = 0
+    url: str = "pretend"
+    written: dict[str, int] = field(default_factory=dict)
+    units_written: list[int] = field(default_factory=list)
+    listed: int = 0
+    theirs: bytes = b""
+    """The manifest that another driver has written meanwhile."""
+
+    def read(self, name: str, /) -> bytes:
+        if name == MANIFEST and self.theirs:
+            return self.theirs
+        raise NotFoundError(f"{name} is not kept")
+
+    def list(self, prefix: str = "", /) -> Iterator[Entry]:
+        if prefix == "receipts/":
+            for number in range(self.count):
+                self.listed += 1
+                yield Entry(name=f"receipts/256/{number:06d}.json", nbytes=700, stamp="")
+
+    @contextlib.contextmanager
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[_Counter]:
+        del exclusive
+        sink = _Counter()
+        yield sink
+        self.written[name] = sink.nbytes
+        self.units_written.append(sink.units)
+
+    def sweep(self, _ours: object = None) -> int:
+        return 0
+
+    def hold(
+        self, _name: str, /, *, giving: object = ()
+    ) -> contextlib.AbstractContextManager[None]:
+        del giving
+        return contextlib.nullcontext()
+
+
+class _Counter:
+    nbytes = units = 0
+
+    def write(self, data: bytes, /) -> None:
+        self.nbytes += len(data)
+        self.units += data.count(b',"unit":')
+
+
+class PretendS3(ThreadingHTTPServer):
+    """Enough of S3 to resume from: a listing of `count` receipts in pages, each after `pause_s`,
+    and a manifest."""
+
+    daemon_threads = True
+
+    def __init__(self, count: int, manifest: bytes, pause_s: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.count, self.manifest, self.pause_s = count, manifest, pause_s
+        self.pages = self.reads = 0
+        self.marks: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: PretendS3
+
+    def do_GET(self) -> None:
+        asked = urlsplit(self.path)
+        query = parse_qs(asked.query, keep_blank_values=True)
+        if "list-type" in query and query["prefix"][0].endswith(HELD):
+            self._send(_entries(self.server.marks))
+        elif "list-type" in query and query["prefix"][0].endswith(MANIFEST):
+            self._send(_entries(query["prefix"]))
+        elif "list-type" in query:
+            self.server.pages += 1
+            time.sleep(self.server.pause_s)
+            self._send(_page(self.server.count, query))
+        elif "uploads" in query:
+            uploads = "<IsTruncated>false</IsTruncated>"
+            self._send(f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>")
+        elif asked.path.endswith(MANIFEST):
+            self._send(self.server.manifest)
+        elif asked.path.endswith(EDITION):
+            self.send_error(404)
+        else:
+            self.server.reads += 1
+            self.send_error(404)
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")] = data
+        self._send(b"", ETag='"mark"')
+
+    def do_DELETE(self) -> None:
+        del self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")]
+        self._send(b"")
+
+    def _send(self, body: bytes | str, **headers: str) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def _number_after(name: str) -> int:
+    """That of the first receipt behind a name, or behind the beginning of one."""
+    return int(name) + 1 if len(name) == 6 else int(name.ljust(6, "0"))
+
+
+def _entries(there: Iterable[str]) -> str:
+    entries = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-02T00:00:00.000Z</LastModified>"
+        '<ETag>"mark"</ETag><Size>9</Size></Contents>'
+        for key in there
+    )
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+
+
+def _page(count: int, query: dict[str, list[str]]) -> str:
+    prefix = query["prefix"][0]
+    start = int(query.get("continuation-token", ["0"])[0])
+    if start == 0 and (after := query.get("start-after")):
+        start = _number_after(after[0].rpartition("/")[2].removesuffix(".json"))
+    end = min(start + PAGE, count)
+    more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < count else ""
+    return (
+        f"<ListBucketResult><IsTruncated>{str(end < count).lower()}</IsTruncated>{more}"
+        + "".join(
+            f"<Contents><Key>{prefix}256/{number:06d}.json</Key>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            f'<ETag>"{number:032x}"</ETag><Size>700</Size>'
+            "<StorageClass>STANDARD</StorageClass></Contents>"
+            for number in range(start, end)
+        )
+        + "</ListBucketResult>"
+    )

@@ -1,0 +1,274 @@
+"""Work classes for the tests of runners: workers import them from here by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsprep.errors import FullError
+from wdsprep.runners import BrokenWorkerError, HopelessError
+
+Call = Callable[[Any], Generator[Any, None, Any]]
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.value:06d}"
+
+
+@dataclass(frozen=True)
+class Square:
+    """Three steps, then (square, pid); the units in the sets misbehave."""
+
+    kills: frozenset[int] = frozenset()
+    raises: frozenset[int] = frozenset()
+    fills: frozenset[int] = frozenset()
+    unpicklable: frozenset[int] = frozenset()
+    exits: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+    signals: frozenset[int] = frozenset()
+    breaks: frozenset[int] = frozenset()
+    despairs: frozenset[int] = frozenset()
+    step_s: float = 0.0
+
+    def open(self) -> Call:
+        return self.square
+
+    def square(self, unit: Number) -> Generator[int, None, Any]:
+        for step in range(3):
+            time.sleep(self.step_s)
+            yield step
+        if unit.value in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if unit.value in self.exits:
+            os._exit(7)
+        if unit.value in self.leaves:
+            raise SystemExit(7)
+        if unit.value in self.signals:
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            while True:
+                yield 3
+                time.sleep(0.01)
+        if unit.value in self.breaks:
+            raise BrokenWorkerError("the GPU is poisoned")
+        if unit.value in self.despairs:
+            raise HopelessError("shard 256/000003.tar is truncated")
+        if unit.value in self.raises:
+            raise ValueError(f"no square for {unit.value}")
+        if unit.value in self.fills:
+            raise FullError("the disk is full: make room and run again")
+        if unit.value in self.unpicklable:
+            return threading.Lock()
+        return unit.value**2, os.getpid()
+
+
+@dataclass(frozen=True)
+class KillOnce:
+    """The worker dies at a step that depends on the unit, at its first attempt."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[int, None, int]:
+        marker = Path(self.folder, unit.name)
+        for step in range(4):
+            if unit.value % 4 == 1 and step == unit.value % 3 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield step
+        return unit.value
+
+
+@dataclass(frozen=True)
+class Together:
+    """A unit ends only when `count` units are in flight in its worker."""
+
+    count: int
+
+    def open(self) -> Call:
+        barrier = threading.Barrier(self.count)
+
+        def call(unit: Number) -> Generator[int, None, tuple[int, int]]:
+            yield unit.value
+            barrier.wait(timeout=20)
+            yield unit.value
+            return os.getpid(), threading.get_ident()
+
+        return call
+
+
+@dataclass(frozen=True)
+class BreakOnce:
+    """Unit 1 finds its worker broken, once; the others clean up, and tell where they ran."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[int, None, int]:
+        marker = Path(self.folder, "broken")
+        with temporary(Path(self.folder, f"{unit.name}.tmp")):
+            for _ in range(5 if unit.value == 1 else 15):
+                time.sleep(0.1)
+                yield os.getpid()
+            if unit.value == 1 and not marker.exists():
+                marker.write_text(str(os.getpid()))
+                raise BrokenWorkerError("the GPU is poisoned")
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """Result: whether another living worker was at the same unit. Some units kill."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[int, None, bool]:
+        claim = Path(self.folder, f"{unit.name}.claim")
+        is_taken = claim.exists() and is_alive(int(claim.read_text()))
+        mine = claim.with_suffix(f".{os.getpid()}")  # others never see half of it
+        mine.write_text(str(os.getpid()))
+        mine.replace(claim)
+        for _ in range(3):
+            time.sleep(0.02)
+            yield 1
+        if unit.value % 6 == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        claim.unlink()
+        return is_taken
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
+        return False
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Result: what CUDA_VISIBLE_DEVICES is."""
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[str | None, None, str | None]:
+        time.sleep(0.2)
+        yield None
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Writes a temporary file and never ends; removes it when it is made to."""
+
+    folder: str
+    step_s: float = 0.1
+
+    def open(self) -> EndlessEngine:
+        Path(self.folder, f"pid-{os.getpid()}").touch()
+        return EndlessEngine(self)
+
+
+@dataclass(frozen=True)
+class EndlessEngine:
+    work: Endless
+
+    def __call__(self, unit: Number) -> Generator[int, None, None]:
+        with temporary(Path(self.work.folder, f"{unit.name}.tmp.{os.getpid()}")):
+            while True:
+                yield 1
+                time.sleep(self.work.step_s)
+
+    def close(self) -> None:
+        """Tells how many units were still there."""
+        folder = Path(self.work.folder)
+        left = len(list(folder.glob(f"*.tmp.{os.getpid()}")))
+        Path(folder, f"closed-{os.getpid()}").write_text(str(left))
+
+
+@contextmanager
+def temporary(path: Path) -> Generator[None, None, None]:
+    path.touch()
+    try:
+        yield
+    finally:
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Finishes after `folder/go` is there; says first where it runs."""
+
+    folder: str
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, unit: Number) -> Generator[str, None, int]:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        while not Path(self.folder, "go").exists():
+            Path(self.folder, "runs").touch()
+            yield node
+            time.sleep(0.1)
+        return unit.value
+
+
+@dataclass(frozen=True)
+class Unopenable:
+    how: str
+
+    def open(self) -> Call:
+        if self.how == "full":
+            raise FullError("no room for the model")
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ImportError("no module named gpu")
+
+
+def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
+    """A whole driver process, to be interrupted or killed."""
+    from wdsprep.runners import Step, make_runner
+
+    count = int(units_per_worker)
+    runner = make_runner(kind, workers=2, units_per_worker=count)
+    try:
+        for event in runner.run(Endless(folder), map(Number, range(2 * count))):
+            if isinstance(event, Step):
+                Path(folder, f"running-{event.unit.name}").touch()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """Each unit takes its time, and no processor."""
+
+    unit_s: float
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[int, None, int]:
+        time.sleep(self.unit_s)
+        yield 1
+        return os.getpid()

@@ -1,0 +1,163 @@
+"""Credentials that end while a loader reads from S3, as those of STS, SSO and machine roles do."""
+
+import http.server
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+import torch
+from botocore.credentials import RefreshableCredentials
+
+import wdsprep
+from tests.kit.latent_sets import write_latents
+from tests.kit.s3 import OTHER_SETTINGS
+from tests.kit.serving import serving
+from wdsprep.store import open_store
+
+BATCH, LASTS_S = 32, 3600
+SIGNED_BY = re.compile(r"Credential=(key-\d+)")
+REFUSAL = b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>"
+
+
+class Clock:
+    """The time of credentials and URLs, which tests move on. `last` is the newest key."""
+
+    def __init__(self) -> None:
+        self.now, self.last = 0.0, 0
+        self.ends = {"key-0": float(LASTS_S)}
+
+    def date(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=self.now)
+
+    def new_key(self) -> dict[str, str]:
+        self.last += 1
+        self.ends[f"key-{self.last}"] = self.now + LASTS_S
+        return self.key()
+
+    def key(self) -> dict[str, str]:
+        ends = self.date() + timedelta(seconds=LASTS_S)
+        name = f"key-{self.last}"
+        pair = {"access_key": name, "secret_key": "secret", "token": f"token-{name}"}
+        return pair | {"expiry_time": ends.isoformat()}
+
+
+class Server:
+    """A folder as a bucket, for whoever has signed with a key that has not ended."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.signed: list[str] = []
+        self.refused = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = -1  # heads and bodies go out together
+
+            def do_GET(self) -> None:
+                path, _, query = self.path.partition("?")
+                found = SIGNED_BY.search(query + self.headers.get("Authorization", ""))
+                assert found is not None, self.path
+                if clock.ends[found[1]] <= clock.now:
+                    outer.refused += 1
+                    return self.say(403, REFUSAL)
+                outer.signed.append(found[1])
+                data = (folder / path.removeprefix("/bucket/")).read_bytes()
+                start, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+                end = min(int(last) + 1, len(data)) if last else len(data)
+                span = f"bytes {start}-{end - 1}/{len(data)}"
+                return self.say(206, data[int(start) : end], span)
+
+            def say(self, status: int, body: bytes, span: str = "") -> None:
+                self.send_response(status)
+                if span:
+                    self.send_header("Content-Range", span)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Moves boto3's and our time; boto3 gets a new key from it when it asks."""
+    clock, plain = Clock(), boto3.session.Session
+
+    def session() -> Any:
+        core = botocore.session.get_session()
+        core._credentials = RefreshableCredentials.create_from_metadata(
+            clock.key(), refresh_using=clock.new_key, method="test"
+        )
+        core._credentials._time_fetcher = clock.date
+        return plain(botocore_session=core, region_name="us-east-1")
+
+    for name in OTHER_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("boto3.session.Session", session)
+    ours = SimpleNamespace(monotonic=lambda: clock.now)
+    monkeypatch.setattr("wdsprep.store.s3_reads.time", ours)
+    return clock
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    write_latents(str(tmp_path / "latents"))
+    server = Server(tmp_path, clock)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with serving(server.http):
+        yield server
+
+
+def read(store: Any, folder: Path, number: int) -> None:
+    """Some range of some shard; one after another, so that no request is under way meanwhile."""
+    name, start = f"256/{number % 5:06d}.tar", 100 * number
+    data = (folder / "latents" / name).read_bytes()[start : start + 1000]
+    assert store.read(name, start=start, nbytes=1000) == data
+
+
+def test_new_credentials_are_taken_before_the_old_ones_end(
+    server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    """Four hours, in which no request is refused: each key signs for most of its hour."""
+    with closing(open_store("s3://bucket/latents")) as store:
+        for number in range(4 * 3600 // 50):
+            read(store, tmp_path, number)
+            clock.now += 50
+    assert server.refused == 0
+    assert clock.last >= 4
+    assert set(server.signed) == set(clock.ends)
+
+
+def test_credentials_that_ended_while_the_machine_slept_are_renewed(
+    server: Server, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time by which URLs grow old stands still then, so one that is refused has to tell."""
+    awake = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("wdsprep.store.s3_reads.time", awake)
+    with closing(open_store("s3://bucket/latents")) as store:
+        for _ in range(4):
+            for number in range(20):
+                read(store, tmp_path, number)
+            clock.now += 2 * LASTS_S
+    assert server.refused == 3 * 5  # the URL of each shard, once after each sleep
+    assert len(server.signed) == 4 * 20
+    assert clock.last == 3
+
+
+def test_a_loader_reads_with_credentials_that_end(server: Server, tmp_path: Path) -> None:
+    there = wdsprep.load("s3://bucket/latents", global_batch=BATCH, rank=0, world_size=1)
+    here = wdsprep.load(str(tmp_path / "latents"), global_batch=BATCH, rank=0, world_size=1)
+    for one, other in zip(there, here, strict=True):
+        assert torch.equal(one["emb"], other["emb"])
+    assert set(server.signed) == {"key-0"}

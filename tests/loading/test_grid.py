@@ -1,0 +1,79 @@
+"""Headers of latent samples, many at once: which of them are sound, and whose they are."""
+
+import tarfile
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.kit.latent_sets import field
+from wdsprep.arrays import Field
+from wdsprep.loader.grid import Grid, grid_of
+from wdsprep.tar import BLOCK, padded
+from wdsprep.tar.write import header
+
+FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
+Make = Callable[[str, int], bytes]
+
+
+def others(name: str, nbytes: int) -> bytes:
+    """What Python's tarfile writes of a member that has an owner and a time."""
+    made = tarfile.TarInfo(name)
+    made.size, made.mtime, made.uid, made.uname, made.mode = (
+        nbytes,
+        1_700_000_000,
+        1000,
+        "me",
+        0o600,
+    )
+    return made.tobuf(tarfile.USTAR_FORMAT)
+
+
+def heads_of(key: str, make: Make, fields: tuple[Field, ...] = FIELDS) -> bytes:
+    """What lies between the arrays of a sample."""
+    heads, padding = b"", 0
+    for item in fields:
+        heads += bytes(padding) + make(f"{key}.{item.name}", item.nbytes) + item.header
+        padding = padded(item.nbytes) - item.nbytes
+    return heads
+
+
+def rows_of(*rows: bytes) -> np.ndarray:
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+
+
+def grid() -> Grid:
+    return grid_of(FIELDS, ("latent", "emb"))
+
+
+@pytest.mark.parametrize("make", [header, others])
+@pytest.mark.parametrize("key", ["a", "folder/0012", "f" * 60 + "/" + "g" * 80, "ünïcode"])
+def test_keys_are_those_of_the_members(make: Make, key: str) -> None:
+    assert grid().keys(rows_of(heads_of("first", header), heads_of(key, make))) == ["first", key]
+
+
+@pytest.mark.parametrize("make", [header, others])
+def test_no_byte_of_a_header_can_change_unseen(make: Make) -> None:
+    """Two that stand after the digits of the checksum mean nothing."""
+    whole = heads_of("some-key", make)
+    rows = np.repeat(rows_of(whole), len(whole), axis=0)
+    np.fill_diagonal(rows, rows.diagonal() ^ 1)
+    unseen = {n for n, key in enumerate(grid().keys(rows)) if key is not None}
+    between = set(range(len(whole)))
+    after_sums = set()
+    for item, place in zip(FIELDS, grid().heads, strict=True):
+        top = place.stop - BLOCK - len(item.header)
+        between -= set(range(top, place.stop))
+        after_sums |= {top + 154, top + 155}
+    assert between <= unseen <= between | after_sums
+
+
+def test_members_of_two_samples_make_none() -> None:
+    one, other = heads_of("one", header), heads_of("two", header)
+    half = grid().heads[0].stop
+    assert grid().keys(rows_of(one, one[:half] + other[half:], other)) == ["one", None, "two"]
+
+
+def test_a_field_of_another_shape_is_none_of_the_dataset() -> None:
+    wide = (*FIELDS[:2], field("emb", (16, 7)))
+    assert grid().keys(rows_of(heads_of("a", header, wide), heads_of("b", header))) == [None, "b"]

@@ -1,0 +1,644 @@
+"""The loader: one sequence, whatever reads it; resumed by an integer; nothing lost or repeated."""
+
+import gc
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import wdsprep
+from tests.kit.latent_sets import EMB, LATENT, array_of, field, write_latents
+from wdsprep import Stream
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.index import index
+from wdsprep.loader import aio, shelf
+from wdsprep.noise import noise_keys, normal
+
+BATCH = 32
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 samples: 9 steps of 32 and a rest."""
+    return write_latents(str(tmp_path_factory.mktemp("latents")))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    return [batch["key"] for batch in itertools.islice(batches, steps)]
+
+
+def flat(found: Any) -> list[str]:
+    return [key for part in found for key in part]
+
+
+def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+# What a batch holds
+
+
+@pytest.mark.parametrize("reads", ["at once", "one by one", "slowly", "in pieces"])
+def test_values_are_those_numpy_reads_from_the_tar(
+    data: str, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    monkeypatch.setattr(aio, "_spare", [])
+    if reads == "one by one":
+        monkeypatch.setattr(aio, "_NUMBERS", {})
+    if reads in ("slowly", "in pieces"):  # as a network file system may
+
+        def read_little(fds: list[int], *_: object) -> np.ndarray:
+            return np.zeros(len(fds), np.int64)
+
+        def read_pieces(fd: int, buffers: list[memoryview], start: int) -> int:
+            return preadv(fd, [buffers[0][:1000]], start)
+
+        preadv = os.preadv
+        monkeypatch.setattr(shelf, "read_all", read_little)
+        if reads == "in pieces":
+            monkeypatch.setattr(os, "preadv", read_pieces)
+    else:
+        monkeypatch.delattr(shelf, "_fill_slowly")
+    stored = {}
+    for path in Path(data).glob("*/*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                stored[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    names = ("latent", "emb", "key", "txt", "json", "caption")
+    for batch in load(data, fields=names):
+        assert set(batch) == set(names)
+        assert batch["latent"].shape == (BATCH, *LATENT)
+        assert batch["emb"].dtype == torch.float16
+        for row, key in enumerate(batch["key"]):
+            for name in ("latent", "emb"):
+                wanted = np.load(io.BytesIO(stored[f"{key}.{name}.npy"]))
+                assert np.array_equal(batch[name][row].numpy(), wanted)
+            assert batch["txt"][row] == batch["caption"][row] == stored[f"{key}.txt"].decode()
+            assert batch["json"][row] == json.loads(stored[f"{key}.json"])
+
+
+@pytest.mark.parametrize(
+    "names", [("emb",), ("latent",), ("emb", "txt"), ("key",), ("latent", "json")]
+)
+def test_only_what_is_asked_for(data: str, names: tuple[str, ...]) -> None:
+    batch = next(iter(load(data, fields=names)))
+    whole = next(iter(load(data, fields=("latent", "emb", "key", "txt", "json"))))
+    assert set(batch) == set(names)
+    for name in names:
+        assert (
+            torch.equal(batch[name], whole[name])
+            if isinstance(batch[name], torch.Tensor)
+            else batch[name] == whole[name]
+        )
+
+
+def test_a_batch_that_is_kept_does_not_change(data: str) -> None:
+    kept = list(load(data, epochs=3, ahead=1))
+    for batch in kept:
+        for row, key in enumerate(batch["key"]):
+            wanted = array_of(key, field("latent", LATENT))
+            assert np.array_equal(batch["latent"][row].numpy(), wanted)
+
+
+def test_memory_of_a_batch_is_used_again_once_nobody_has_it(data: str) -> None:
+    places = {b["emb"].data_ptr() for b in load(data, epochs=20, threads=1, ahead=1)}
+    assert len(places) < 8  # of 180 batches
+
+
+def test_batches_on_the_cpu_are_the_same(data: str) -> None:
+    for one, other in zip(load(data, device="cpu", epochs=2), load(data, epochs=2), strict=True):
+        assert one["key"] == other["key"]
+        assert one["latent"].device.type == "cpu"
+        assert torch.equal(one["latent"], other["latent"])
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_what_needs_a_gpu_says_so(data: str) -> None:
+    with pytest.raises(UsageError, match="pin=True is for"):
+        load(data, pin=True)
+    with pytest.raises(UsageError, match="no such GPU"):
+        load(data, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_on_a_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """While the stream that uses them is busy, and pinned memory is used again and again."""
+    url = write_latents(str(tmp_path), moments=True)
+    busy = torch.zeros(4096, 4096, device="cuda")
+    options = {"epochs": 12, "ahead": 1, "drop_text": 0.2, "fields": ("latent", "emb", "key")}
+    kept = []
+    for batch in load(url, device="cuda", **options):
+        busy = busy @ busy
+        kept.append((batch["key"], batch["latent"] + busy[0, 0], batch["emb"].clone()))
+    pinned = list(load(url, pin=True, **options))
+    for (names, latent, emb), wanted, host in zip(kept, load(url, **options), pinned, strict=True):
+        assert names == wanted["key"]
+        assert torch.equal(latent.cpu().float(), wanted["latent"].float())
+        assert torch.equal(emb.cpu(), wanted["emb"])
+        assert host["latent"].is_pinned()
+        assert torch.equal(host["latent"], wanted["latent"])
+
+
+def test_unknown_fields_and_rates_are_refused(data: str) -> None:
+    with pytest.raises(UsageError, match="holds latents, which have"):
+        load(data, fields=("latents",))
+    with pytest.raises(UsageError, match="rate"):
+        load(data, drop_text=1.5)
+    with pytest.raises(UsageError, match="side of a crop"):
+        load(data, pixels=-1)
+    with pytest.raises(UsageError, match="from 0 on"):
+        load(data, step=-1)
+    with pytest.raises(UsageError, match="epochs 0"):
+        load(data, epochs=0)
+    with pytest.raises(UsageError, match="divide"):
+        load(data, rank=0, world_size=5)
+    with pytest.raises(UsageError, match="both"):
+        load(data, rank=1, world_size=None)
+    with pytest.raises(UsageError, match="buckets"):
+        load(Stream(data, buckets=["512"]))
+    with pytest.raises(NotFoundError, match="no dataset"):
+        load(data + "/receipts-of-none")
+
+
+# One order
+
+
+@pytest.mark.parametrize("world", [1, 2, 8, 32])
+def test_all_ranks_together_give_the_same_sequence(data: str, world: int) -> None:
+    whole = keys(load(data, epochs=3))
+    ranks = [
+        keys(load(data, epochs=3, rank=rank, world_size=world, threads=rank % 4 + 1))
+        for rank in range(world)
+    ]
+    assert len({len(found) for found in ranks}) == 1
+    assert [flat(parts) for parts in zip(*ranks, strict=True)] == whole
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 7])
+@pytest.mark.parametrize("ahead", [0, 1, 30])
+def test_threads_change_nothing(data: str, threads: int, ahead: int) -> None:
+    found = keys(load(data, epochs=2, threads=threads, ahead=ahead))
+    assert found == keys(load(data, epochs=2))
+
+
+def test_each_sample_once_a_pass(data: str) -> None:
+    """75 steps are 8 passes; a step over a pass's end has samples of both."""
+    served = flat(keys(load(data, epochs=None), 75))
+    assert set(Counter(served).values()) == {8}
+    assert set(Counter(served[: 9 * BATCH]).values()) == {1}
+
+
+def test_an_iteration_is_an_epoch_and_the_next_goes_on(data: str) -> None:
+    loader = load(data)
+    assert len(loader) == loader.steps_per_epoch == 9
+    found = []
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        found += keys(loader)
+        assert loader.step == 9 * (epoch + 1)
+    assert found == keys(load(data, epochs=3))
+    with pytest.raises(TypeError, match="endless"):
+        len(load(data, epochs=None))
+
+
+def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert keys(wdsprep.load(data, global_batch=BATCH)) == keys(load(data, rank=1, world_size=2))
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UsageError, match="set both"):
+        wdsprep.load(data, global_batch=BATCH)
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(UsageError, match="RANK is 'one'"):
+        wdsprep.load(data, global_batch=BATCH)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UsageError, match="set both"):
+        wdsprep.load(data, global_batch=BATCH)
+
+
+def test_streams_are_mixed_by_weight(data: str, tmp_path: Path) -> None:
+    other = write_latents(str(tmp_path), [50, 7], base=10**6)
+    loader = load([Stream(data, weight=3), Stream(other, weight=1)], epochs=20)
+    served = flat(keys(loader))
+    for count in range(1, len(served), 37):
+        share = sum(int(key) >= 10**6 for key in served[:count])
+        assert abs(share - count / 4) <= 2
+    assert len(set(served)) == 357
+
+
+def test_homogeneous_batches_keep_shapes_apart(data: str, tmp_path: Path) -> None:
+    shapes = (field("latent", (4, 16, 16)), field("emb", EMB))
+    other = write_latents(str(tmp_path), [100], base=10**6, fields=shapes)
+    with pytest.raises(UsageError, match="homogeneous"):
+        load([data, other])
+    seen = {
+        (tuple(batch["latent"].shape[1:]), {int(key) >= 10**6 for key in batch["key"]} == {True})
+        for batch in load([data, other], homogeneous=True)
+    }
+    assert seen == {(LATENT, False), ((4, 16, 16), True)}
+
+
+def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [40, 40])
+    assert len(load(Stream(url, buckets=[256])).urls()) == 2
+    assert len(load(Stream(url, buckets="256")).urls()) == 2
+    with pytest.raises(UsageError, match="has the buckets 256, not 512"):
+        load(Stream(url, buckets=["256", "512"]))
+
+
+def test_what_is_given_may_be_paths_and_numbers_of_numpy(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = keys(load(data, seed=3))
+    monkeypatch.chdir(Path(data).parent)
+    options = {"seed": np.int64(3), "global_batch": np.int32(BATCH), "step": np.int64(2)}
+    options |= {"epochs": np.int32(1), "rank": np.int64(0), "world_size": np.int64(1)}
+    loaders = [load(Path(data), **options), load(Path(data).name, **options)]
+    loaders.append(load([Stream(Path(data))], **options))
+    loaders.append(load(Stream(data, count=np.int64(300)), ahead=np.int8(2), **options))
+    monkeypatch.chdir(tmp_path)
+    for loader in loaders:
+        loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert keys(loader) == whole[2:]
+        assert all(map(os.path.exists, loader.urls()))
+    rates = {"drop_text": np.float32(0.5), "step": 1 << 25, "fields": "txt"}
+    far = [next(iter(load(data, **rates | o))) for o in ({}, {"global_batch": np.int32(BATCH)})]
+    assert far[0] == far[1]
+    for wrong in ({data: 3}, [(data, 3)], [3], None, data.encode()):
+        with pytest.raises(UsageError, match="give paths, URLs"):
+            load(wrong)
+    for option in (
+        *({"seed": 1.0}, {"seed": None}, {"global_batch": "32"}, {"window": 2.5}, {"pixels": "1"}),
+        *({"epochs": 1.5}, {"step": "3"}, {"rank": 0.0, "world_size": 2}, {"ahead": "2"}),
+        {"cache": tmp_path, "cache_nbytes": "5GB"},
+    ):
+        with pytest.raises(UsageError, match="give a whole number"):
+            load(data, **option)
+    for amount in ({"count": 1.5}, {"weight": "3"}, {"repeat": None, "weight": [1]}):
+        with pytest.raises(UsageError, match=r"give a (whole )?number"):
+            load(Stream(data, **amount))
+    with pytest.raises(UsageError, match="give a number"):
+        load(data, drop_text="0.1")
+    with pytest.raises(UsageError, match="fields 1"):
+        load(data, fields=[1])
+
+
+def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "in/latents")
+    with pytest.raises(UsageError, match=rf"load {tmp_path}/in/latents$"):
+        load(str(tmp_path / "in"))
+    with pytest.raises(NotFoundError, match="give the folder"):
+        load(f"{data}/256/000000.tar")
+    (tmp_path / "in/latents/wdsprep.json").rename(tmp_path / "kept")
+    (tmp_path / "in/latents/receipts").mkdir(exist_ok=True)
+    (tmp_path / "in/latents/receipts/000000.json").write_text("{}")
+    with pytest.raises(UsageError, match="wdsprep rebuild"):
+        load(str(tmp_path / "in/latents"))
+
+
+def test_many_streams_and_loaders_do_not_use_up_open_files(tmp_path: Path) -> None:
+    """A process is usually allowed 1,024 of them."""
+    urls = [write_latents(str(tmp_path / f"{n}"), [3] * 120, base=1000 * n) for n in range(4)]
+    program = """
+import resource, sys
+from wdsprep import load
+
+urls = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+assert len({key for batch in load(urls, global_batch=64) for key in batch["key"]}) == 22 * 64
+both = load(urls[:2], global_batch=64), load(urls[2:], global_batch=64)
+assert len(list(zip(*both, strict=True))) == 11
+"""
+    subprocess.run([sys.executable, "-c", program, *urls], check=True, timeout=60)
+
+
+# Resume
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 9, 13])
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_resume_under_another_world_goes_on_exactly(data: str, stop: int, world: int) -> None:
+    whole = keys(load(data, epochs=2))
+    ranks = [load(data, epochs=2, rank=rank, world_size=2) for rank in range(2)]
+    for loader in ranks:
+        keys(loader, stop)
+    states = [json.dumps(loader.state_dict()) for loader in ranks]
+    assert states[0] == states[1]
+    assert len(states[0]) < 1024
+    resumed = [
+        load(data, epochs=2, rank=rank, world_size=world, threads=1) for rank in range(world)
+    ]
+    for loader in resumed:
+        loader.load_state_dict(json.loads(states[0]))
+    rest = [flat(parts) for parts in zip(*map(keys, resumed), strict=True)]
+    assert rest == whole[stop:]
+
+
+def test_moving_the_loader_ends_an_iteration_and_begins_where_it_says(data: str) -> None:
+    whole = keys(load(data))
+    loader = load(data)
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    next(running)
+    loader.load_state_dict(state)
+    with pytest.raises(UsageError, match=r"was moved, .* is at step 1$"):
+        next(running)
+    assert keys(loader) == whole[1:]
+    loader.step = 0
+    for number, _ in enumerate(loader, 1):
+        loader.step = number  # where it is
+    assert number == len(whole)
+    loader.step = 2
+    running = iter(loader)
+    next(running)
+    assert keys(loader, 2) == whole[3:5]
+    with pytest.raises(UsageError, match=r"iterated anew, and is at step 5$"):
+        next(running)
+    assert loader.state_dict()["step"] == 5
+    raw = load(data, raw=True)
+    for _ in itertools.islice(raw, 40):
+        pass
+    raw.step = 2
+    assert [sample["__key__"] for sample in raw] == flat(whole[2:])
+    for step in (-3, "3", 1.5):
+        with pytest.raises(UsageError):
+            loader.step = step
+
+
+def test_the_state_counts_what_was_yielded(data: str) -> None:
+    loader = load(data, ahead=8)
+    for number, _ in enumerate(loader, 1):
+        assert loader.state_dict()["step"] == number
+
+
+def test_a_changed_dataset_or_parameter_is_refused_and_a_moved_one_is_not(
+    data: str, tmp_path: Path
+) -> None:
+    loader = load(data)
+    keys(loader, 3)
+    state = loader.state_dict()
+    moved = str(shutil.copytree(data, tmp_path / "moved"))
+    again = load(moved)
+    again.load_state_dict(state)
+    assert keys(again) == keys(load(data))[3:]
+    other = write_latents(str(tmp_path / "other"), [60, 60, 60, 60, 59])
+    for options, what in (
+        ({"seed": 1}, "seed: 0 -> 1"),
+        ({"global_batch": 64}, "global-batch: 32 -> 64"),
+        ({"url": other}, rf"stream 0 \({re.escape(other)}\): .* 300 samples, .* -> .* 299 samples"),
+        ({"window": 8}, "window"),
+        ({"drop_text": 0.1}, "drop-text: 0.0 -> 0.1"),
+    ):
+        with pytest.raises(FingerprintError, match=what):
+            load(**{"url": data, **options}).load_state_dict(state)
+    load(data, drop_text=0, fields=("emb", "txt"), raw=False).load_state_dict(state)
+    for wrong in ({}, None, state | {"step": 1 << 50}):
+        with pytest.raises(FormatError):
+            load(data).load_state_dict(wrong)
+    with pytest.raises(FingerprintError, match="version: 1 -> 2"):
+        load(data).load_state_dict(state | {"version": 1})
+
+
+# Chance
+
+
+def test_moments_are_sampled_by_step_and_key_and_resume(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [40, 40], moments=True)
+    whole = list(load(url, epochs=4))
+    assert whole[0]["latent"].shape == (BATCH, *LATENT)
+    item = field("latent", (2 * LATENT[0], *LATENT[1:]))
+    for step, batch in enumerate(whole):
+        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), LATENT)
+        for row, key in enumerate(batch["key"]):
+            mean, logvar = torch.from_numpy(array_of(key, item)).float().chunk(2)
+            wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
+            assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
+    for rank in range(4):
+        part = slice(rank * 8, rank * 8 + 8)
+        some = load(url, epochs=4, step=3, rank=rank, world_size=4, threads=1)
+        for one, other in zip(some, whole[3:], strict=True):
+            assert torch.equal(one["latent"], other["latent"][part])
+
+
+def test_captions_are_dropped_at_their_rate_and_the_same_after_a_resume(data: str) -> None:
+    names = ("emb", "txt", "key")
+    whole = list(load(data, epochs=10, drop_text=0.25, fields=names))
+    dropped = [bool((emb == 9).all()) for batch in whole for emb in batch["emb"]]
+    assert 0.2 < sum(dropped) / len(dropped) < 0.3
+    texts = [text for batch in whole for text in batch["txt"]]
+    assert not any(text for text, gone in zip(texts, dropped, strict=True) if gone)
+    half = load(data, epochs=10, drop_text=0.25, fields=names, step=17, rank=1, world_size=2)
+    for one, other in zip(half, whole[17:], strict=True):
+        assert torch.equal(one["emb"], other["emb"][16:])
+        assert one["txt"] == other["txt"][16:]
+
+
+def test_all_captions_may_be_dropped_and_none_where_there_are_none(
+    data: str, tmp_path: Path
+) -> None:
+    for batch in load(data, drop_text=1.0, fields=("emb", "txt")):
+        assert (batch["emb"] == 9).all()
+        assert not any(batch["txt"])
+    bare = write_latents(str(tmp_path), [BATCH], fields=(field("latent", LATENT),))
+    with pytest.raises(UsageError, match="--text none: leave out drop_text"):
+        load(bare, drop_text=0.1)
+    (batch,) = load(bare, drop_text=1, fields=("latent", "txt"))
+    assert not any(batch["txt"])
+
+
+# Damage
+
+
+@pytest.mark.parametrize("at", [0, 150, 515, 1650])
+def test_a_damaged_sample_is_replaced_and_nothing_shifts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    url = write_latents(str(tmp_path))
+    whole = flat(keys(load(url)))
+    path = tmp_path / "256/000001.tar"
+    start = int(np.fromfile(f"{path}.idx", "<u8")[7])
+    damage(path, start + at)
+    with caplog.at_level(logging.WARNING, "wdsprep"):
+        found = flat(keys(load(url)))
+    bad = f"{67:012d}"
+    assert found == flat(keys(load(url, threads=1, ahead=0)))
+    assert [k for k, w in zip(found, whole, strict=True) if k != w] == [found[whole.index(bad)]]
+    assert "000001.tar: sample 7 cannot be served" in caplog.text
+
+
+def test_a_missing_shard_is_an_error_or_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = write_latents(str(tmp_path))
+    whole = flat(keys(load(url)))
+    (tmp_path / "256/000002.tar").unlink()
+    with pytest.raises(NotFoundError, match=r"000002\.tar.*missing.*skip_missing"):
+        keys(load(url))
+    found = flat(keys(load(url, skip_missing=True)))
+    for key, wanted in zip(found, whole, strict=True):
+        assert (key == wanted) is not (120 <= int(wanted) < 180)
+        assert not 120 <= int(key) < 180
+    assert caplog.text.count("the shard is missing") == 1
+
+
+def test_most_of_a_dataset_may_be_missing_but_not_all(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path), [20] * 40)
+    for number in range(38):
+        (tmp_path / f"256/{number:06d}.tar").unlink()
+    found = keys(load(url, skip_missing=True))
+    assert {int(key) // 20 for key in flat(found)} == {38, 39}
+    ranks = [load(url, skip_missing=True, rank=r, world_size=2, threads=1) for r in range(2)]
+    assert [one + other for one, other in zip(*map(keys, ranks), strict=True)] == found
+    for number in range(38, 40):
+        (tmp_path / f"256/{number:06d}.tar").unlink()
+    with pytest.raises(NotFoundError, match="all its shards are missing"):
+        keys(load(url, skip_missing=True))
+
+
+def test_an_index_of_another_length_is_an_error_that_leaves_no_file_open(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path))
+    os.truncate(tmp_path / "256/000002.tar.idx", 59 * 8)
+    for _ in range(3):
+        with pytest.raises(FormatError, match=r"000002.tar.idx has 58 samples where 60"):
+            keys(load(url))
+    gc.collect()
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / "256/000002.tar") not in files
+
+
+def test_a_cut_shard_is_replaced_from_where_it_ends(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path))
+    path = tmp_path / "256/000002.tar"
+    os.truncate(path, path.stat().st_size // 2)
+    assert len(flat(keys(load(url)))) == 9 * BATCH
+
+
+# Raw samples, images, foreign tars
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its open files
+def test_raw_samples_are_those_of_webdataset(data: str) -> None:
+    import webdataset
+
+    loader = load(data, raw=True)
+    urls = loader.urls()
+    wanted = {s["__key__"]: s for s in webdataset.WebDataset(urls, shardshuffle=False)}
+    gc.collect()
+    found = list(loader)
+    assert len(found) == len(loader) == 9 * BATCH
+    assert [sample["__key__"] for sample in found] == flat(keys(load(data)))
+    for sample in found:
+        other = wanted[sample["__key__"]]
+        names = {name for name in other if not name.startswith("__")}
+        assert all(sample[name] == other[name] for name in names)
+        assert sample["__url__"] == other["__url__"]
+
+
+def test_raw_mode_resumes_at_any_sample(data: str) -> None:
+    whole = flat(keys(load(data)))
+    for stop in (0, 1, 31, 32, 50):
+        loader = load(data, raw=True)
+        for _ in itertools.islice(loader, stop):
+            pass
+        again = load(data, raw=True)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [sample["__key__"] for sample in again] == whole[stop:]
+
+
+def test_raw_samples_are_as_stored_and_nothing_else_is_asked_of_them(data: str) -> None:
+    for option in ({"drop_text": 0.5}, {"pixels": 64}, {"fields": ("emb",)}, {"device": "cpu"}):
+        with pytest.raises(UsageError, match="raw=True"):
+            load(data, raw=True, **option)
+
+
+def test_foreign_tars_that_are_written_anew_are_indexed_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(count: int, later_s: float) -> None:
+        with tarfile.open(tmp_path / "0.tar", "w") as tar:
+            for n in range(count):
+                info = tarfile.TarInfo(f"{n}.txt")
+                tar.addfile(info)
+        at = time.time() + later_s
+        os.utime(tmp_path / "0.tar", (at, at))
+
+    url = str(tmp_path)
+    write(5, -5)
+    assert index(url) == {"0.tar": 5}
+    assert index(url) == {}
+    assert len(list(load(url, raw=True, global_batch=5))) == 5
+    assert not caplog.text
+    write(10, 5)
+    load(url, raw=True)
+    assert 'newer than the index, as 0.tar: if written anew, run "wdsprep index' in caplog.text
+    assert index(url) == {"0.tar": 10}
+    for nbytes in (0, 60):
+        os.truncate(tmp_path / "0.tar.idx", nbytes)
+        with pytest.raises(UsageError, match="wdsprep index"):
+            load(url, raw=True)
+        assert index(url) == {"0.tar": 10}
+
+
+def test_a_json_that_nests_too_deep_is_damaged(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for n in range(6):
+            out = io.BytesIO()
+            Image.new("RGB", (40, 32)).save(out, "PNG")
+            deep = b"[" * 100_000 + b"]" * 100_000 if n == 3 else b"{}"
+            for name, body in (("png", out.getvalue()), ("json", deep)):
+                info = tarfile.TarInfo(f"{n}.{name}")
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+    index(str(tmp_path))
+    options = {"pixels": 16, "global_batch": 6, "fields": ("json", "key")}
+    found = flat(keys(load(str(tmp_path), **options)))
+    assert len(found) == 6
+    assert "3" not in found
+
+
+def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
+    for number in range(2):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for n in range(20):
+                out = io.BytesIO()
+                Image.new("RGB", (40 + n, 32), (n, 2 * n, 3 * n)).save(out, "PNG")
+                for name, body in (("png", out.getvalue()), ("txt", b"%d" % n)):
+                    info = tarfile.TarInfo(f"{number}_{n}.{name}")
+                    info.size = len(body)
+                    tar.addfile(info, io.BytesIO(body))
+    url = str(tmp_path)
+    with pytest.raises(UsageError, match="wdsprep index"):
+        load(url, raw=True)
+    assert dict(index(url)) == {"0.tar": 20, "1.tar": 20}
+    with pytest.raises(UsageError, match="raw=True"):
+        load(url)
+    assert len({sample["__key__"] for sample in load(url, raw=True, global_batch=40)}) == 40
+    batch = next(iter(load(url, pixels=16)))
+    assert batch["pixels"].shape == (BATCH, 3, 16, 16)
+    for pixels, key, text in zip(batch["pixels"], batch["key"], batch["txt"], strict=True):
+        n = int(key.split("_")[1])
+        assert text == str(n)
+        assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]

@@ -1,0 +1,300 @@
+"""Killed or interrupted wherever it was, a rerun leaves the bytes of an undisturbed run."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kit.packs import (
+    children,
+    command,
+    manifest_of,
+    pack,
+    photos,
+    run_pack,
+    tars,
+    temporaries,
+    tree,
+    upload,
+    wait_gone,
+    write_files,
+)
+
+TWENTY = ("--samples-per-shard", "20")
+KILLS = 50
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = photos(tmp_path_factory.mktemp("album"), 297)
+    return write_files(root, {"0/bad.jpg": b"<html>", "1/lone.txt": "x", "2/bad.jpg": b""})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(album: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return tree(pack(album, tmp_path_factory.mktemp("undisturbed") / "out", *TWENTY))
+
+
+class Run:
+    """A `wdsprep pack` in a process group of its own."""
+
+    def __init__(self, source: Path | str, images: Path | str, *options: str) -> None:
+        self._process = subprocess.Popen(
+            command(source, images, *TWENTY, *options),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.workers: set[int] = set()
+        self.stderr = ""
+
+    @property
+    def going(self) -> bool:
+        self.workers |= set(children(self._process.pid))
+        return self._process.poll() is None
+
+    def wait_until(self, path: Path) -> None:
+        while self.going and not path.exists():
+            time.sleep(0.002)
+
+    def wait_for_main(self) -> None:
+        """Until it takes SIGTERM, before it imports the rest; Python itself starts before."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        caught = 1 << (signal.SIGTERM - 1)
+        while self.going:
+            line = next(row for row in status.read_text().splitlines() if row.startswith("SigCgt"))
+            if int(line.split()[1], 16) & caught:
+                return
+            time.sleep(0.002)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is still going then."""
+        deadline = time.monotonic() + timeout_s
+        while self.going and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.going
+
+    def send(self, signum: int, *, whole_group: bool = False) -> None:
+        assert self.going
+        (os.killpg if whole_group else os.kill)(self._process.pid, signum)
+
+    def kill_a_worker(self) -> bool:
+        for pid in children(self._process.pid):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+
+    def end(self) -> int:
+        while self.going:
+            time.sleep(0.005)
+        _, self.stderr = self._process.communicate(timeout=20)
+        return self._process.returncode
+
+
+def finish(source: Path, images: Path, *options: str) -> None:
+    done = run_pack(source, images, *TWENTY, *options)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    return random.Random(seed)
+
+
+def test_killed_at_fifty_moments_the_bytes_are_those_of_an_undisturbed_run(
+    album: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    """The driver alone, driver and workers, or one worker; a run that ends is compared, and the
+    next one starts from nothing."""
+    out = tmp_path / "out"
+    kills = complete = 0
+    workers: set[int] = set()
+    while kills < KILLS:
+        run = Run(album, out)
+        while run.wait(chance.uniform(0.05, 0.9)):
+            kind = chance.choice(["driver", "group", "worker"])
+            if kind == "worker":
+                kills += run.kill_a_worker()
+                continue
+            run.send(signal.SIGKILL, whole_group=kind == "group")
+            kills += 1
+        code = run.end()
+        workers |= run.workers
+        if code == 0:
+            wait_gone(workers)
+            assert tree(out) == undisturbed
+            shutil.rmtree(out)
+            complete += 1
+        elif chance.random() < 0.5:  # otherwise the next run meets workers that are not gone yet
+            wait_gone(run.workers)
+    finish(album, out)
+    wait_gone(workers)
+    assert tree(out) == undisturbed
+    assert not temporaries(out)
+    sys.stdout.write(f"{kills} kills, {complete + 1} datasets\n")
+
+
+def test_killed_on_s3_the_objects_are_those_of_an_undisturbed_run(
+    album: Path, undisturbed: dict[str, bytes], bucket: str, chance: random.Random
+) -> None:
+    out = f"s3://{bucket}/out"
+    kills = 0
+    while kills < 6:
+        run = Run(album, out)
+        if run.wait(chance.uniform(0.5, 1.5)):
+            run.send(signal.SIGKILL, whole_group=chance.random() < 0.5)
+            kills += 1
+        run.end()
+        wait_gone(run.workers)
+    done = run_pack(album, out, *TWENTY)
+    assert done.returncode == 0, done.stderr
+    assert tree(out) == undisturbed
+
+
+def test_killed_from_s3_to_s3_it_resumes(tmp_path: Path, bucket: str) -> None:
+    source, out = f"s3://{bucket}/in", f"s3://{bucket}/out"
+    upload(photos(tmp_path / "in", 45), source)
+    run = Run(source, out)
+    if run.wait(1.2):
+        run.send(signal.SIGKILL, whole_group=True)
+    run.end()
+    done = run_pack(source, out, *TWENTY)
+    assert done.returncode == 0, done.stderr
+    assert tars(out) == tars(pack(tmp_path / "in", tmp_path / "out", *TWENTY))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_interrupted_it_leaves_nothing_half_written_and_resumes(
+    album: Path, undisturbed: dict[str, bytes], tmp_path: Path, signum: int, whole_group: bool
+) -> None:
+    """Ctrl-C goes to the whole group; a scheduler tells the driver, or everyone."""
+    out = tmp_path / "out"
+    run = Run(album, out, "--workers", "2")
+    run.wait_until(out / "receipts/000001.json")
+    run.send(signum, whole_group=whole_group)
+    assert run.end() == 130
+    assert run.stderr.split("captions")[1].split("\n", 1)[1].strip() == (
+        "wdsprep: interrupted: run the same command to go on from here"
+    )
+    wait_gone(run.workers, timeout_s=0.5)
+    assert not temporaries(out)
+    done = {name for name in undisturbed if name.startswith("receipts/")}
+    there = {name for name in tree(out) if name.startswith("receipts/")}
+    assert there < done
+    assert {f"receipts/{r.unit}.json" for r in manifest_of(out).receipts} == there
+    finish(album, out)
+    assert tree(out) == undisturbed
+
+
+def test_interrupted_before_it_began_it_writes_nothing_half(
+    album: Path, tmp_path: Path, chance: random.Random
+) -> None:
+    for _ in range(5):
+        run = Run(album, tmp_path / "out", "--overwrite")
+        run.wait_for_main()
+        if run.wait(chance.uniform(0.0, 0.4)):
+            run.send(signal.SIGINT, whole_group=True)
+        assert run.end() in (0, 130), run.stderr
+        assert "Traceback" not in run.stderr
+        wait_gone(run.workers)
+        assert not temporaries(tmp_path / "out")
+
+
+@pytest.mark.parametrize("again", [(), ("--append",)])
+def test_an_append_that_was_killed_ends_as_an_undisturbed_one(
+    tmp_path: Path, again: tuple[str, ...]
+) -> None:
+    """It is a run like any other, so it goes on with --append or without."""
+    source = photos(tmp_path / "in", 70)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    shutil.copytree(out, tmp_path / "whole")
+    photos(source, 130, first=70)
+    whole = pack(source, tmp_path / "whole", *TWENTY, "--append")
+    assert manifest_of(whole).generations == (0, 4)
+    for _ in range(3):
+        run = Run(source, out, "--append", "--workers", "1")
+        done = len(list((out / "receipts").iterdir()))
+        run.wait_until(out / f"receipts/{done:06d}.json")
+        run.send(signal.SIGKILL, whole_group=True)
+        run.end()
+    finish(source, out, *again)
+    assert tree(out) == tree(whole)
+
+
+def test_more_files_during_an_append_that_was_killed_make_one_more_generation(
+    tmp_path: Path,
+) -> None:
+    source = photos(tmp_path / "in", 30)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    photos(source, 90, first=30)
+    run = Run(source, out, "--append", "--workers", "1")
+    run.wait_until(out / "receipts/000003.json")
+    run.send(signal.SIGKILL, whole_group=True)
+    run.end()
+    photos(source, 10, first=200)
+    assert " added (" in run_pack(source, out, *TWENTY).stderr
+    finish(source, out, "--append")
+    manifest = manifest_of(out)
+    assert manifest.complete
+    assert sum(receipt.inputs for receipt in manifest.receipts) == 130
+    there = {name for name in tree(out) if name.endswith(".tar")}
+    assert there == {shard.name for shard in manifest.shards}
+
+
+def test_an_overwrite_that_was_killed_starts_over(
+    album: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    out = pack(photos(tmp_path / "in", 90, first=900), tmp_path / "out", "--samples-per-shard", "3")
+    for _ in range(5):
+        run = Run(album, out, "--overwrite")
+        if run.wait(chance.uniform(0.2, 0.6)):
+            run.send(signal.SIGKILL, whole_group=True)
+        run.end()
+    finish(album, out, "--overwrite")
+    (out / "edition").unlink()
+    assert tree(out) == undisturbed
+
+
+def test_what_a_killed_run_made_of_files_that_are_gone_does_not_stay(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 70)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    for unit in ("000002", "000003"):  # as a kill just before these receipts leaves it
+        (out / f"receipts/{unit}.json").unlink()
+    names = [name for name in sorted(tree(source)) if name.endswith(".jpg")]
+    for name in names[45:]:
+        (source / name).unlink()
+        (source / name).with_suffix(".txt").unlink()
+        (source / name).with_suffix(".json").unlink(missing_ok=True)
+    finish(source, out)
+    assert tree(out) == tree(pack(source, tmp_path / "fresh", *TWENTY))
+
+
+def test_a_deleted_receipt_has_its_slice_done_again(
+    album: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = pack(album, tmp_path / "out", *TWENTY)
+    (out / "receipts/000003.json").write_bytes(b"damaged")
+    done = run_pack(album, out, *TWENTY)
+    assert done.returncode == 0  # the manifest says the same
+    (out / "wdsprep.json").unlink()
+    done = run_pack(album, out, *TWENTY)
+    assert done.returncode == 1
+    assert "receipts/000003.json is damaged" in done.stderr
+    assert "again to redo 000003" in done.stderr
+    (out / "receipts/000003.json").unlink()
+    (out / "32/000003.tar").write_bytes(b"damaged")
+    finish(album, out)
+    assert tree(out) == undisturbed
+    (out / "receipts/000005.json").unlink()
+    finish(album, out)
+    assert tree(out) == undisturbed

@@ -1,0 +1,428 @@
+"""A report says of datasets what their receipts and their samples say, and reads little for it."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.kit.damaged import packing_here
+from tests.kit.encodes import latents_of
+from tests.kit.latent_sets import npy
+from tests.kit.packs import manifest_of, pack, samples_of, upload, write_files
+from tests.kit.reports import (
+    SCRIPT,
+    Made,
+    Page,
+    fake_latents,
+    make,
+    pack_pictures,
+    parsed,
+    source_of_pictures,
+)
+from wdsprep.arrays import Field, layout
+from wdsprep.cli import main
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.manifest import Shard
+from wdsprep.report import write_report
+from wdsprep.report.given import open_all
+from wdsprep.report.items import _facts_of_image
+from wdsprep.report.joining import Joiner
+from wdsprep.report.markup import UNREADABLE, el
+from wdsprep.report.pace import pace_of
+from wdsprep.report.picking import Place, Sample, pick, read_sample
+from wdsprep.report.sections import _example
+from wdsprep.report.spectrum import spectrum_of
+from wdsprep.samples import Code, Reject
+from wdsprep.store import open_store
+from wdsprep.store.local import LocalStore
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def page(made: Made) -> Page:
+    return made.report()
+
+
+def test_the_funnel_is_what_the_receipts_say(made: Made, page: Page) -> None:
+    rows = {row[0]: row[2] for row in page.rows("Funnel")}
+    assert rows == {
+        "samples in the source": "15",
+        "failed the image check": "\N{MINUS SIGN}1",
+        "packed": "14",
+        "for phase 64": "14",
+        "could not be encoded at 64": "\N{MINUS SIGN}1",
+        "encoded at 64": "13",
+    }
+    for root in (made.images, made.latents):
+        for bucket, _, samples, shards, _ in page.rows(f"Buckets of {root}"):
+            there = [s for s in manifest_of(root).shards if s.bucket == int(bucket)]
+            assert (int(samples), int(shards)) == (sum(s.samples for s in there), len(there))
+    assert [row[2] for row in page.rows(f"Phases of {made.images}")] == ["14", "4"]
+
+
+def test_rejects_stand_with_their_reason(made: Made, page: Page) -> None:
+    assert [row[0] for row in page.rows(f"Rejects of {made.images} by code")] == ["not_an_image"]
+    assert [row[0] for row in page.rows(f"Rejects of {made.latents} by code")] == ["truncated"]
+    rejects = page.section("rejects")
+    assert rejects is not None
+    examples = [item.text for item in rejects.every("li")]
+    assert [text.partition(" ")[0] for text in examples] == [
+        "zzz.jpg",
+        "64/000001.tar/000001000000",
+    ]
+
+
+def test_histograms_count_every_sample(made: Made, page: Page) -> None:
+    sides = page.rows(f"{made.images}, Shorter side")
+    sizes = [min(s["json"]["width"], s["json"]["height"]) for s in samples_of(made.images)]
+    assert {row[0]: int(row[1]) for row in sides if row[1] != "0"} == {
+        "64 to 95": sum(64 <= size < 96 for size in sizes),
+        "128 to 191": sum(size >= 128 for size in sizes),
+    }
+    for title in ("Aspect ratio", "Caption length"):
+        counts = [int(row[1]) for row in page.rows(f"{made.images}, {title}")]
+        assert sum(counts) == 14
+
+
+def test_each_image_is_shown_with_what_was_made_of_it(made: Made, page: Page) -> None:
+    """The crop that the page has is compared with what the VAE's input was."""
+    latents = latents_of(made.latents)
+    samples = {sample["__key__"]: sample for sample in samples_of(made.images)}
+    assert page.cards.keys() == samples.keys()
+    for key, card in page.cards.items():
+        pictures = {f.one("figcaption").text.split()[0]: f for f in card.every("figure")}
+        if key not in latents:
+            assert "rejected: truncated" in card.text
+            assert list(pictures) == ["original"]
+            continue
+        assert list(pictures) == ["original", "crop", "latent", "decoded"]
+        assert samples[key]["txt"][:200].replace("\u202e", "") in card.text.replace("\u202e", "")
+        for name, figure in pictures.items():
+            image = opened(figure.one("img").attributes["src"])
+            size = {"latent": (8, 8), "crop": (64, 64), "decoded": (64, 64)}.get(name)
+            assert image.size == (size or image.size)
+        assert re.search(r"-?\d+\.\d dB", pictures["decoded"].text)
+
+
+def opened(uri: str) -> Image.Image:
+    import base64
+
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
+def test_the_crop_is_the_square_that_was_encoded(made: Made) -> None:
+    """To the rounding: Pillow's scaling here, torch's there."""
+    from wdsprep.pixels import crop
+    from wdsprep.report.pictures import crop_of, open_image
+
+    for sample in samples_of(made.images):
+        data = {"jpg": sample["jpg"]}
+        if facts := latents_of(made.latents).get(sample["__key__"], {}).get("json"):
+            ours = np.asarray(crop_of(open_image(data, 10**8), facts, 64), np.int16)
+            theirs = crop(sample["jpg"], 64).pixels.permute(1, 2, 0).numpy().astype(np.int16)
+            assert abs(ours - theirs).max() <= 2
+
+
+def test_latents_are_found_behind_rejects_by_their_number(made: Made) -> None:
+    datasets = open_all([str(made.images), str(made.latents)])
+    assert datasets.images is not None
+    joiner = Joiner(datasets.latents[0])
+    latents = latents_of(made.latents)
+    for shard in datasets.images.manifest.shards:
+        for number in range(shard.samples):
+            image = read_sample(datasets.images.store, Place(shard=shard, number=number))
+            joined = joiner.find(image)
+            if joined.sample is None:
+                assert (image.key in latents, joined.reason) == (False, "rejected: truncated")
+            else:
+                assert joined.sample.key == image.key
+                assert joined.sample.facts == latents[image.key]["json"]
+
+
+def test_latents_of_other_images_are_not_joined(made: Made, tmp_path: Path) -> None:
+    files = source_of_pictures(tmp_path / "photos", more=["another caption"])
+    other = pack_pictures(files, tmp_path / "images")
+    page = made.report(other, made.latents, name="other", model="none")
+    reason = "these latents were made of another shard of that name"
+    assert any(reason in card.text for card in page.cards.values())
+
+
+def test_the_same_data_and_seed_give_the_same_page(made: Made) -> None:
+    few = {"samples": 3, "model": "none"}
+    first, again, other = (made.report(name="few", seed=seed, **few) for seed in (5, 5, 6))
+    assert first.html == again.html
+    assert first.cards.keys() != other.cards.keys()
+    assert len(first.cards) == 6
+
+
+def test_the_pick_is_fair_and_whole() -> None:
+    shards = [Shard(name=f"64/{n}.tar", samples=n, nbytes=0, sha256="") for n in (3, 1, 50, 6)]
+    every = pick(shards, 60, "")
+    assert [(p.shard.samples, p.number) for p in every] == [
+        (shard.samples, number) for shard in shards for number in range(shard.samples)
+    ]
+    counts = np.zeros(60)
+    for seed in range(600):
+        for place in pick(shards, 6, f"{seed}"):
+            counts[every.index(place)] += 1
+    assert 30 < counts.min() <= counts.max() < 90
+    assert not pick([], 6, "")
+
+
+def test_nothing_is_read_of_shards_but_the_picked_samples(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes: list[int] = []
+    real = LocalStore.read
+
+    def read(store: LocalStore, name: str, /, **what: int | None) -> bytes:
+        data = real(store, name, **what)  # type: ignore[arg-type]
+        if name.endswith((".tar", ".idx")):
+            assert what.get("nbytes") is not None, f"{name} is read whole"
+            nbytes.append(len(data))
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    with patch("wdsprep.report.survey.SAMPLES", 2):
+        made.report(name="little", samples=1, model="none")
+    whole = sum(s.nbytes for root in (made.images, made.latents) for s in manifest_of(root).shards)
+    assert sum(nbytes) < whole / 3
+    assert len(nbytes) < 2 * (2 + 2) * 5
+
+
+def test_a_damaged_sample_is_said_to_be_one(made: Made, tmp_path: Path) -> None:
+    pack_pictures(made.root / "photos", tmp_path / "images")
+    shards = manifest_of(tmp_path / "images").shards
+    (tmp_path / "images" / shards[0].name).unlink()
+    (tmp_path / "images" / f"{shards[1].name}.idx").write_bytes(b"short")
+    page = made.report(tmp_path / "images", name="damaged", model="none")
+    assert page.text.count("It could not be read: ") == shards[0].samples + shards[1].samples
+    assert f"{shards[0].name}: no such file" in page.text
+    assert "is damaged: it has no sample" in page.text
+    lost = shards[0].samples + shards[1].samples
+    assert f"{lost} of 14 picked samples could not be read" in page.text
+    (reject,) = (tmp_path / "images/rejects").glob("000003.jsonl")
+    reject.write_bytes(b"{}\n")
+    again = made.report(tmp_path / "images", name="damaged", model="none")
+    assert "0 of 1 file of rejects, of which 1 could not be read" in again.text
+
+
+def test_latents_alone_are_shown_too(made: Made) -> None:
+    page = made.report(made.latents, name="alone", model="none")
+    assert page.rows("Funnel")[0][0] == "for phase 64"
+    assert len(page.cards) == 13
+    assert page.section("sizes") is not None
+    assert "is not decoded: --model none was given" in page.text
+
+
+def test_moments_are_shown_by_their_means(made: Made) -> None:
+    fake_latents(made.images, made.root / "moments", kind="moments")
+    page = made.report(made.images, made.root / "moments", name="moments", model="none")
+    assert "The means of 14 latents" in page.text
+    assert "4 \N{MULTIPLICATION SIGN} 8" in page.text
+    assert len(page.rows(f"Statistics of {made.root / 'moments'} by channel")) == 4 + 1
+
+
+def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
+    latents = open_all([str(made.latents)]).latents[0]
+    from wdsprep.report.decoding import find_decoding
+
+    def decoding(model: str, **changes: object) -> str:
+        from dataclasses import replace
+
+        changed = {**latents.manifest.settings, **changes}
+        manifest = replace(latents.manifest, extra={"model": model}, settings=changed)
+        return find_decoding(replace(latents, manifest=manifest), "").reason
+
+    assert decoding("tiny") == ""
+    assert decoding("no-such/model-at-all") == (
+        "its model is not at hand: no-such/model-at-all is not on this machine"
+    )
+    assert "is no folder here" in decoding("./nowhere")
+    assert "give it with --model" in decoding("")
+    assert decoding("tiny", weights="0" * 64) == "tiny has other weights here than made the latents"
+    with pytest.raises(UsageError, match="is no folder here"):
+        find_decoding(latents, "./nowhere")
+
+
+def test_images_are_reported_on_where_torch_is_not_installed(made: Made) -> None:
+    """The finder of modules denies torch and all that needs it."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'torchvision', 'diffusers', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "from wdsprep.report import write_report\n"
+        f"print(write_report([{str(made.images)!r}], {str(made.root / 'bare.html')!r}).samples)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("14\n", "")
+
+
+def test_the_worst_hosts_are_named(tmp_path: Path) -> None:
+    """No request is made: addresses of this machine are refused."""
+    urls = ["http://127.0.0.1/a.jpg"] * 3 + ["http://10.0.0.1/b.jpg", "ftp://x.y/c.jpg"]
+    lines = [f"{url}{'?' * n}" for n, url in enumerate(urls)]
+    table = write_files(tmp_path, {"urls.txt": "\n".join(lines)}) / "urls.txt"
+    with packing_here():
+        pack(table, tmp_path / "images", "--ignore-robots")
+    page = Made(root=tmp_path).report(tmp_path / "images")
+    assert [row[0] for row in page.rows("Worst hosts")][:2] == ["127.0.0.1", "10.0.0.1"]
+    assert page.rows("Worst hosts")[0][2:4] == ["private_address 3", "3"]
+    assert not page.cards
+    assert page.section("sizes") is None
+
+
+def test_throughput_is_told_by_the_times_of_receipts(made: Made, tmp_path: Path) -> None:
+    """Four slices, 10 s after one another, with a night between the second and the third."""
+    pack_pictures(made.root / "photos", tmp_path / "images")
+    receipts = sorted((tmp_path / "images/receipts").iterdir())
+    for path, at in zip(receipts, (0, 10, 40_010, 40_020), strict=True):
+        os.utime(path, (1_000_000_000 + at, 1_000_000_000 + at))
+    pace = pace_of(open_all([str(tmp_path / "images")]).every[0])
+    assert pace is not None
+    assert (pace.pauses, pace.inputs, pace.active_s) == (1, 11, 30)
+    assert pace.rates == pytest.approx((0.4, 0.4, 0.3))
+    page = made.report(tmp_path / "images", name="paced", model="none")
+    assert "over 30 s, with 1 pause; 2001-09-09 01:46 to 12:53 UTC" in page.text
+
+
+def latent_sample(key: str, array: object) -> Sample:
+    place = Place(shard=Shard(name="64/0.tar", samples=1, nbytes=1, sha256=""), number=0)
+    return Sample(place=place, key=key, members=(("latent.npy", npy(array)),))
+
+
+def test_statistics_of_latents_show_what_is_wrong_with_them() -> None:
+    values = np.random.default_rng(1).standard_normal((64, 4, 16, 16))
+    values[:, 1] = values[:, 1] * 2 + 1
+    values[7, 2, 3, 3] = -40
+    samples = [latent_sample(f"{n}", one.astype("<f2")) for n, one in enumerate(values)]
+    broken = values[0].astype("<f2")
+    broken[0, 0, 0] = np.nan
+    samples += [latent_sample("nan", broken), latent_sample("small", broken[:, :2, :2])]
+    field = Field(name="latent.npy", dtype="<f2", shape=(4, 16, 16))
+    found = spectrum_of(samples, {"layout": layout([field]), "latents": "sample"})
+    assert found is not None
+    assert (found.samples, found.unsound) == (64, 2)
+    good, wide = found.channels[0], found.channels[1]
+    assert abs(good.mean) < 0.03
+    assert good.std == pytest.approx(1, abs=0.03)
+    assert good.far == pytest.approx(0.0027, abs=0.0015)
+    assert (round(wide.mean, 1), round(wide.std, 1)) == (1.0, 2.0)
+    assert sum(wide.shares) == pytest.approx(1)
+    assert (found.extremes[0].key, found.extremes[0].channel) == ("7", 2)
+    assert spectrum_of(samples[64:], {"layout": layout([field]), "latents": "sample"}) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(codec=None), max_size=40))
+def test_any_text_stays_text(text: str) -> None:
+    element = parsed(el("p", text, title=text)).one("p")
+    clean = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", UNREADABLE, text)
+    assert element.text == clean
+    assert element.attributes["title"] == clean
+    el("p", text).encode()
+
+
+def test_what_looks_like_html_is_text(page: Page) -> None:
+    assert SCRIPT in page.text
+    assert "<script>document" not in page.html
+    assert len(page.root.every("script")) == 1
+
+
+def test_the_page_names_no_address_and_allows_none(page: Page) -> None:
+    addresses = {
+        value
+        for element in page.root.every()
+        for name, value in element.attributes.items()
+        if name in ("src", "href", "action", "srcset", "poster", "data")
+    }
+    assert all(re.match(r"data:image/(webp|png);base64,|data:,$|#", one) for one in addresses)
+    assert not [element for element in page.root.every() if "style" in element.attributes]
+    policy = page.root.one("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert policy.attributes["content"].startswith("default-src 'none'; img-src data:; style-src")
+    assert "unsafe" not in policy.attributes["content"]
+    assert "url(" not in page.root.one("style").text
+
+
+def test_the_command_prints_one_line(
+    made: Made, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(made.images), "--samples", "1"]) == 0
+    size = f"{Path('report.html').stat().st_size / 1000:.1f} kB"
+    assert capfd.readouterr().out == (
+        f"report.html: {size}, 2 samples shown: open it in a browser\n"
+    )
+    assert main(["report", str(made.images), "-o", "a/b.htm", "--json", "--samples", "0"]) == 0
+    assert '"samples": 0' in capfd.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
+
+
+def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
+    out = str(tmp_path / "x.html")
+    images = str(made.images)
+    with pytest.raises(NotFoundError, match="holds no dataset"):
+        write_report([str(tmp_path)], out)
+    with pytest.raises(UsageError, match="are both datasets of images"):
+        write_report([images, f"{images}/../images"], out)
+    with pytest.raises(UsageError, match=r"ends in \.html"):
+        write_report([images], str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="lies in the dataset"):
+        write_report([images], f"{images}/x.html")
+    with pytest.raises(UsageError, match="give 0 or more"):
+        write_report([images], out, samples=-1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_under_way_is_seen_as_far_as_it_has_come(made: Made, tmp_path: Path) -> None:
+    images = pack_pictures(made.root / "photos", tmp_path / "images")
+    whole = (images / "wdsprep.json").read_bytes()
+    for path in sorted((images / "receipts").iterdir())[2:]:
+        path.unlink()
+    assert (images / "wdsprep.json").read_bytes() == whole
+    page = made.report(images, name="going", model="none")
+    assert "Images: not complete." in page.text
+    assert page.rows("Funnel")[0][2] == "8"
+
+
+@pytest.fixture
+def on_s3(made: Made, bucket: str) -> str:
+    for root in (made.images, made.latents):
+        upload(root, f"s3://{bucket}/{root.name}")
+    return f"s3://{bucket}"
+
+
+def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
+    urls = [f"{on_s3}/images", f"{on_s3}/latents"]
+    written = write_report(urls, f"{on_s3}/reports/r.html", samples=2, model="none")
+    data = open_store(f"{on_s3}/reports").read("r.html")
+    assert len(data) == written.nbytes
+    path = made.root / "s3.html"
+    path.write_bytes(data)
+    here = made.report(name="here", samples=2, model="none")
+    assert Page(path).cards.keys() == here.cards.keys()
+    assert Page(path).rows("Funnel") == here.rows("Funnel")
+    times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
+    assert min(times) > 1_700_000_000
+
+
+def test_signed_urls_end_at_their_paths_on_the_page() -> None:
+    signed = "https://host/a.jpg?sig=SECRET"
+    facts = {"url": signed, "meta": {"from": f"{signed}&more"}, "width": 1, "height": 1}
+    reject = Reject(key="0", source="t#0", code=Code.HTTP_4XX, detail="HTTP 404", url=signed)
+    page = repr(_facts_of_image(facts)) + "".join(map(str, _example(reject)))
+    assert page.count("https://host/a.jpg") == 3
+    assert "SECRET" not in page

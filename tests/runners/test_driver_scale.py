@@ -1,0 +1,206 @@
+"""What a driver does for a unit does not grow with their number, nor with that of the workers."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.kit.pretend import (
+    PAGE,
+    SETTINGS,
+    Pretenders,
+    PretendRunner,
+    PretendS3,
+    Shelf,
+    manifest_of,
+    units,
+)
+from tests.kit.serving import serving
+from wdsprep.edition import Edition
+from wdsprep.encoding import drained, largest_first, plan
+from wdsprep.manifest import MANIFEST, Manifest
+from wdsprep.receipts import Receipts
+from wdsprep.run import Outcome, Run, opened_dataset
+from wdsprep.runners import Finished
+from wdsprep.runners.queue import drive
+from wdsprep.store import open_store
+from wdsprep.store.s3_listing import quicken_listings
+
+
+def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, Shelf]:
+    """`encode` with nobody at work."""
+    pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
+    manifest = replace(manifest_of(1), receipts=())
+    run = Run(Edition(store=store), manifest, count=count, status=lambda _status: None)
+    return run.carry_out(PretendRunner(workers), None, drained(pending)), store
+
+
+def test_a_run_of_many_shards_publishes_all_of_them() -> None:
+    outcome, store = whole_run(2_500, 300)
+    assert outcome.manifest.complete
+    assert outcome.manifest.receipts == replace(manifest_of(2_500), complete=True).receipts
+    assert store.written == {MANIFEST: len(outcome.manifest.to_bytes())}
+    assert store.listed == 2_500  # once
+
+
+def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.run.CHECKPOINT", 100)
+    outcome, store = whole_run(2_000, 10)
+    written = store.units_written
+    assert written[-1] == len(outcome.manifest.receipts) == 2_000
+    assert all(later - sooner <= max(100, sooner // 4) for sooner, later in pairwise(written))
+    assert sum(written) < 6 * 2_000
+
+
+def test_what_another_driver_has_written_meanwhile_stays_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.run.CHECKPOINT", 100)
+    store = whole_run(500, 10, theirs=manifest_of(300).to_bytes())[1]
+    assert store.units_written == [500]
+
+
+@pytest.mark.parametrize("workers", [10, 1_000])
+def test_the_driver_takes_as_many_steps_for_each_unit_however_many_there_are(workers: int) -> None:
+    def steps(count: int) -> int:
+        crew = Pretenders(lambda _unit: None)
+        events = drive(crew, units(count), workers=workers, max_attempts=3, units_per_worker=3)
+        assert sum(isinstance(event, Finished) for event in events) == count
+        return crew.calls
+
+    few, many = steps(2_000), steps(8_000)
+    assert many - few <= 6_000 * 1.05  # giving each, and hearing of some at a time
+
+
+def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
+    def peak(count: int) -> int:
+        pending = [unit.packed() for unit in units(count)]
+        tracemalloc.start()
+        waiting = iter(pending)
+        edition = Edition(store=Shelf(count))
+        bare = replace(manifest_of(1), receipts=())
+        run = Run(edition, bare, count=count, status=lambda _: None)
+        shards = (type(SHARD).unpacked(data) for data in waiting)
+        run.carry_out(PretendRunner(100), None, shards)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found + sum(map(len, pending))
+
+    assert (peak(3_000) - peak(1_000)) / 2_000 < 1_000
+
+
+(SHARD,) = units(1)
+
+
+def test_a_packed_shard_is_the_same_shard() -> None:
+    cut = replace(SHARD, item=replace(SHARD.item, take=7, extra="caption\n.txt"))
+    for shard in (SHARD, cut):
+        assert type(shard).unpacked(shard.packed()) == shard
+
+
+EMPTY = Edition(store=Shelf())
+
+
+def test_shards_are_given_largest_first() -> None:
+    _, pending = plan(EMPTY, Manifest(dataset="latents", settings=SETTINGS), units(9), units(9))
+    assert [shard.item.samples for shard in drained(pending)] == [
+        *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
+        9_000,
+    ]
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendS3]:
+    count = 3 * PAGE + 500
+    with serving(PretendS3(count, manifest_of(count).to_bytes())) as server:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "pretend")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pretend")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        yield server
+
+
+def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_has(
+    s3: PretendS3,
+) -> None:
+    known = units(s3.count)
+    store, manifest = opened_dataset("s3://bucket/latents", "latents", SETTINGS, overwrite=False)
+    _, pending = plan(store, manifest, known, known)
+    assert pending == []
+    assert (s3.pages, s3.reads) == (4, 0)
+
+
+def test_a_listing_says_what_boto3_would_say(s3: PretendS3) -> None:
+    with patch("wdsprep.store.s3_ahead.ALONE", 1):
+        ours = list(open_store("s3://bucket/latents").list("receipts/"))
+    with patch("wdsprep.store.s3.quicken_listings"):
+        theirs = list(open_store("s3://bucket/latents").list("receipts/"))
+    assert ours == theirs
+    assert len(ours) == s3.count
+
+
+def test_a_listing_reads_names_of_any_kind_and_leaves_errors_to_boto3() -> None:
+    page: dict[str, Any] = {
+        "status_code": 200,
+        "body": b'<R xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
+        b"<Contents><Key>a%2Bb+c&amp;.tar</Key><Size>3</Size><ETag>&quot;1&quot;</ETag>"
+        b"<LastModified>2026-11-21T15:00:00Z</LastModified></Contents></R>",
+    }
+
+    class Events:
+        def register_first(self, name: str, handler: Any) -> None:
+            assert name == "before-parse.*.ListObjectsV2"
+            self.handler = handler
+
+    client = type("Client", (), {"meta": type("Meta", (), {"events": Events()})})
+    quicken_listings(client)
+    found: dict[str, Any] = {}
+    client.meta.events.handler(response_dict=page, customized_response_dict=found, more=1)
+    (entry,) = found["Contents"]
+    assert (entry["Key"], entry["Size"], entry["ETag"]) == ("a%2Bb+c&.tar", 3, '"1"')
+    assert entry["LastModified"].isoformat() == "2026-11-21T15:00:00+00:00"
+    assert b"Contents" not in page["body"]
+    assert b"url" in page["body"]
+    for bad in ({"status_code": 503, "body": b"<Error/>"}, {"status_code": 200, "body": b"<R><C"}):
+        before = dict(bad)
+        client.meta.events.handler(response_dict=bad, customized_response_dict=(kept := {}))
+        assert (bad, kept) == (before, {})
+
+
+def test_receipts_are_a_sequence_that_reads_what_is_asked_for() -> None:
+    made = manifest_of(250)
+    found = Manifest.from_bytes(made.to_bytes(), "m")
+    receipts = found.receipts
+    assert isinstance(receipts, Receipts)
+    assert receipts == tuple(made.receipts)
+    assert tuple(made.receipts) == receipts
+    assert receipts != receipts[1:]
+    assert receipts[-1].unit == "256/000249"
+    assert [receipt.unit for receipt in receipts[3:5]] == ["256/000003", "256/000004"]
+    assert list(receipts.units()) == [receipt.unit for receipt in receipts]
+    for name in ("counts", "files", "generation", "input", "inputs", "rejects"):
+        assert list(receipts.column(name)) == [getattr(receipt, name) for receipt in receipts]
+    assert found.shards == made.shards
+    assert found.to_bytes() == made.to_bytes() == b"".join(found.pieces())
+
+
+def test_names_that_look_like_json_are_kept_apart() -> None:
+    (receipt,) = manifest_of(1).receipts
+    odd = '},{"counts":{},"shards":[],"unit":"x"}]'
+    one = replace(receipt, unit=odd, shards=(receipt.shards[0]._replace(name=odd),))
+    manifest = Manifest(dataset="latents", settings=SETTINGS, receipts=(one, receipt))
+    found = Manifest.from_bytes(manifest.to_bytes(), "m")
+    assert found == manifest
+    assert list(found.ledger.units()) == [odd, receipt.unit]
+    assert next(found.ledger.shards()).name == odd
