@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benches import Group, Rival, Role
+from tools.benches import Group, Rival, Role
 
 PROGRAM = Path(sys.executable).with_name("wdsprep")
 

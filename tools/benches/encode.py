@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benches import Group, Rival, Role, call, note, ours, took
+from tools.benches import Group, Rival, Role, call, note, ours, took
 
 LOOP_BATCHES = (1, 2, 8)
 SIZES = ((1024, 256), (512, 256), (1024, 512))
@@ -55,7 +55,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
 
 
 def _free(home: Path, count: int) -> Group:
-    from benches.encode_peers import make_parquet
+    from tools.benches.encode_peers import make_parquet
 
     pictures = [photo(512, seed) for seed in range(20)]
     make_parquet(home / "parquet", pictures, count)
@@ -86,7 +86,7 @@ def _free(home: Path, count: int) -> Group:
 
 
 def _models(home: Path, count: int) -> Group:
-    from benches.encode_peers import make_wide
+    from tools.benches.encode_peers import make_wide
 
     model = make_wide(home / "wide")
     loops = {size: f"models alone on ready tensors, batch {size}" for size in LOOP_BATCHES}
@@ -148,7 +148,7 @@ def make_images(home: Path, count: int) -> None:
 def pixels(kind: str, side: int, resolution: int, count: int) -> None:
     import torch
 
-    from benches.encode_peers import guide_pixels
+    from tools.benches.encode_peers import guide_pixels
     from wdsprep.pixels import crop
 
     torch.set_num_threads(1)
@@ -185,7 +185,7 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
 
 
 def free(home: str, runner: str) -> None:
-    from benches.encode_peers import make_free
+    from tools.benches.encode_peers import make_free
     from wdsprep import encoding
 
     encoding.make_encoder = make_free
@@ -200,7 +200,7 @@ def modelled(home: str, model: str, count: int) -> None:
 def guide(home: str) -> None:
     import ray
 
-    from benches.encode_peers import peer_ray, start_ray
+    from tools.benches.encode_peers import peer_ray, start_ray
 
     start_ray()
     try:
@@ -213,7 +213,7 @@ def guide(home: str) -> None:
 
 
 def loop(model: str, count: int, size: int) -> None:
-    from benches.encode_peers import peer_loop
+    from tools.benches.encode_peers import peer_loop
 
     batches = max(1, count // size)
     seconds = peer_loop(model, batches, resolution=256, batch_size=size)

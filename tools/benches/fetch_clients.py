@@ -7,7 +7,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from benches import note, took
+from tools.benches import note, took
 
 PLACES = 64
 

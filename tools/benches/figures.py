@@ -1,7 +1,7 @@
 """The figures that the project shows: the last ones measured of each group.
 
-`figures.json` holds them. From it are made `figures.md`, with every table, and in the README one
-table with a line for each group that has somebody to be compared with.
+`results/figures.json` holds them. From it are made `results/figures.md`, with every table, and in
+the README one table with a line for each group that has somebody to be compared with.
 """
 
 import json
@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import ROOT, Role, tables
-from benches.turns import Measured
+from tools.benches import ROOT, Role, tables
+from tools.benches.turns import Measured
 
-HERE = Path(__file__).parent
-RECORD, PAGE, README = HERE / "figures.json", HERE / "figures.md", ROOT / "README.md"
+RESULTS = Path(__file__).parent / "results"
+RECORD, PAGE = RESULTS / "figures.json", RESULTS / "figures.md"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 TITLE = """# Figures
 

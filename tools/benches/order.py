@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benches import Group, Rival, Role, call, note, took
+from tools.benches import Group, Rival, Role, call, note, took
 
 SEEKS = ((10**9, 10**5), (10**9, 10**6), (10**10, 10**6))
 SHARDS, SIZE, BATCH, NEAR, SEEDS = 200, 500, 1024, 16, 20

@@ -21,8 +21,8 @@ from typing import Any
 
 from PIL import Image, ImageFilter
 
-from benches import CORES, Group, Rival, Role, call, ours, took
-from benches import tar as tars
+from tools.benches import CORES, Group, Rival, Role, call, ours, took
+from tools.benches import tar as tars
 
 NBYTES, A_TAR, ROWS, SLICES = 50_000, 5_000, 3_000_000, 100_000
 Found = Iterator[tuple[str, bytes, dict[str, Any], str]]

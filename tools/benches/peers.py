@@ -10,7 +10,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from benches import ROOT
+from tools.benches import ROOT
 
 PACKAGES = {
     "fetch": ("img2dataset", "aiohttp", "urllib3", "pycurl", "certifi"),

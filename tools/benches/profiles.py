@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benches import Group, Role, peers
+from tools.benches import Group, Role, peers
 
 A_SECOND = 200  # looks at each thread
 

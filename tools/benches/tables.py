@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benches import Group, Rival, Role
-from benches.turns import Measured, Taken
+from tools.benches import Group, Rival, Role
+from tools.benches.turns import Measured, Taken
 
 BAR, ROW, LEFT, WIDTH = 360, 22, 330, 800
 COLOURS = {Role.OURS: "#2563a8", Role.RIVAL: "#8a8f98", Role.LIMIT: "#c9a227"}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from benches import Group, Rival, Role, call, took
+from tools.benches import Group, Rival, Role, call, took
 
 NBYTES = 50_000
 CAPTION = b"a photograph of something that has about this many words to it"

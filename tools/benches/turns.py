@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benches import Group, Rival
+from tools.benches import Group, Rival
 
 LOOK_S = 0.2
 

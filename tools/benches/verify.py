@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benches import CORES, Group, Rival, Role, ours
+from tools.benches import CORES, Group, Rival, Role, ours
 from wdsprep.arrays import Field, layout
 from wdsprep.manifest import MANIFEST, Manifest, Receipt, Shard
 from wdsprep.progress import plural

@@ -1,4 +1,4 @@
-"""The pictures that tools/train_example.py leaves: a grid of samples and a plot of losses."""
+"""The pictures that train_example.py leaves: a grid of samples and a plot of losses."""
 
 from pathlib import Path
 from textwrap import wrap

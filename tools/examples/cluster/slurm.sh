@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Ray cluster inside a Slurm job, and one wdsprep command on all of it:
 #
-#   sbatch tools/cluster/slurm.sh encode /data/images /data/latents-256 --resolution 256
+#   sbatch tools/examples/cluster/slurm.sh encode /data/images /data/latents-256 --resolution 256
 #
 # Change: the lines below, and add what makes wdsprep available on a node (a module, a virtual
 # environment that all nodes see). The data must be at a path that all nodes share, or on s3://.

@@ -2,10 +2,10 @@
 """Train a small diffusion model on latent shards: an example to read, and to begin one's own from.
 
     wdsprep demo                                # makes demo/latents-256 and demo/latents-512
-    tools/train_example.py demo/latents-256 demo/latents-512 --out demo/training
-    torchrun --nproc-per-node 2 tools/train_example.py ...      # the same on two processes
+    tools/examples/train_example.py demo/latents-256 demo/latents-512 --out demo/training
+    torchrun --nproc-per-node 2 tools/examples/train_example.py ...      # the same on two processes
 
-    tools/train_example.py demo/images demo/images --online own --out demo/online
+    tools/examples/train_example.py demo/images demo/images --online own --out demo/online
                                                 # the same losses, and no latents on disk
 
 It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
