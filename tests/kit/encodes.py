@@ -1,6 +1,7 @@
 """Latent datasets for tests: encoded in this process or by the real command, and read back."""
 
 import contextlib
+import hashlib
 import io
 import json
 import subprocess
@@ -15,18 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
 from wdsprep.arrays import Field
+from wdsprep.cli import main
 from wdsprep.encoder import Encoded, Tokens
 from wdsprep.encoding import encode
 from wdsprep.run import Outcome
 from wdsprep.runners import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
+from wdsprep.tar.read import file_tape, index_tar
 
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
 LONG = "one two three four five six seven " * 15
 CAPTIONS = ("a photo of a cat", "", LONG, "Ein Hund im Schnee 雪 🐕", "red, green; blue!")
 COUNT = 42
-TINY = ("--model", "tiny", "--device", "cpu", "--runner", "local")
+SHARDS = 14  # of these pictures, packed in slices of 6
+LOCAL = ("--device", "cpu", "--runner", "local")
+TOY = ("--model", "tiny", *LOCAL)
 
 
 def pictures(root: Path, numbers: Iterable[int] = range(COUNT)) -> Path:
@@ -82,8 +87,13 @@ def run_encode(
     images: Path | str, out: Path | str, *options: str
 ) -> "subprocess.CompletedProcess[str]":
     """The real command with real workers, ready within minutes on a busy machine."""
-    words = [str(SCRIPT), "encode", str(images), str(out), "--resolution", "64", *TINY, *options]
+    words = [str(SCRIPT), "encode", str(images), str(out), "--resolution", "64", *TOY, *options]
     return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+
+
+def command(images: Path, out: Path, *more: str) -> int:
+    with in_this_process():
+        return main(["encode", str(images), str(out), "--resolution", "64", *TOY, *more])
 
 
 # --- looking at what came of it
@@ -136,6 +146,34 @@ def rejected(root: Path) -> dict[str, str]:
     return {reject["key"]: reject["code"] for reject in rejects}
 
 
+def image_samples(root: Path, *, bucket: int = 64) -> dict[str, dict[str, bytes]]:
+    shards = [shard for shard in manifest_of(root).shards if shard.bucket >= bucket]
+    return {key: s for shard in shards for key, s in members(root / shard.name).items()}
+
+
+def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
+    """What holds for every latent dataset made of all that `images` has for a phase."""
+    manifest = manifest_of(root)
+    assert manifest.complete
+    lost = rejected(root)
+    expected = [shard for shard in manifest_of(images).shards if shard.bucket >= bucket]
+    for shard in manifest.shards:
+        path = root / shard.name
+        data = path.read_bytes()
+        assert (shard.nbytes, shard.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+        with file_tape(path) as tape:
+            assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
+    for shard in expected:
+        keys = [key for key in members(images / shard.name) if key not in lost]
+        assert list(members(root / shard.name)) == keys
+    units = [shard.name.removesuffix(".tar") for shard in expected]
+    names = {f"{kind}/{unit}.json{end}" for unit in units
+             for kind, end in (("receipts", ""), ("rejects", "l"))}  # fmt: skip
+    names |= {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
+    names |= {f"empty.{line['name']}" for line in manifest.settings["layout"][1:]}
+    assert set(tree(root)) == names | {"wdsprep.json"}
+
+
 # --- a stand-in for the models
 
 
@@ -171,3 +209,13 @@ class Means:
 
     def empty(self) -> dict[str, Tensor]:
         return {"emb.npy": torch.zeros(1, 1, dtype=torch.float16)}
+
+
+class Broken(Means):
+    """Fails at its third batch."""
+
+    def encode(self, *arguments: Any, **options: Any) -> Encoded:
+        found = super().encode(*arguments, **options)
+        if len(self.sizes) > 2:
+            raise ValueError("a kernel of 3 is wanted")
+        return found

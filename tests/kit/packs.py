@@ -1,9 +1,11 @@
 """Small sources and packed datasets for tests: made, packed by the real command, read back."""
 
 import gc
+import hashlib
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from wdsprep.cli import cli
@@ -23,6 +27,7 @@ from wdsprep.samples import Sample
 from wdsprep.sources import Columns, Refusal, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store, write_bytes
+from wdsprep.tar.read import file_tape, index_tar
 
 SCRIPT = Path(sys.executable).with_name("wdsprep")
 BUCKETS = ("--buckets", "32,64")
@@ -209,3 +214,55 @@ def outcome(root: Path) -> dict[str, str]:
         assert reject["source"] not in found, "an input came out twice"
         found[reject["source"]] = reject["code"]
     return found
+
+
+TWENTY = ("--samples-per-shard", "20")
+
+
+def check_dataset(root: Path) -> None:
+    """What holds for every dataset, whatever it was made of."""
+    manifest = manifest_of(root)
+    keys: list[str] = []
+    for shard in manifest.shards:
+        path = root / shard.name
+        data = path.read_bytes()
+        assert (shard.nbytes, shard.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+        assert shard.samples > 0
+        with file_tape(path) as tape:
+            assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
+    for sample in samples_of(root):
+        keys.append(sample["__key__"])
+        assert sample["json"]["key"] == sample["__key__"]
+        assert sample["json"]["caption"] == sample["txt"]
+    assert len(set(keys)) == len(keys) == sum(shard.samples for shard in manifest.shards)
+    assert all(re.fullmatch(r"\d{12}", key) for key in keys)
+    for bucket in manifest.settings["buckets"]:
+        of_bucket = [s["__key__"] for s in samples_of(root) if s["json"]["bucket"] == bucket]
+        assert of_bucket == sorted(of_bucket)
+    rejects = rejects_of(root)
+    assert not {reject["key"] for reject in rejects} & set(keys)
+    assert len(rejects) == sum(manifest.rejects.values())
+    assert sum(receipt.inputs for receipt in manifest.receipts) == len(keys) + len(rejects)
+    names = {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
+    names |= {
+        f"{kind}/{receipt.unit}.json{'l' * (kind != 'receipts')}"
+        for receipt in manifest.receipts
+        for kind in ("receipts", "rejects", "inputs")
+    }
+    assert set(tree(root)) == {*names, "wdsprep.json"}
+
+
+def sample(url: Path, name: str, **options: Any) -> Sample:
+    found = by_source(url, **options)[name]
+    assert isinstance(found, Sample), found
+    return found
+
+
+def codes(url: Path, **options: Any) -> dict[str, str]:
+    rows = by_source(url, **options).items()
+    return {name: row.code.value for name, row in rows if isinstance(row, Refusal)}
+
+
+def write_table(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)

@@ -1,0 +1,30 @@
+"""Images and latents that the tests of encoding share."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kit.encodes import encode_here, packed, pictures
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """7 shards of bucket 64 with 4 pictures each, 7 of 128 with 2. Tests leave it as it is."""
+    root = tmp_path_factory.mktemp("packed")
+    return packed(pictures(root / "downloads"), root / "images")
+
+
+@pytest.fixture(scope="session")
+def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of it at 64, undisturbed. Tests leave it as it is."""
+    out = tmp_path_factory.mktemp("encoded") / "latents"
+    encode_here(images, out)
+    return out
+
+
+@pytest.fixture
+def own(images: Path, tmp_path: Path) -> Path:
+    """A copy of the images, to damage."""
+    shutil.copytree(images.parent, tmp_path / "own")
+    return tmp_path / "own/images"

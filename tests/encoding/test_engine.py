@@ -1,0 +1,175 @@
+"""The engine, with a stand-in for the models: results keep apart, whatever batches they came in."""
+
+import io
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.kit.encodes import Broken, Means
+from wdsprep.encoder import Encoded
+from wdsprep.engine import Engine, EngineError, Result
+from wdsprep.samples import Code, RejectedError
+
+
+def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:
+    return Engine(
+        encoder, seed=0, batch_size=batch_size, max_area=10**8, decoders=2, threads=threads
+    )
+
+
+def grey(level: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (16, 16), level).save(out, "PNG")
+    return out.getvalue()
+
+
+def fed(made: Engine, levels: Iterable[int]) -> "dict[int, Future[Result]]":
+    with made.feeding(), made.turn():
+        return {level: made.put(str(level), grey(level), "x" * level) for level in levels}
+
+
+def level_of(found: "Future[Result]") -> tuple[float, float]:
+    latent, emb = found.result(60).arrays
+    return latent.item(), emb.item()
+
+
+class Cramped(Means):
+    """Has memory for two images."""
+
+    def encode(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+        found = super().encode(pixels, *rest, **options)
+        if len(pixels) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+
+class Overflowing(Means):
+    """Images over 100 overflow, those over 200 in fp32 too."""
+
+    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+        found = super().encode(pixels, *rest)
+        most = 200 if exact else 100
+        return Encoded(arrays=found.arrays, ok=found.arrays["latent.npy"].flatten() <= most)
+
+
+class CrampedLater(Overflowing):
+    """The same, and from its second batch on there is memory for two images."""
+
+    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+        found = super().encode(pixels, *rest, exact=exact)
+        if len(pixels) > 2 and len(self.sizes) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_are_never_mixed_between_samples(threads: int) -> None:
+    made = engine(Means(), threads=threads)
+    results: dict[int, Future[Result]] = {}
+    for some in (range(3), range(3, 50), range(50, 53)):
+        with made.feeding(), made.turn():
+            for level in some:
+                results[level] = made.put(str(level), grey(level), "x" * level)
+                if level >= 10:  # results are taken in order
+                    level_of(results[level - 10])
+                    made.free_place()
+    for level, found in results.items():
+        assert level_of(found) == (level, level)
+    made.close()
+
+
+def test_batches_span_shards() -> None:
+    encoder = Means()
+    made = engine(encoder, batch_size=8)
+    results: dict[int, Future[Result]] = {}
+    with made.feeding():  # a third shard, which has nothing yet
+        for first in (0, 5):
+            results |= fed(made, range(first, first + 5))
+    assert [level_of(found) for found in results.values()] == [(n, n) for n in range(10)]
+    assert encoder.sizes == [8, 8]  # of which 6 are padding
+    made.close()
+
+
+def test_a_batch_that_does_not_fit_is_halved_with_the_same_result() -> None:
+    encoder = Cramped()
+    made = engine(encoder, batch_size=8)
+    results = fed(made, range(21))
+    assert [level_of(found) for found in results.values()] == [(n, n) for n in range(21)]
+    assert made.stats.batch_size == 2
+    assert made.stats.samples == 21
+    assert encoder.sizes[:3] == [8, 4, 2]
+    assert set(encoder.sizes[3:]) <= {2, 8}  # those that were filled before
+    made.close()
+
+
+@pytest.mark.parametrize("kind", [Overflowing, CrampedLater])
+def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Means]) -> None:
+    made = engine(kind())
+    levels = [5, 150, 250, 7, 101, 9, 255, 199, 11, 12, 13, 200]
+    results = fed(made, levels)
+    for level, found in results.items():
+        if level > 200:
+            with pytest.raises(RejectedError) as refused:
+                found.result(60)
+            assert refused.value.code is Code.NOT_FINITE
+        else:
+            assert level_of(found) == (level, level)
+    assert made.stats.exact == sum(level > 100 for level in levels)
+    assert made.stats.samples == len(levels)
+    made.close()
+
+
+class Counting(Means):
+    """Sees how many cores it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores: list[int] = []
+
+    def encode(self, *arguments: Any, **options: Any) -> Encoded:
+        self.cores.append(torch.get_num_threads())
+        return super().encode(*arguments, **options)
+
+    def empty(self) -> dict[str, Tensor]:
+        self.cores.append(torch.get_num_threads())
+        return super().empty()
+
+
+def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows() -> None:
+    encoder = Counting()
+    made = engine(encoder, threads=2)
+    made.empty()
+    for found in fed(made, range(12)).values():
+        found.result(60)
+    made.close()
+    assert len(encoder.cores) == 4
+    assert set(encoder.cores) == {1}
+
+
+def test_a_failing_encoder_is_told_to_whoever_waits() -> None:
+    made = engine(Broken())
+    with pytest.raises(EngineError, match="ValueError: a kernel of 3"):
+        fed(made, range(100))
+    with pytest.raises(EngineError):
+        made.check()
+    made.close()
+
+
+def test_closing_in_the_middle_does_not_hang() -> None:
+    made = engine(Means())
+    feeding = threading.Thread(target=_feed_until_closed, args=(made,))
+    feeding.start()
+    made.close()
+    feeding.join(60)
+    assert not feeding.is_alive()
+
+
+def _feed_until_closed(made: Engine) -> None:
+    with pytest.raises((EngineError, RuntimeError)):
+        fed(made, range(256))

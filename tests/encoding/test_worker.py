@@ -1,0 +1,112 @@
+"""A worker, with a stand-in for the models: shards at once, and what may fail."""
+
+import threading
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.encodes import Broken, Means, members
+from tests.kit.packs import temporaries
+from wdsprep.image_shards import ImageShard, find_image_shards
+from wdsprep.latent_shard import LatentShard
+from wdsprep.latent_worker import LatentsWorker
+from wdsprep.latents import Workshop
+from wdsprep.pixels import crop
+from wdsprep.runners import BrokenWorkerError
+
+
+def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> LatentsWorker:
+    options: dict[str, Any] = {"batch_size": 8, "decoders": 2, "threads": 1, **changes}
+    workshop = Workshop(
+        images=str(images),
+        latents=str(out),
+        settings={"seed": 0},
+        make_encoder=partial(_same, encoder),
+        max_area=10**8,
+        **options,
+    )
+    return LatentsWorker(workshop)
+
+
+def _same(encoder: Means) -> Means:
+    return encoder
+
+
+def do(call: LatentsWorker, shard: ImageShard, errors: list[Exception]) -> None:
+    try:
+        for _ in call(shard):
+            pass
+    except Exception as error:  # noqa: BLE001  looked at by the test
+        errors.append(error)
+
+
+def do_all(call: LatentsWorker, shards: Iterable[ImageShard]) -> list[Exception]:
+    """All shards at once, as a runner with several units in each worker does."""
+    errors: list[Exception] = []
+    threads = [threading.Thread(target=do, args=(call, shard, errors)) for shard in shards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a shard hangs"
+    return errors
+
+
+def test_shards_done_at_once_keep_their_samples_apart(images: Path, tmp_path: Path) -> None:
+    encoder = Means()
+    shards = find_image_shards(str(images), 64).shards
+    call = worker(images, tmp_path / "out", encoder)
+    assert not do_all(call, shards)
+    call.close()
+    assert set(encoder.sizes) == {8}
+    for shard in shards:
+        originals = members(images / f"{shard.name}.tar")
+        made = members(tmp_path / "out" / f"{shard.name}.tar")
+        assert list(made) == list(originals)
+        for key, sample in made.items():
+            mean = crop(originals[key]["jpg"], 16).pixels.float().mean().half()
+            assert sample["latent.npy"].endswith(mean.numpy().tobytes())
+
+
+def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:
+    call = worker(images, tmp_path / "out", Broken())
+    shards = find_image_shards(str(images), 64).shards
+    errors = do_all(call, shards)
+    call.close()
+    assert errors
+    assert {type(error) for error in errors} == {BrokenWorkerError}
+    assert "a kernel of 3 is wanted" in str(errors[0])
+    assert not temporaries(tmp_path / "out")
+
+
+def test_a_store_that_times_out_is_an_error_and_not_waited_for(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatentShard, "add", _time_out)
+    call = worker(images, tmp_path / "out", Means())
+    errors = do_all(call, find_image_shards(str(images), 64).shards[:1])
+    call.close()
+    assert [type(error) for error in errors] == [TimeoutError]
+
+
+def _time_out(*_arguments: object) -> None:
+    raise TimeoutError
+
+
+def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(
+    images: Path, tmp_path: Path
+) -> None:
+    call = worker(images, tmp_path / "out", Means(), batch_size=2)
+    first, second, *_ = find_image_shards(str(images), 64).shards
+    for _ in range(30):  # more than there are places for what is under way
+        steps = call(first)
+        next(steps)
+        steps.close()
+    assert not temporaries(tmp_path / "out")
+    assert not list((tmp_path / "out/receipts").rglob("*.*"))
+    assert not do_all(call, [first, second])
+    call.close()
+    assert len(members(tmp_path / "out" / f"{first.name}.tar")) == 4

@@ -1,0 +1,63 @@
+"""What writers do in tests of stores, and the one line that an error is."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.faultproxy import FaultProxy, Rule
+from tests.kit.s3 import S3Server, s3_client
+from wdsprep.store import Store
+from wdsprep.store.s3 import S3Store
+
+
+def break_off(store: Store, error: BaseException, *, exclusive: bool = False) -> None:
+    with store.write("f", exclusive=exclusive) as sink:
+        sink.write(b"half")
+        raise error
+
+
+def one_line(error: Exception, *parts: str) -> bool:
+    text = str(error)
+    assert "\n" not in text
+    assert [part for part in parts if part not in text] == [], text
+    return True
+
+
+def names(store: Store, prefix: str = "") -> list[str]:
+    return [entry.name for entry in store.list(prefix)]
+
+
+# --- on S3
+
+MIB = 1 << 20
+BIG = random.Random(0).randbytes(11 * MIB)  # three parts
+
+
+@contextlib.contextmanager
+def through(
+    server: S3Server, bucket: str, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[FaultProxy, S3Store]]:
+    with FaultProxy(server.url, rule) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with opened(f"s3://{bucket}/data") as store:
+            yield proxy, store
+
+
+def uploads(bucket: str) -> list[str]:
+    with s3_client() as client:
+        return [u["Key"] for u in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ())]
+
+
+def begin_uploads(bucket: str, *keys: str) -> None:
+    with s3_client() as client:
+        for key in keys:
+            client.create_multipart_upload(Bucket=bucket, Key=key)
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[S3Store]:
+    store = S3Store(url, part_nbytes=5 * MIB, first_pause_s=0.001)
+    with contextlib.closing(store):
+        yield store

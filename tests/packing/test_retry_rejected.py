@@ -1,0 +1,93 @@
+"""Rejects that may pass are fetched again into new shards, whatever was killed meanwhile."""
+
+import hashlib
+from pathlib import Path
+
+from tests.kit.packs import manifest_of, outcome, pack
+from tests.kit.sites import FAST, KINDS, MENDED, Site, table_of, write_parquet
+from tests.kit.webserver import WebServer
+
+RETRY = (*FAST, "--samples-per-shard", "4")
+
+
+def wanted() -> dict[str, str]:
+    return {f"urls.parquet#{n}": MENDED[kind] for n, kind in enumerate(KINDS)}
+
+
+def check_whole(out: Path) -> None:
+    """Every row is there once, and all counts say so."""
+    assert outcome(out) == wanted()
+    manifest = manifest_of(out)
+    assert manifest.complete
+    assert sum(receipt.inputs for receipt in manifest.receipts) == len(KINDS)
+    assert manifest.rejects == {"http_4xx": 1, "not_an_image": 1}
+    for receipt in manifest.receipts:
+        lines = (out / f"rejects/{receipt.unit}.jsonl").read_bytes()
+        assert len(lines.splitlines()) == sum(receipt.rejects.values())
+        assert hashlib.sha256(lines).hexdigest() == receipt.files[f"rejects/{receipt.unit}.jsonl"]
+
+
+def test_retry_rejected_fetches_what_may_pass_into_new_shards(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    tars = {path: path.read_bytes() for path in out.glob("*/*.tar")}
+    asked = len(server.paths())
+    pack(table, out, *RETRY, "--retry-rejected")  # in vain
+    assert set(server.paths()[asked:]) == {f"/busy/{n}" for n in (1, 4, 5, 8)}
+    assert manifest_of(out).rejects["http_5xx"] == 4
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    check_whole(out)
+    assert all(path.read_bytes() == data for path, data in tars.items())
+    asked = len(server.paths())
+    pack(table, out, *RETRY, "--retry-rejected")
+    pack(table, out, *RETRY)
+    assert len(server.paths()) == asked
+    check_whole(out)
+
+
+def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_deleted(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    old = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    for path, data in old.items():  # as a kill leaves it just before the older slices are settled
+        path.write_bytes(data)
+    pack(table, out, *RETRY)
+    check_whole(out)
+    first, retry = out / "receipts/000000.json", out / "receipts/1000000000.json"
+    for names in ([first], [retry], [first, retry]):
+        for path in names:
+            path.unlink()
+        pack(table, out, *RETRY)
+        check_whole(out)
+
+
+def test_a_retry_and_a_limit_and_an_append_leave_each_other_alone(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    root = tmp_path / "in"
+    table_of(root, server, KINDS)
+    out = pack(root, tmp_path / "out", *RETRY, "--limit", "4")
+    behaviour.is_mended = True
+    pack(root, out, *RETRY, "--limit", "4", "--retry-rejected")
+    assert outcome(out) == dict(list(wanted().items())[:4])
+    pack(root, out, *RETRY)
+    check_whole(out)
+    behaviour.is_mended = False
+    rows = [{"url": f"{server.url}/busy/{n}", "caption": "", "n": n} for n in (90, 91)]
+    write_parquet(root / "vrls.parquet", rows)
+    pack(root, out, *RETRY, "--append")
+    behaviour.is_mended = True
+    pack(root, out, *RETRY, "--retry-rejected")
+    more = {f"vrls.parquet#{n}": "packed" for n in range(2)}
+    assert outcome(out) == wanted() | more
+    assert manifest_of(out).complete

@@ -1,0 +1,273 @@
+"""What is left to do where a source or settings changed, and with append, overwrite and limit."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.kit.packs import (
+    TWENTY,
+    check_dataset,
+    command,
+    jpeg,
+    manifest_of,
+    outcome,
+    pack,
+    photos,
+    run,
+    run_pack,
+    samples_of,
+    tar_bytes,
+    tree,
+    write_files,
+)
+from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.sources import Item, slices
+
+
+def refused(source: Path, out: Path, *options: str) -> str:
+    """The message of a run that must end in a FingerprintError and write nothing."""
+    before = tree(out)
+    with pytest.raises(FingerprintError) as caught:
+        pack(source, out, *options)
+    assert tree(out) == before
+    return str(caught.value)
+
+
+def test_a_changed_source_is_an_error_that_names_what_changed(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 45)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    photos(source, 1, first=99)
+    message = refused(source, out, *TWENTY)
+    assert "1 added (0/photo-00099.jpg)" in message
+    assert "--append" in message
+    (source / "0/photo-00099.jpg").unlink()
+    (source / "0/photo-00099.txt").unlink()
+    (source / "1/photo-00004.txt").write_text("another caption")
+    (source / "2/photo-00005.jpg").rename(tmp_path / "aside.jpg")
+    (source / "2/photo-00005.txt").rename(tmp_path / "aside.txt")
+    message = refused(source, out, *TWENTY)
+    assert "1 changed (1/photo-00004.jpg), 1 removed (2/photo-00005.jpg)" in message
+    assert "--append" not in message
+    assert "1 changed" in refused(source, out, *TWENTY, "--append")
+
+
+NO_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def test_files_whose_names_are_no_utf8_are_told_and_appended(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "in", {"a.jpg": jpeg(1), f"{NO_UTF8}.jpg": jpeg(2)})
+    out = pack(source, tmp_path / "out")
+    write_files(source, {f"new {NO_UTF8}.jpg": jpeg(3)})
+    assert "1 added (new caf\ufffd.jpg)" in refused(source, out)
+    pack(source, out, "--append")
+    sources = [sample["json"]["source"] for sample in samples_of(out)]
+    assert sorted(sources) == ["a.jpg", "caf\ufffd.jpg", "new caf\ufffd.jpg"]
+
+
+def test_the_locale_changes_no_byte(tmp_path: Path) -> None:
+    """Of inputs, receipts and all else, so a run goes on in another one."""
+    names = ("ü/雪.jpg", f"{NO_UTF8}.jpg", "plain.jpg")
+    source = write_files(tmp_path / "ö", {name: jpeg(n) for n, name in enumerate(names)})
+    out = pack(source, tmp_path / "out")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = command(source, tmp_path / "ø")[1:]
+    done = run(*words, env={**os.environ, **ascii_only}, encoding="utf-8")
+    assert (done.returncode, len(samples_of(tmp_path / "ø"))) == (0, 3), done.stderr
+    assert "--resolution" in done.stdout
+    assert tree(tmp_path / "ø") == tree(out)
+
+
+def test_many_changes_are_counted_and_a_few_shown(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 5)
+    out = pack(source, tmp_path / "out")
+    message = refused(photos(source, 1500, first=10), out)
+    assert "1,500 added (0/photo-00012.jpg, 0/photo-00015.jpg, 0/photo-00018.jpg, ...)" in message
+
+
+def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 3)
+    out = pack(source, tmp_path / "out", "--min-caption", "1")
+    assert "min-caption: 1 -> 0" in refused(source, out)
+    message = refused(source, out, "--min-caption", "1", "--buckets", "16", "--filter", "number")
+    assert "buckets: 32,64 -> 16" in message
+    assert "number" in message
+    assert "--overwrite" in message
+    write_files(tmp_path / "tars", {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
+    assert "source: folder -> tars" in refused(tmp_path / "tars", out, "--min-caption", "1")
+
+
+def test_another_folder_is_another_source(tmp_path: Path) -> None:
+    out = pack(photos(tmp_path / "a", 3), tmp_path / "out")
+    message = refused(photos(tmp_path / "b", 3, first=50), out, "--append")
+    assert "3 added" in message
+    assert "3 removed" in message
+
+
+def test_a_folder_that_moved_is_the_same_source(tmp_path: Path) -> None:
+    source = photos(tmp_path / "a", 3)
+    out = pack(source, tmp_path / "out")
+    before = tree(out)
+    source.rename(tmp_path / "b")
+    pack(tmp_path / "b", out)
+    assert tree(out) == before
+
+
+def test_append_packs_what_is_new_and_touches_nothing_else(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 45)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    before = tree(out)
+    photos(source, 30, first=45)  # they lie between the old ones
+    pack(source, out, *TWENTY, "--append")
+    after = tree(out)
+    assert {name: after[name] for name in before if name != "wdsprep.json"} == {
+        name: data for name, data in before.items() if name != "wdsprep.json"
+    }
+    check_dataset(out)
+    assert list(outcome(out).values()).count("packed") == 75
+    assert manifest_of(out).generations == (0, 3)
+    assert "nothing left to do" in run_pack(source, out, *TWENTY).stdout
+    assert "nothing left to do" in run_pack(source, out, *TWENTY, "--append").stdout
+    photos(source, 5, first=75)
+    assert "5 added" in refused(source, out, *TWENTY)
+    pack(source, out, *TWENTY, "--append")
+    assert manifest_of(out).generations == (0, 3, 5)
+    assert list(outcome(out).values()).count("packed") == 80
+    check_dataset(out)
+
+
+def test_appended_tars_and_tables_become_new_slices(tmp_path: Path) -> None:
+    for kind in ("tar", "parquet"):
+        root = tmp_path / kind
+        root.mkdir()
+        out = tmp_path / f"out-{kind}"
+        for name in ("b", "d", "a"):
+            number = ord(name)
+            rows = [{"jpg": jpeg(number), "text": name}]
+            if kind == "tar":
+                write_files(root, {f"{name}.tar": tar_bytes([("x.jpg", jpeg(number))])})
+            else:
+                pq.write_table(pa.Table.from_pylist(rows), root / f"{name}.parquet")
+            pack(root, out, "--append")
+        assert [receipt.inputs for receipt in manifest_of(out).receipts] == [1, 1, 1]
+        assert sorted(source[0] for source in outcome(out)) == ["a", "b", "d"]
+        check_dataset(out)
+
+
+def test_append_to_nothing_is_a_first_run(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 5)
+    one, two = pack(source, tmp_path / "one"), pack(source, tmp_path / "two", "--append")
+    assert tree(one) == tree(two)
+
+
+def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 45)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    foreign = {
+        "README.md": b"mine", "32/notes.txt": b"mine", "receipts/2024/shop.pdf": b"mine",
+        "32/mine.tar": b"mine", "other/000000.tar": b"mine", "rejects/list.jsonl": b"mine",
+    }  # fmt: skip
+    write_files(out, dict(foreign))
+    (source / "0/photo-00000.jpg").unlink()
+    pack(source, out, "--buckets", "16,48", "--overwrite")
+    after = tree(out)
+    assert {name: after.pop(name) for name in foreign} == foreign
+    fresh = pack(source, tmp_path / "fresh", "--buckets", "16,48")
+    assert len(after.pop("edition")) == 17  # a mark that no other beginning has
+    assert after == tree(fresh)
+
+
+def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="more than 1,000,000 slices"):
+        list(slices([Item(name="a", parts=()), Item(name="b", parts=())], size=1, first=999_999))
+    source = photos(tmp_path / "in", 40)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    whole = tree(out)
+    monkeypatch.setattr("wdsprep.sources.MOST_SLICES", 2)
+    photos(source, 1, first=99)
+    for option in ("--append", "--overwrite"):
+        with pytest.raises(UsageError, match="raise --samples-per-shard"):
+            pack(source, out, *TWENTY, option)
+        assert tree(out) == whole
+
+
+def test_overwrite_of_what_is_no_dataset_removes_nothing(tmp_path: Path) -> None:
+    foreign: dict[str, bytes | str] = {"0/000000.tar": b"x", "rejects/000000.txt": b"mine"}
+    out = write_files(tmp_path / "out", {**foreign, "rejects/000001.jsonl": b"mine"})
+    source = photos(tmp_path / "in", 5)
+    before = tree(out)
+    with pytest.raises(Exception, match="empty or not there"):
+        pack(tmp_path / "none", out, "--overwrite")
+    assert tree(out) == before
+    pack(source, out, "--overwrite")
+    assert (out / "0/000000.tar").read_bytes() == b"x"
+
+
+def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 50)
+    out = pack(source, tmp_path / "out", *TWENTY, "--limit", "40")
+    assert len(samples_of(out)) == 40
+    assert not manifest_of(out).complete
+    pack(source, out, *TWENTY)
+    assert tree(out) == tree(pack(source, tmp_path / "fresh", *TWENTY))
+    small = pack(source, tmp_path / "small", *TWENTY, "--limit", "7")
+    assert len(samples_of(small)) == 7
+    message = refused(source, small, *TWENTY)
+    assert "with --limit 7: 43 added" in message
+    assert "--append" in message
+    pack(source, small, *TWENTY, "--append")
+    assert len(samples_of(small)) == 50
+    check_dataset(small)
+
+
+def test_a_limit_cuts_a_tar_and_a_table(tmp_path: Path) -> None:
+    for shard in range(3):
+        files = [(f"{n}.jpg", jpeg(n)) for n in range(4)]
+        write_files(tmp_path / "tars", {f"{shard}.tar": tar_bytes(files)})
+    rows = [{"jpg": jpeg(n), "text": str(n)} for n in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
+    for source in ("tars", "t.parquet"):
+        out = pack(tmp_path / source, tmp_path / f"out-{source}", "--limit", "6")
+        assert len(samples_of(out)) == 6
+        check_dataset(out)
+
+
+def test_output_and_source_must_lie_apart(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 3)
+    tar = tar_bytes([("a.jpg", jpeg(1))])
+    write_files(tmp_path, {"t/a.tar": tar, "in/deep/a.jpg": jpeg(1)})
+    (tmp_path / "link").symlink_to(source)
+    before = tree(tmp_path)
+    pairs = ["in in", "in in/out", "in/deep in", "link in/out", "in link/x", "t/*.tar t/out"]
+    for inner, outer in map(str.split, [*pairs, "t/../in in/x", "t/a.tar t"]):
+        with pytest.raises(UsageError, match="write the shards somewhere else"):
+            pack(tmp_path / inner, tmp_path / outer, "--overwrite")
+    assert tree(tmp_path) == before
+    check_dataset(pack(tmp_path / "t/a.tar", tmp_path / "t/out"))
+    check_dataset(pack(source, tmp_path / "in-out"))
+
+
+def test_a_receipt_of_other_settings_is_never_adopted(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 20)
+    one, two = tmp_path / "one", tmp_path / "two"
+    pack(source, one, "--samples-per-shard", "10")
+    pack(source, two, "--samples-per-shard", "10", "--check", "header")
+    (two / "receipts/000001.json").replace(one / "receipts/000001.json")
+    (one / "wdsprep.json").unlink()
+    with pytest.raises(FingerprintError, match="by another run: check: full -> header"):
+        pack(source, one, "--samples-per-shard", "10")
+
+
+def test_generations_come_back_from_the_receipts_alone(tmp_path: Path) -> None:
+    source, out = photos(tmp_path / "in", 30), tmp_path / "out"
+    pack(source, out, *TWENTY)
+    photos(source, 10, first=100)
+    pack(source, out, *TWENTY, "--append")
+    assert manifest_of(out).generations == (0, 2)
+    (out / "wdsprep.json").unlink()
+    assert run("rebuild", out).returncode == 0
+    assert manifest_of(out).generations == (0, 2)

@@ -1,0 +1,348 @@
+"""Who does which unit, and who is given up: the schedule itself, with workers that only pretend."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsprep.runners import Finished, Quarantined
+from wdsprep.runners.queue import (
+    Done,
+    Failed,
+    Heard,
+    Lost,
+    Message,
+    Progress,
+    Ready,
+    Returned,
+    Schedule,
+    drive,
+)
+
+
+class FakeCrew:
+    """Answers every order at once; `how` says what becomes of a unit."""
+
+    def __init__(self, how: Callable[[int, Any], list[Message]] | None = None) -> None:
+        self.how = how or (lambda _slot, _unit: [Done(result=None)])
+        self.messages: deque[Heard] = deque()
+        self.started: list[int] = []
+        self.stopped = False
+
+    def start(self, slot: int) -> None:
+        self.started.append(slot)
+        self.messages.append((slot, 0, Ready()))
+
+    def give(self, slot: int, order: int, unit: Any) -> None:
+        self.messages.extend((slot, order, message) for message in self.how(slot, unit))
+
+    def hear(self) -> list[Heard]:
+        messages = list(self.messages)
+        self.messages.clear()
+        return messages
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_queue_bears_many_units_and_ten_thousand_workers(count: int) -> None:
+    def cost(workers: int) -> float:
+        crew = FakeCrew()
+        started = time.process_time()
+        orders = {"workers": workers, "max_attempts": 3, "units_per_worker": count}
+        assert sum(1 for _ in drive(crew, range(100_000), **orders)) == 100_000
+        assert crew.stopped
+        return time.process_time() - started
+
+    gc.disable()  # it goes through all that this process holds, the more often the more workers
+    try:
+        # An event costs the same, however many workers there are.
+        assert cost(10_000) < 5 * cost(10)
+    finally:
+        gc.enable()
+
+
+def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted() -> None:
+    generator = random.Random(1)
+    faults: dict[int, int] = {}
+
+    def how(_slot: int, unit: int) -> list[Message]:
+        chance = generator.random()
+        if chance < 0.2:
+            return [Progress(value=1), Lost(reason="node", costs=False)]
+        if chance < 0.5:
+            faults[unit] = faults.get(unit, 0) + 1
+            return [[Failed(reason="r", trace="t")], [Lost(reason="r")]][chance < 0.4]
+        return [Progress(value=1), Done(result=unit)]
+
+    events = list(drive(FakeCrew(how), range(5_000), workers=7, max_attempts=3))
+    finished = [e.unit for e in events if isinstance(e, Finished)]
+    quarantined = [e.unit for e in events if isinstance(e, Quarantined)]
+    assert sorted(finished + quarantined) == list(range(5_000))
+    assert quarantined
+    assert all((faults.get(unit, 0) >= 3) == (unit in quarantined) for unit in faults)
+
+
+def test_failed_units_go_first_so_that_few_are_held() -> None:
+    drawn = 0
+
+    def units() -> Iterator[int]:
+        nonlocal drawn
+        while drawn < 10_000:
+            yield drawn
+            drawn += 1
+
+    crew = FakeCrew(lambda _slot, _unit: [Failed(reason="r", trace="t")])
+    events = drive(crew, units(), workers=4, max_attempts=3)
+    for count, _ in enumerate(events):
+        assert drawn <= count + 8
+
+
+def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work() -> None:
+    class HalfCrew(FakeCrew):
+        def start(self, slot: int) -> None:
+            self.started.append(slot)
+            self.messages.append((slot, 0, Lost(reason="no GPU") if slot else Ready()))
+
+    crew = HalfCrew()
+    events = list(drive(crew, range(100), workers=2, max_attempts=3))
+    assert len(events) == 100
+    assert crew.started.count(1) <= 3
+
+
+def test_there_are_never_more_workers_than_units() -> None:
+    crew = FakeCrew()
+    assert len(list(drive(crew, range(3), workers=50, max_attempts=3))) == 3
+    assert len(crew.started) == 3
+
+
+class Desks(FakeCrew):
+    """Answers nothing by itself: the test says what happens, and sees who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, dict[int, int]] = {}
+
+    def give(self, slot: int, order: int, unit: Any) -> None:
+        self.held[slot][order] = unit
+
+    def start(self, slot: int) -> None:
+        self.started.append(slot)
+        self.held[slot] = {}
+
+    def units(self, slot: int) -> list[int]:
+        return sorted(self.held[slot].values())
+
+    def done(self, schedule: Schedule, unit: int) -> None:
+        self.say(schedule, unit, Done(result=None))
+
+    def say(self, schedule: Schedule, unit: int, message: Message) -> Any:
+        ((slot, order),) = [
+            (slot, order)
+            for slot, held in self.held.items()
+            for order in held
+            if held[order] == unit
+        ]
+        del self.held[slot][order]
+        event = schedule.heard(slot, order, message)
+        schedule.dispatch(self)
+        return event
+
+    def lose(self, schedule: Schedule, slot: int, *, costs: bool = True) -> Any:
+        del self.held[slot]
+        event = schedule.heard(slot, 0, Lost(reason="dead", costs=costs))
+        schedule.dispatch(self)
+        return event
+
+    def ready(self, schedule: Schedule, *slots: int) -> None:
+        for slot in slots:
+            schedule.heard(slot, 0, Ready())
+        schedule.dispatch(self)
+
+
+def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tuple[Desks, Schedule]:
+    crew = Desks()
+    schedule = Schedule(
+        range(units), workers=workers, max_attempts=max_attempts, units_per_worker=count
+    )
+    schedule.dispatch(crew)
+    return crew, schedule
+
+
+def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
+    crew, schedule = desks(5, workers=3, count=3)
+    assert crew.started == [0, 1, 2]
+    crew.ready(schedule, 0)
+    assert len(crew.units(0)) == 3  # 5 units: one for each worker to come is left
+    crew.ready(schedule, 1, 2)
+    assert [len(crew.units(slot)) for slot in range(3)] == [3, 1, 1]
+
+
+def test_units_go_to_the_worker_that_holds_fewest() -> None:
+    crew, schedule = desks(100, workers=3, count=3)
+    crew.ready(schedule, 0, 1, 2)
+    assert [len(crew.units(slot)) for slot in range(3)] == [3, 3, 3]
+    crew, schedule = desks(7, workers=3, count=3)
+    crew.ready(schedule, 0, 1, 2)
+    assert sorted(len(crew.units(slot)) for slot in range(3)) == [2, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_worker_is_started_without_a_unit_for_it(count: int) -> None:
+    crew, schedule = desks(2, workers=9, count=count)
+    assert crew.started == [0, 1]
+    crew.ready(schedule, 0)
+    assert len(crew.units(0)) == 1
+
+
+def test_a_suspect_is_alone_until_it_is_over() -> None:
+    crew, schedule = desks(100, workers=1, count=3)
+    crew.ready(schedule, 0)
+    assert crew.units(0) == [0, 1, 2]
+    assert crew.lose(schedule, 0) is None
+    crew.ready(schedule, 0)
+    assert crew.units(0) == [0]
+    crew.done(schedule, 0)
+    assert crew.units(0) == [1]
+    assert crew.say(schedule, 1, Failed(reason="r", trace="t")) is None
+    assert crew.units(0) == [2]
+    crew.done(schedule, 2)
+    assert crew.units(0) == [1]
+    assert crew.lose(schedule, 0).attempts == 3
+    crew.ready(schedule, 0)
+    assert crew.units(0) == [3, 4, 5]
+
+
+def test_the_other_workers_go_on_beside_suspects() -> None:
+    crew, schedule = desks(100, workers=2, count=2)
+    crew.ready(schedule, 0, 1)
+    suspects = crew.units(0)
+    crew.lose(schedule, 0)
+    for unit in crew.units(1):
+        crew.done(schedule, unit)
+        assert len(crew.units(1)) == 2
+        assert not set(suspects) & set(crew.units(1))
+    crew.ready(schedule, 0)
+    assert crew.units(0) == suspects[:1]
+
+
+def test_a_shared_death_is_never_the_last_attempt() -> None:
+    crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
+    crew.ready(schedule, 0)
+    assert crew.lose(schedule, 0) is None
+    crew.ready(schedule, 0)
+    assert crew.lose(schedule, 0).attempts == 1
+
+
+def test_a_node_that_is_taken_away_makes_no_suspects() -> None:
+    crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
+    crew.ready(schedule, 0)
+    crew.lose(schedule, 0, costs=False)
+    crew.ready(schedule, 0)
+    assert crew.units(0) == [0, 1]
+
+
+def test_a_unit_that_never_reached_its_worker_has_no_part_in_its_death() -> None:
+    crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
+    crew.ready(schedule, 0)
+    ((order, _),) = [item for item in crew.held[0].items() if item[1] == 1]
+    schedule.heard(0, order, Returned())
+    assert crew.lose(schedule, 0).unit == 0
+    crew.ready(schedule, 0)
+    assert crew.units(0) == [1]
+
+
+def test_a_unit_without_hope_keeps_the_attempts_that_it_had() -> None:
+    crew, schedule = desks(1, workers=1, count=2)
+    crew.ready(schedule, 0)
+    crew.say(schedule, 0, Failed(reason="r", trace="t"))
+    event = crew.say(schedule, 0, Failed(reason="gone", trace="t", is_hopeless=True))
+    assert (event.attempts, event.reason) == (2, "gone")
+
+
+class Chaos(Desks):
+    """Any message at any time; checks what it is given."""
+
+    def __init__(self, chance: random.Random, count: int, killers: frozenset[int]) -> None:
+        super().__init__()
+        self.chance, self.count, self.killers = chance, count, killers
+        self.opening: set[int] = set()
+        self.suspects: set[int] = set()
+        self.failures: dict[int, int] = {}
+
+    def start(self, slot: int) -> None:
+        super().start(slot)
+        self.opening.add(slot)
+
+    def give(self, slot: int, order: int, unit: Any) -> None:
+        assert all(unit not in held.values() for held in self.held.values())
+        assert slot not in self.opening
+        super().give(slot, order, unit)
+        held = self.units(slot)
+        assert len(held) <= self.count
+        assert len(held) == 1 or not self.suspects & set(held)
+
+    def hear(self) -> list[Heard]:
+        slot = self.chance.choice(list(self.held))
+        if slot in self.opening:
+            self.opening.remove(slot)
+            return [(slot, 0, Ready())]
+        if not self.held[slot]:
+            return []
+        order, unit = self.chance.choice(list(self.held[slot].items()))
+        roll = self.chance.random()
+        if roll < 0.2:
+            return [(slot, order, Progress(value=unit))]
+        if roll < 0.3 or unit in self.killers:
+            return [self._lost(slot, costs=roll > 0.25)]
+        del self.held[slot][order]
+        if roll < 0.4:
+            self.failures[unit] = self.failures.get(unit, 0) + 1
+            return [(slot, order, Failed(reason="r", trace="t"))]
+        return [(slot, order, Done(result=unit))]
+
+    def _lost(self, slot: int, *, costs: bool) -> Heard:
+        units = self.held.pop(slot).values()
+        if costs:
+            self.suspects.update(units)
+            for unit in units:
+                self.failures[unit] = self.failures.get(unit, 0) + 1
+        return slot, 0, Lost(reason="r", costs=costs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 5),
+    count=st.integers(1, 4),
+    max_attempts=st.integers(1, 4),
+    killers=st.frozensets(st.integers(0, 39), max_size=4),
+)
+def test_in_any_chaos_every_unit_ends_once_and_suspects_are_alone(
+    seed: int, workers: int, count: int, max_attempts: int, killers: frozenset[int]
+) -> None:
+    crew = Chaos(random.Random(seed), count, killers)
+    orders = {"workers": workers, "max_attempts": max_attempts, "units_per_worker": count}
+    finished, quarantined = [], {}
+    for event in drive(crew, range(40), **orders):
+        if isinstance(event, Finished):
+            assert event.unit == event.result
+            finished.append(event.unit)
+        elif isinstance(event, Quarantined):
+            assert event.unit not in quarantined
+            quarantined[event.unit] = event.attempts
+        else:
+            assert event.unit == event.value
+    assert sorted([*finished, *quarantined]) == list(range(40))
+    assert killers <= quarantined.keys()
+    assert set(quarantined.values()) <= {max_attempts}
+    assert all(crew.failures[unit] >= max_attempts for unit in quarantined)

@@ -1,0 +1,165 @@
+"""An unreliable network to S3 is outlived, and one that stays so is one clear line."""
+
+import contextlib
+import socket
+
+import pytest
+
+from tests.kit.faultproxy import Delay, DelayBody, Drop, DropAfter, Fault, Status, Truncate, first
+from tests.kit.s3 import S3Server
+from tests.kit.stores import BIG, one_line, through, uploads
+from wdsprep.errors import ExistsError, ShortReadError, StoreError
+from wdsprep.store import stream, write_bytes
+from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3_errors import ATTEMPTS
+
+FAULTS: list[Fault] = [
+    Drop(),
+    DropAfter(),
+    Status(500),
+    Status(503, {"Retry-After": "1"}),
+    Status(429),
+    Delay(0.05),
+    DelayBody(0.01),
+]
+
+
+@pytest.mark.usefixtures("aged")
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_every_operation_outlives(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """Each request in turn meets the fault twice, whatever it asks for."""
+    seen: dict[tuple[str, str], int] = {}
+
+    def twice(method: str, path: str, _n: int, _headers: object) -> Fault | None:
+        key = method, path
+        seen[key] = seen.get(key, 0) + 1
+        return fault if seen[key] <= 2 else None
+
+    with through(s3_server, bucket, twice, monkeypatch) as (proxy, store):
+        write_bytes(store, "small", b"0123456789")
+        write_bytes(store, "once", b"once", exclusive=True)
+        write_bytes(store, "big", BIG)
+        assert [(e.name, e.nbytes) for e in store.list()] == [
+            ("big", len(BIG)),
+            ("once", 4),
+            ("small", 10),
+        ]
+        assert store.read("small", start=2, nbytes=3) == b"234"
+        assert store.read("big") == BIG
+        store.delete("small")
+        store.sweep(lambda _name: True)
+        assert [e.name for e in store.list()] == ["big", "once"]
+        lost = [key for key in set(proxy.requests) if seen[key] < 3]
+        assert lost == [] or isinstance(fault, Delay | DelayBody | DropAfter)
+    assert uploads(bucket) == []
+
+
+@pytest.mark.parametrize("fault", [Drop(), DropAfter(), Status(503), Status(429)], ids=repr)
+def test_fault_without_end_is_one_clear_line_after_eight_attempts(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    with through(s3_server, bucket, first(999, fault), monkeypatch) as (proxy, store):
+        for act in (
+            lambda: store.read("f"),
+            lambda: list(store.list()),
+            lambda: write_bytes(store, "f", b"x"),
+            lambda: store.delete("f"),
+            store.sweep,
+        ):
+            before = len(proxy.requests)
+            with pytest.raises(StoreError) as caught:
+                act()
+            assert one_line(caught.value, store.url)
+            assert len(proxy.requests) == before + ATTEMPTS
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_lost_answer_of_a_write_is_success(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, exclusive: bool
+) -> None:
+    rule = first(1, DropAfter(), "PUT")
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        write_bytes(store, "f", b"mine", exclusive=exclusive)
+        assert len([1 for method, _ in proxy.requests if method == "PUT"]) == 2
+        assert store.read("f") == b"mine"
+        with pytest.raises(ExistsError):
+            write_bytes(store, "f", b"mine", exclusive=True)
+
+
+def test_lost_answer_is_no_excuse_where_somebody_else_was_first(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(s3_store, "f", b"same")
+    rule = first(1, DropAfter(), "PUT")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store), pytest.raises(ExistsError):
+        write_bytes(store, "f", b"same", exclusive=True)
+
+
+def test_lost_answer_of_a_completion_is_success(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = first(1, DropAfter(), "POST", "uploadId")
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        write_bytes(store, "big", BIG)
+        assert store.read("big") == BIG
+    assert uploads(bucket) == []
+
+
+def test_body_that_breaks_off_is_asked_for_again(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(s3_store, "big", BIG)
+    with through(s3_server, bucket, first(3, Truncate(100_000)), monkeypatch) as (_, store):
+        assert store.read("big") == BIG
+        assert [e.name for e in store.list()] == ["big"]
+    with through(s3_server, bucket, first(3, Truncate(100)), monkeypatch) as (_, store):
+        assert [e.name for e in store.list()] == ["big"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50])
+@pytest.mark.parametrize("part", ["uploads", "uploadId"])
+def test_upload_outlives_an_answer_that_breaks_off(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
+) -> None:
+    rule = first(1, Truncate(kept), "POST", part)
+    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+        write_bytes(store, "big", BIG)
+        assert store.read("big") == BIG
+        assert len([1 for method, path in proxy.requests if method == "POST"]) == 3
+
+
+@pytest.mark.parametrize("kept", [0, 1, 999])
+def test_body_that_always_breaks_off_is_never_short_data(
+    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    write_bytes(s3_store, "f", b"x" * 1000)
+    with through(s3_server, bucket, first(999, Truncate(kept)), monkeypatch) as (proxy, store):
+        with pytest.raises(ShortReadError) as caught:
+            store.read("f")
+        assert one_line(caught.value, f"{store.url}/f", "broke off", "check the network")
+        assert len(proxy.requests) == ATTEMPTS
+        with pytest.raises(ShortReadError):
+            stream(store, "f").read()
+        if kept < 300:
+            with pytest.raises(StoreError):
+                list(store.list())
+
+
+def test_gateway_restart_is_outlived(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While connections are refused, as they are while a gateway starts again."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    with contextlib.closing(S3Store(f"s3://{bucket}/data", first_pause_s=0.01)) as store:
+        with pytest.raises(StoreError) as caught:
+            store.read("f")
+        assert one_line(caught.value, f"127.0.0.1:{port}", "check the network or AWS_ENDPOINT_URL")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
+        store.close()
+        write_bytes(store, "f", b"x")
+        assert store.read("f") == b"x"
