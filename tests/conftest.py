@@ -1,4 +1,4 @@
-"""Fixtures for every test: the real S3 server, and a store of each kind."""
+"""Fixtures for every test, and which tests are marked `system`: `-m "not system"` is soon done."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,6 +11,22 @@ from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 
 pytest_plugins = ["tests.kit.s3"]
+SYSTEM_FIXTURES = {"s3_server", "browser", "cluster", "connected_ray", "endpoint", "ray_address"}
+SYSTEM_PARAMETERS = {"store": "s3", "place": "s3", "kind": "ray"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark whoever asks for a server, a cluster or a browser; others say `system` themselves."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _needs_a_system(item):
+            item.add_marker("system")
+
+
+def _needs_a_system(item: pytest.Function) -> bool:
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return not SYSTEM_FIXTURES.isdisjoint(item.fixturenames) or any(
+        given.get(name) == value for name, value in SYSTEM_PARAMETERS.items()
+    )
 
 
 @pytest.fixture

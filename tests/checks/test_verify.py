@@ -172,6 +172,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.system
 def test_workers_on_ray_find_what_this_process_finds(images: Path) -> None:
     flip(images / "64/000002.tar", 8 * 3_000)
     flip(images / "rejects/000003.jsonl", 3)

@@ -196,6 +196,7 @@ def output(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
     assert run("pack", str(downloads)).returncode == 0
     encode, read_images, read_latents, load, resume, online, *_ = python_blocks("README.md")
@@ -230,6 +231,7 @@ def test_every_wdsprep_command_of_the_readme_can_be_parsed() -> None:
         cli.commands[name].make_context(name, options)
 
 
+@pytest.mark.system
 def test_the_commands_of_the_readme_run_one_after_the_other(downloads: Path) -> None:
     serve = partial(SimpleHTTPRequestHandler, directory=str(downloads))
     server = ThreadingHTTPServer(("127.0.0.1", 0), serve)

@@ -66,6 +66,7 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.system
 def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

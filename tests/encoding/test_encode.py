@@ -31,6 +31,7 @@ from wdsprep.models import TINY
 # --- the same bytes, whoever does it
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [1, 3])
 def test_bytes_do_not_depend_on_the_workers(
     images: Path, latents: Path, tmp_path: Path, workers: int
@@ -41,6 +42,7 @@ def test_bytes_do_not_depend_on_the_workers(
     assert tree(tmp_path / "out") == tree(latents)
 
 
+@pytest.mark.system
 def test_bytes_are_the_same_on_ray(images: Path, latents: Path, tmp_path: Path) -> None:
     done = run_encode(images, tmp_path / "out", "--runner", "ray", "--workers", "2")
     assert done.returncode == 0, done.stderr

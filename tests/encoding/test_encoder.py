@@ -433,6 +433,7 @@ def test_nothing_is_said_on_the_users_terminal(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
 def test_compiled_models_agree() -> None:
     pixels = pictures(2)
@@ -522,6 +523,7 @@ def sd2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)  # 0.9 GB
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("resolution", "side"), [(256, 32), (512, 64)])
 def test_stable_diffusion_2_at_full_width_end_to_end(
     resolution: int, side: int, sd2: Path, tmp_path: Path

@@ -44,6 +44,8 @@ from wdsprep.models import Recipe
 from wdsprep.run import Outcome, Progress
 from wdsprep.store import open_store, write_bytes
 
+pytestmark = pytest.mark.system
+
 SIZES = ((64, 80), (100, 90), (72, 64), (120, 70))
 SHARDS = 12
 WHITE = 65  # the sample in shard 64/000003 that does harm

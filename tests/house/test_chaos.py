@@ -36,6 +36,8 @@ from tests.kit.s3 import S3Server
 from wdsprep.errors import AccessError
 from wdsprep.store.s3_errors import translated
 
+pytestmark = pytest.mark.system
+
 SLICE, SLICES = 8, 14
 DAY_S = 86_400.0
 Whole = dict[str, dict[str, bytes]]

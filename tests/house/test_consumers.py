@@ -15,6 +15,8 @@ from tests.kit.latent_sets import field, write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from tests.kit.paths import README
 
+pytestmark = pytest.mark.system
+
 SIZES = (20, 12)
 SECTION = README.read_text().partition("\n## Train with something else\n")[2].partition("\n## ")[0]
 TRAINER, WEBDATASET, DATASETS, ENERGON = re.findall(r"```py\n(.*?)```", SECTION, re.DOTALL)

@@ -445,6 +445,7 @@ def test_a_bad_file_beside_images_from_the_web_costs_none_of_them(
 # --- at random
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", ["local", "s3"])
 def test_whatever_runs_meet_one_quiet_run_makes_all_sound_and_nothing_is_lost(
     place: str, stage: Stage, tmp_path: Path, request: pytest.FixtureRequest

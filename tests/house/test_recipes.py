@@ -134,6 +134,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job}
 
 
+@pytest.mark.system
 def test_the_slurm_script_starts_ray_on_all_nodes_encodes_and_leaves_none_running(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from tests.kit import example_trainer
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
 
+pytestmark = pytest.mark.system
+
 STEPS = (9, 3)
 SAVED, KILLED = 4, 7
 OPTIONS = ["--steps", "9,3", "--batch", "4", "--width", "8", "--save-every", str(SAVED)]

@@ -180,10 +180,12 @@ def test_a_repaired_shard_is_never_served_as_it_was_when_damaged(
     assert same(load(url, **options), load(data, fields=names))
 
 
+@pytest.mark.system
 def test_kills_while_it_fills_leave_nothing_that_is_read_as_whole(tmp_path: Path) -> None:
     subprocess.run([*WORK, "kills", tmp_path, "60"], cwd=ROOT, check=True, timeout=300)
 
 
+@pytest.mark.system
 def test_processes_share_a_full_cache_that_is_disturbed(tmp_path: Path) -> None:
     limit = Data("a").nbytes
     command = [*WORK, "crowd", tmp_path / "cache", str(limit)]

@@ -23,6 +23,8 @@ from tests.kit.paths import ROOT
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loader import shared
 
+pytestmark = pytest.mark.system
+
 WORK = (sys.executable, "-m", "tests.kit.trainers")
 BATCH = 32
 KILLS = 100

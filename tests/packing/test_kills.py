@@ -26,6 +26,8 @@ from tests.kit.packs import (
     write_files,
 )
 
+pytestmark = pytest.mark.system
+
 TWENTY = ("--samples-per-shard", "20")
 KILLS = 50
 

@@ -130,6 +130,7 @@ def test_threads_in_one_slice_change_no_byte(album: Path, tmp_path: Path) -> Non
     assert tree(one) == tree(four)
 
 
+@pytest.mark.system
 def test_ray_changes_no_byte(album: Path, packed_album: Path, tmp_path: Path) -> None:
     words = [*TWENTY, "--runner", "ray", "--workers", "2"]
     done = run_pack(album, tmp_path / "out", *words)

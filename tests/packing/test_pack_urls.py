@@ -157,6 +157,7 @@ def test_the_first_lines_of_the_help_name_tables_of_urls() -> None:
     assert "tables of URLs" in (cli.commands["pack"].help or "")
 
 
+@pytest.mark.system
 def test_killed_at_random_points_no_row_is_lost_or_doubled(
     tmp_path: Path, site: tuple[Site, WebServer]
 ) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from tests.kit.packs import manifest_of, outcome, pack
 from tests.kit.sites import FAST, KINDS, MENDED, Site, table_of, write_parquet
 from tests.kit.webserver import WebServer
@@ -49,6 +51,7 @@ def test_retry_rejected_fetches_what_may_pass_into_new_shards(
     check_whole(out)
 
 
+@pytest.mark.system
 def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_deleted(
     tmp_path: Path, site: tuple[Site, WebServer]
 ) -> None:

@@ -14,6 +14,8 @@ from tests.kit.runner_work import Slow
 from tests.kit.runs import numbers
 from wdsprep.runners import Finished, Quarantined, make_runner
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize(("graceful", "count"), [(True, 1), (False, 1), (False, 2)])
 def test_a_removed_node_costs_no_attempt(

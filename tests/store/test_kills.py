@@ -19,11 +19,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.kit.s3 import s3_client
 from wdsprep.errors import ExistsError
 from wdsprep.store import Store, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
+
+pytestmark = pytest.mark.system
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["boto3", "tests.store.test_kills"])
