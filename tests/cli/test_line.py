@@ -88,7 +88,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW = pytest.param("encode", marks=pytest.mark.system)
+
+
+@pytest.mark.parametrize("command", [SLOW if name == "encode" else name for name in COMMANDS])
 def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> None:
     words, wanted = COMMANDS[command]
     if command == "index":

@@ -199,6 +199,7 @@ def test_latents_of_tiny_are_spread_like_those_of_a_real_model() -> None:
     assert values.mean((2, 3)).std(0).min() > 0.01  # and each picture has its own
 
 
+@pytest.mark.system
 def test_tiny_makes_drawings_again_that_it_was_not_trained_on() -> None:
     images = [draw(f"for this test {n}", (256, 256)).image for n in range(8)]
     drawn = torch.stack([torch.from_numpy(np.array(image)) for image in images])

@@ -17,6 +17,7 @@ def rival(name: str, code: str, role: Role = Role.RIVAL) -> Rival:
     return Rival(name=name, command=[sys.executable, "-c", code], role=role)
 
 
+@pytest.mark.system
 def test_time_processor_time_memory_and_what_a_rival_says_are_measured() -> None:
     rivals = [
         rival("holds", ALLOCATE, Role.OURS),

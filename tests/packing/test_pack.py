@@ -225,6 +225,7 @@ def start_two(first: list[str], second: list[str]) -> list[tuple[int, str]]:
     return [(process.returncode, error) for process, error in zip(both, errors, strict=True)]
 
 
+@pytest.mark.system
 def test_the_same_run_twice_at_once_does_no_harm(
     album: Path, packed_album: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +234,7 @@ def test_the_same_run_twice_at_once_does_no_harm(
     assert tree(tmp_path / "out") == tree(packed_album)
 
 
+@pytest.mark.system
 def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> None:
     other = photos(tmp_path / "other", 100, first=500)
     out = tmp_path / "out"
@@ -259,6 +261,7 @@ def check_shards_match_receipts(out: Path) -> None:
         assert hashlib.sha256((out / shard.name).read_bytes()).hexdigest() == shard.sha256
 
 
+@pytest.mark.system
 def test_other_settings_at_once_are_refused(album: Path, tmp_path: Path) -> None:
     words = [command(album, tmp_path / "out", *TWENTY, "--min-caption", n) for n in ("0", "1")]
     results = start_two(*words)
