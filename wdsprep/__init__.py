@@ -6,21 +6,22 @@ The public names are loaded when they are first used: `import wdsprep` costs not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsprep.encoding import encode
-    from wdsprep.loader import load
-    from wdsprep.loader.catalog import Stream
-    from wdsprep.online import Encode
-    from wdsprep.streaming import stream
+    from wdsprep.encoding.encode import encode
+    from wdsprep.encoding.on_the_way import Encode
+    from wdsprep.loading.catalog import Stream
+    from wdsprep.loading.loader import load
+    from wdsprep.loading.streaming import stream
+
 
 __all__ = ["Encode", "Stream", "encode", "load", "stream"]
-__version__ = "0.1.0"
+
 
 _PLACES = {
-    "Encode": "wdsprep.online",
-    "Stream": "wdsprep.loader.catalog",
-    "encode": "wdsprep.encoding",
-    "load": "wdsprep.loader",
-    "stream": "wdsprep.streaming",
+    "Encode": "wdsprep.encoding.on_the_way",
+    "Stream": "wdsprep.loading.catalog",
+    "encode": "wdsprep.encoding.encode",
+    "load": "wdsprep.loading.loader",
+    "stream": "wdsprep.loading.streaming",
 }
 
 

@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class CheckedDataset:
     """A dataset: where it is, as the user wrote it, and what it is of."""
 
     url: str
@@ -51,7 +51,7 @@ class Finding:
     """What is wrong with one file. `unit` is the unit of work that has to be done again for it;
     none where the file belongs to no unit, or can be made again from others."""
 
-    place: Place
+    place: CheckedDataset
     name: str
     kind: Kind
     what: str

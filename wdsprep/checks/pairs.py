@@ -8,21 +8,21 @@ of its rejects, sorted together, must be those of the image shard, and a digest 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from wdsprep.buckets import buckets_of_phase
 from wdsprep.checks import Kind
-from wdsprep.checks.survey import Survey
-from wdsprep.manifest import Receipt, Shard
+from wdsprep.checks.survey import DatasetSurvey
+from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.receipts import Receipt, Shard
 
 
 def keys_digest(keys: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(keys).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def images_of(latents: Survey, others: Sequence[Survey]) -> Survey | None:
+def images_of(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
     """The image dataset that latents were made of: the one of which they have most shards."""
     inputs = {whole_input(receipt) for receipt in latents.receipts}
 
-    def shared(images: Survey) -> int:
+    def shared(images: DatasetSurvey) -> int:
         return sum(s.sha256 in inputs for r in images.receipts for s in r.shards)
 
     return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
@@ -32,7 +32,7 @@ def whole_input(receipt: Receipt) -> str:
     return receipt.input.partition(":")[0]
 
 
-def firsts(latents: Survey) -> dict[str, int]:
+def firsts(latents: DatasetSurvey) -> dict[str, int]:
     """The image shards of which only the first samples were encoded, and how many."""
     cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
     return {
@@ -42,7 +42,7 @@ def firsts(latents: Survey) -> dict[str, int]:
     }
 
 
-def check_pairs(latents: Survey, images: Survey) -> None:
+def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """What the receipts alone tell; findings are added to those of the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     for receipt in latents.receipts:
@@ -63,7 +63,9 @@ def _mismatch(receipt: Receipt, shard: Shard | None, images: str) -> str:
     return ""
 
 
-def _check_all_encoded(latents: Survey, images: Survey, there: Mapping[str, Shard]) -> None:
+def _check_all_encoded(
+    latents: DatasetSurvey, images: DatasetSurvey, there: Mapping[str, Shard]
+) -> None:
     """Every image shard of the phase has its latents, unless their run has not ended."""
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
     phase = set(buckets_of_phase(latents.receipts[0].settings["resolution"], buckets))
@@ -76,7 +78,7 @@ def _check_all_encoded(latents: Survey, images: Survey, there: Mapping[str, Shar
             _unmatched(latents, name.removesuffix(".tar"), f"nothing was made of {name}")
 
 
-def check_keys(latents: Survey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
+def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
     """Hold the digests of keys against each other, both by what a latent receipt has as input."""
     for receipt in latents.receipts:
         ours, theirs = made.get(receipt.input), images.get(receipt.input)
@@ -87,5 +89,5 @@ def check_keys(latents: Survey, made: Mapping[str, str], images: Mapping[str, st
             _unmatched(latents, receipt.unit, what)
 
 
-def _unmatched(latents: Survey, unit: str, what: str) -> None:
+def _unmatched(latents: DatasetSurvey, unit: str, what: str) -> None:
     latents.find(f"{unit}.tar", Kind.UNMATCHED, what, unit)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
-from wdsprep.store import Store
+from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 
 LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
@@ -56,7 +56,7 @@ class Passage:
         return self._start + len(self._chunk)
 
     def at(self, offset: int, nbytes: int) -> bytes:
-        """A tape, as `wdsprep.tar.members` reads."""
+        """A tape, as `wdsprep.dataset.tar.members` reads."""
         inside = offset - self._start
         if 0 <= inside <= len(self._chunk) - nbytes:
             return self._chunk[inside : inside + nbytes]

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdsprep.arrays import Field, fields_of
-from wdsprep.buckets import bucket_of
-from wdsprep.manifest import Receipt, Shard
+from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.buckets import bucket_of
+from wdsprep.dataset.receipts import Receipt, Shard
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
@@ -31,7 +31,7 @@ LATENT_FACTS: dict[str, type] = {
 View = Callable[[int, int], memoryview]
 
 
-class Rules(Protocol):
+class CheckRules(Protocol):
     """What a shard's samples must be; each call gives what is wrong, or nothing."""
 
     def place(self, number: int, field: str) -> str:
@@ -47,7 +47,7 @@ class Rules(Protocol):
         """of each sample"""
 
 
-def rules_of(receipt: Receipt, shard: Shard) -> Rules:
+def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
     if receipt.dataset == "images":
         return ImageRules(tuple(receipt.settings["buckets"]), shard.bucket)
     return LatentRules(fields_of(receipt.settings["layout"]))
@@ -108,7 +108,7 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
     return ""
 
 
-def text_problem(key: str, json_data: bytes, txt: bytes, rules: Rules) -> str:
+def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
     """What is wrong with the facts and the caption of a sample."""
     try:
         facts = json.loads(json_data)

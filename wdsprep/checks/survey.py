@@ -12,29 +12,34 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wdsprep.arrays import empty_name, fields_of
-from wdsprep.checks import Finding, Kind, Place
-from wdsprep.dataset import OURS, READERS, receipt_name
-from wdsprep.edition import EDITION, Edition, held_name
+from wdsprep.checks import CheckedDataset, Finding, Kind
+from wdsprep.dataset.arrays import empty_name, fields_of
+from wdsprep.dataset.edition import EDITION, Edition, held_name
+from wdsprep.dataset.manifest import MANIFEST, Manifest, sorted_receipts
+from wdsprep.dataset.receipts import (
+    FIRST_RETRY,
+    RETRIED,
+    Receipt,
+    inputs_name,
+    receipt_name,
+    rejects_name,
+)
+from wdsprep.dataset.rejects import UNSETTLED
+from wdsprep.dataset.state import OURS, READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, sorted_receipts
-from wdsprep.progress import human_bytes, plural
-from wdsprep.receipts import FIRST_RETRY, RETRIED
-from wdsprep.rejects import UNSETTLED, rejects_name
-from wdsprep.resume import inputs_name
-from wdsprep.sources import is_hidden
-from wdsprep.store import Entry, Store
+from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY, LocalStore
+from wdsprep.text import human_bytes, plural
 
 RECEIPT = re.compile(r"receipts/(.+)\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class DatasetSurvey:
     """A dataset as its receipts have it; `there` has each file, `manifest` what the manifest says
     where it can be read."""
 
-    place: Place
+    place: CheckedDataset
     edition: Edition
     there: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
@@ -58,7 +63,7 @@ class Survey:
         self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
 
 
-def survey(store: Store, shown: str, heard: Callable[[int], None]) -> Survey:
+def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
     """Look at a dataset; `heard` is told how many receipts were read."""
     edition = Edition.of(store)
     there = {entry.name: entry for entry in store.list()}
@@ -71,8 +76,8 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> Survey:
             "sound: name another place, or start over with --overwrite"
         )
     dataset = manifest.dataset if manifest else read.sound[0].dataset
-    found = Survey(
-        place=Place(url=store.url, shown=shown, dataset=dataset),
+    found = DatasetSurvey(
+        place=CheckedDataset(url=store.url, shown=shown, dataset=dataset),
         edition=edition,
         there=there,
         receipts=sorted_receipts(read.sound),
@@ -152,7 +157,7 @@ class _Receipts:
                 self.broken[receipt.unit] = "it is of another run, with other settings"
 
 
-def _check_manifest(found: Survey, broken: Mapping[str, str]) -> None:
+def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
     """Hold the manifest against the receipts. Behind them it may be while a run goes on."""
     manifest = found.manifest
     if manifest is None:
@@ -203,7 +208,7 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
         yield Expected(name=f"{shard.name}.idx", unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
 
 
-def _check_presence(found: Survey) -> None:
+def _check_presence(found: DatasetSurvey) -> None:
     for receipt in found.receipts:
         for file in expected_files(receipt):
             entry = found.there.get(file.name)
@@ -230,19 +235,19 @@ def _other_size(expected: int, nbytes: int) -> str:
     return f"{how} (expected {sizes[0]}, found {sizes[1]})"
 
 
-def empty_names(found: Survey) -> list[str]:
+def empty_names(found: DatasetSurvey) -> list[str]:
     """The files for the empty caption: of latents that have been made, one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
     return [empty_name(item) for item in fields_of(found.receipts[0].settings["layout"])[1:]]
 
 
-def smallest_unit(found: Survey) -> str:
+def smallest_unit(found: DatasetSurvey) -> str:
     """The unit that is done again to have the files for the empty caption written again."""
     return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
 
 
-def _check_unexpected(found: Survey, store: Store, broken: Iterable[str]) -> None:
+def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
     known = {MANIFEST, EDITION, *empty_names(found), *map(receipt_name, broken)}
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     stated = found.manifest.receipts if found.manifest else ()
@@ -265,7 +270,7 @@ def belongs_to(name: str) -> set[str]:
     return {stem, shard[1]} if shard else {stem}
 
 
-def _unexpected(found: Survey, name: str) -> None:
+def _unexpected(found: DatasetSurvey, name: str) -> None:
     """A file of no unit that is done. A run that is under way or was killed leaves some."""
     _receipt, ours = OURS[found.place.dataset]
     inputs = re.fullmatch(r"inputs/(\d{6,})\.jsonl", name)

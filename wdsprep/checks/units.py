@@ -7,21 +7,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.arrays import empty_name, fields_of
-from wdsprep.checks import Finding, Kind, Place, Report
+from wdsprep.checks import CheckedDataset, Finding, Kind, Report
 from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
-from wdsprep.checks.survey import Survey, smallest_unit
+from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
-from wdsprep.dataset import receipt_name
+from wdsprep.dataset.arrays import empty_name, fields_of
+from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.receipts import Receipt, Shard, inputs_name, receipt_name, rejects_name
+from wdsprep.dataset.rejects import UNSETTLED, read_rejects
+from wdsprep.dataset.samples import key_order
 from wdsprep.errors import AccessError, NotFoundError, StoreError
-from wdsprep.manifest import Receipt, Shard, count_up
-from wdsprep.rejects import UNSETTLED, read_rejects, rejects_name
-from wdsprep.resume import inputs_name
-from wdsprep.samples import key_order
-from wdsprep.sources import opened
-from wdsprep.store import Store
+from wdsprep.store import opened
+from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 
 
@@ -30,7 +29,7 @@ class CheckUnit:
     """A finished unit to check. `known` are files of it that have a finding already; `firsts` says
     of which shards the latents hold the first samples only, and how many."""
 
-    place: Place
+    place: CheckedDataset
     receipt: Receipt
     known: frozenset[str] = frozenset()
     firsts: Mapping[str, int] = field(default_factory=dict)
@@ -66,7 +65,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Report]:
     return Report(findings=tuple(checker.findings), keys=checker.digests())
 
 
-def check_empty(found: Survey) -> None:
+def check_empty(found: DatasetSurvey) -> None:
     """The files for the empty caption, which belong to all units."""
     if found.place.dataset == "images" or not found.receipts:
         return

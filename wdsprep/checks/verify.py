@@ -8,18 +8,18 @@ from typing import cast
 
 from wdsprep.checks import Finding, Kind, Report
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
-from wdsprep.checks.survey import Survey, survey
+from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.errors import UsageError
-from wdsprep.runners import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.sources import opened
-from wdsprep.store import absolute
+from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.store import opened
+from wdsprep.store.base import absolute
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+class VerifyStatus:
     """How far a verification has come."""
 
     nbytes: int
@@ -30,18 +30,18 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listener:
+class VerifyListener:
     """Hears how it goes; each call may be left out."""
 
     listed: Callable[[str, int], None] = lambda _url, _receipts: None
-    status: Callable[[Callable[[], Status]], None] = lambda _status: None
+    status: Callable[[Callable[[], VerifyStatus]], None] = lambda _status: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
     """What a verification found, by dataset; `is_quick` says that no shard was read."""
 
-    surveys: tuple[Survey, ...]
+    surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
 
     @property
@@ -58,11 +58,11 @@ def verify(
     *,
     make_runner: Callable[[int], Runner],
     quick: bool = False,
-    listener: Listener | None = None,
+    listener: VerifyListener | None = None,
 ) -> Verified:
     """Check the datasets at `urls`. Latents are held against the images among them. Shards are read
     on the workers of `make_runner(units)`, or here where there is little to read."""
-    listener = listener or Listener()
+    listener = listener or VerifyListener()
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):
         raise UsageError("the same dataset is named twice: name each once")
@@ -77,12 +77,12 @@ def verify(
     return Verified(surveys=surveys, is_quick=quick)
 
 
-def _survey(url: str, shown: str, listener: Listener) -> Survey:
+def _survey(url: str, shown: str, listener: VerifyListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
     return survey(opened(url), shown, lambda count: listener.listed(shown, count))
 
 
-def _pairs(surveys: Sequence[Survey]) -> list[tuple[Survey, Survey]]:
+def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, DatasetSurvey]]:
     latents = [survey for survey in surveys if survey.place.dataset == "latents"]
     found = [(survey, images_of(survey, surveys)) for survey in latents]
     return [(survey, images) for survey, images in found if images is not None]
@@ -108,9 +108,9 @@ class _Deep:
 
     def __init__(
         self,
-        surveys: Sequence[Survey],
-        pairs: Sequence[tuple[Survey, Survey]],
-        listener: Listener,
+        surveys: Sequence[DatasetSurvey],
+        pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]],
+        listener: VerifyListener,
     ) -> None:
         self._surveys, self._pairs, self._listener = surveys, pairs, listener
         self._by_url = {survey.place.url: survey for survey in surveys}
@@ -133,7 +133,7 @@ class _Deep:
             made, those = (self._keys[found.place.url] for found in (latents, images))
             check_keys(latents, made, those)
 
-    def _units(self, found: Survey) -> Iterable[CheckUnit]:
+    def _units(self, found: DatasetSurvey) -> Iterable[CheckUnit]:
         known: dict[str, set[str]] = {}
         for finding in found.findings:
             if finding.kind is Kind.UNSETTLED:
@@ -169,9 +169,9 @@ class _Deep:
             what = f"its unit could not be checked ({event.reason})"
             found.find(name, Kind.UNCHECKED, what)
 
-    def _status(self, nbytes: int, units: int) -> Status:
+    def _status(self, nbytes: int, units: int) -> VerifyStatus:
         findings = sum(not f.kind.is_note for found in self._surveys for f in found.findings)
-        return Status(
+        return VerifyStatus(
             nbytes=self._nbytes + sum(self._under_way.values()),
             nbytes_of=nbytes,
             units=self._done,

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsprep.checks.passage import Passage
-from wdsprep.checks.rules import Rules, text_problem
+from wdsprep.checks.rules import CheckRules, text_problem
+from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.index import encode_index
+from wdsprep.dataset.tar.members import BadSampleError, members, truncated
+from wdsprep.dataset.tar.read import split_member
+from wdsprep.dataset.tar.write import header
 from wdsprep.limits import MAX_TEXT_NBYTES
-from wdsprep.tar import BLOCK, padded
-from wdsprep.tar.index import encode_index
-from wdsprep.tar.members import BadSampleError, members, truncated
-from wdsprep.tar.read import split_member
-from wdsprep.tar.write import header
 
 # All of a header but its name, size and checksum, which is the same in every member.
 _MODE, _TIME, _REST = slice(100, 124), slice(136, 148), slice(156, 345)
@@ -48,7 +48,7 @@ class Walked:
         return "; ".join(shown) + (f"; and {more:,} more" if more else "")
 
 
-def walk(passage: Passage, rules: Rules, found: Walked) -> Iterator[int]:
+def walk(passage: Passage, rules: CheckRules, found: Walked) -> Iterator[int]:
     """Look at every sample, up to where the tar is broken; yields how much has been read."""
     told = 0
     try:
@@ -63,7 +63,7 @@ def walk(passage: Passage, rules: Rules, found: Walked) -> Iterator[int]:
 class _Walker:
     """Where a walk stands: in which sample, at which of its members."""
 
-    def __init__(self, passage: Passage, rules: Rules, found: Walked) -> None:
+    def __init__(self, passage: Passage, rules: CheckRules, found: Walked) -> None:
         self._passage, self._rules, self.found = passage, rules, found
         self._key = ""
         self._number = rules.members

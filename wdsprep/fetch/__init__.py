@@ -20,6 +20,7 @@ from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
 if TYPE_CHECKING:
     from wdsprep.fetch.fetcher import Fetcher
 
+
 __all__ = ["PASSING", "FetchRules", "Fetched", "Fetcher"]
 
 

@@ -10,17 +10,16 @@ import datetime
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from wdsprep.dataset.rejects import Code, RejectedError, as_rejected
 from wdsprep.fetch import manners
+from wdsprep.fetch.memory import CrowdedError
 from wdsprep.fetch.objects import Objects, bucket_and_name
 from wdsprep.fetch.outcomes import rejection_of_status
-from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, read_robots
-from wdsprep.fetch.robots_cache import RobotsCache
-from wdsprep.fetch.room import CrowdedError
+from wdsprep.fetch.per_host import Turns
+from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
 from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
-from wdsprep.fetch.transfer import Answer, Head, Lines, Want, too_many_bytes
-from wdsprep.fetch.turns import Turns
+from wdsprep.fetch.transfer import Answer, Handles, Head, OnAnswer, too_many_bytes
 from wdsprep.fetch.urls import Target, follow, parse, scheme_of
-from wdsprep.samples import Code, RejectedError, as_rejected
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
@@ -44,7 +43,7 @@ class Client:
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
-        self._lines = Lines(rules)
+        self._lines = Handles(rules)
         self._turns = Turns(
             in_flight=rules.in_flight,
             per_host=rules.per_host,
@@ -86,7 +85,7 @@ class Client:
         return await self._get_image(target)
 
     async def _get_image(self, target: Target) -> bytes:
-        want = Want(judge=self._judge_image, max_nbytes=self._rules.max_nbytes)
+        want = OnAnswer(judge=self._judge_image, max_nbytes=self._rules.max_nbytes)
         check = self._robots.check if self._rules.robots else None
         answer = await self._get(target, want, redirects=self._rules.redirects, check=check)
         if not answer.body:
@@ -108,7 +107,7 @@ class Client:
 
     async def _ask_robots(self, target: Target) -> Robots:
         """What the origin allows; RejectedError where nobody can know."""
-        want = Want(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
+        want = OnAnswer(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
             answer = await self._get(
                 parse(f"{target.origin}/robots.txt"), want, redirects=ROBOTS_REDIRECTS
@@ -128,7 +127,7 @@ class Client:
     async def _get(
         self,
         target: Target,
-        want: Want,
+        want: OnAnswer,
         *,
         redirects: int,
         check: Callable[[Target], Awaitable[None]] | None = None,
@@ -149,7 +148,7 @@ class Client:
                 raise RejectedError(Code.REDIRECTS, f"more than {redirects}")
             seen.add(target.url)
 
-    async def _ask(self, target: Target, want: Want, left_s: float) -> tuple[Answer, float]:
+    async def _ask(self, target: Target, want: OnAnswer, left_s: float) -> tuple[Answer, float]:
         while True:
             await self._turns.take(target.host)
             failure: RejectedError | None = None

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from wdsprep.dataset.rejects import Code
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.fetch.rules import Fetched
-from wdsprep.samples import Code
-from wdsprep.store import Store, open_store
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
 
 THREADS = 16
 BUCKETS = 16  # whose clients are kept

@@ -5,8 +5,8 @@ import re
 
 import pycurl
 
+from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.errors import WorkError
-from wdsprep.samples import Code, RejectedError
 
 _SYSTEM = {
     errno.ECONNREFUSED: Code.REFUSED,

@@ -13,12 +13,19 @@ hostile files of 490 kB, asked about paths of 16 kB, on one core:
                               reading     one check
     one rule after another    1,060 ms    2,110 ms
     as it is done here          180 ms       14 ms
+
+That of each origin is asked for once and kept while there is room.
 """
 
+import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
+
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.fetch.urls import Target
 
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)
 MAX_NBYTES = 512_000  # of which the RFC wants 500 KiB to be read
@@ -43,7 +50,7 @@ Rank = tuple[int, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class RulePattern:
     """The path of a rule with a wildcard in it, cut at each."""
 
     pieces: tuple[str, ...]
@@ -72,7 +79,7 @@ class Robots:
     starts: Mapping[str, Rank]
     lengths: tuple[int, ...] = ()
     wholes: Mapping[str, Rank]
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[RulePattern, ...] = ()
     wildcards: int = 0
     nbytes: int = 0
 
@@ -122,7 +129,7 @@ def _sorted(rules: list[tuple[bool, str]]) -> Robots:
         if text.endswith("*"):
             text, to_the_end = text.rstrip("*"), False
         if "*" in text:
-            patterns.append(Pattern(tuple(text.split("*")), to_the_end, rank))
+            patterns.append(RulePattern(tuple(text.split("*")), to_the_end, rank))
         else:
             kept = wholes if to_the_end else starts
             kept[text] = max(rank, kept.get(text, rank))
@@ -167,3 +174,56 @@ def normal(path: str) -> str:
     if _NEEDS_NOTHING.fullmatch(text):
         return text
     return quote_from_bytes(text.encode("utf-8", "replace"), _PRINTABLE)
+
+
+CACHED_NBYTES = 32 << 20
+_ENTRY_NBYTES = 1_000  # what an origin takes beside its rules
+
+
+class RobotsCache:
+    """Belongs to one event loop. A file that could not be had, for the network's sake or the
+    server's, counts as one that forbids all (RFC 9309): what wants an image of that origin fails
+    with the same code, and whoever comes later tries again."""
+
+    def __init__(self, ask: Callable[[Target], Awaitable[Robots]]) -> None:
+        self._ask = ask
+        self._known: OrderedDict[str, Robots] = OrderedDict()
+        self._coming: dict[str, asyncio.Task[Robots | RejectedError]] = {}
+        self._nbytes = 0
+
+    async def check(self, target: Target) -> None:
+        """RejectedError if we may not, or cannot know whether we may, ask for this target."""
+        robots = self._known.get(target.origin) or await self._wait_for(target)
+        if target.origin in self._known:  # others may have taken its place already
+            self._known.move_to_end(target.origin)
+        if robots.is_too_much_for(target.path):
+            raise RejectedError(Code.DISALLOWED, "robots.txt has too many rules to tell")
+        if not robots.allows(target.path):
+            raise RejectedError(Code.DISALLOWED, "robots.txt")
+
+    async def _wait_for(self, target: Target) -> Robots:
+        task = self._coming.get(target.origin)
+        if task is None:
+            task = asyncio.create_task(self._learn(target))
+            self._coming[target.origin] = task
+        learned = await asyncio.shield(task)
+        if isinstance(learned, RejectedError):
+            raise learned.with_traceback(None)
+        return learned
+
+    async def _learn(self, target: Target) -> Robots | RejectedError:
+        try:
+            robots = await self._ask(target)
+        except RejectedError as error:
+            return error
+        finally:
+            del self._coming[target.origin]
+        self._keep(target.origin, robots)
+        return robots
+
+    def _keep(self, origin: str, robots: Robots) -> None:
+        self._known[origin] = robots
+        self._nbytes += robots.nbytes + _ENTRY_NBYTES
+        while self._nbytes > CACHED_NBYTES and len(self._known) > 1:
+            _, dropped = self._known.popitem(last=False)
+            self._nbytes -= dropped.nbytes + _ENTRY_NBYTES

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from wdsprep.dataset.rejects import Code
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
-from wdsprep.samples import Code
 
 PASSING = frozenset(
     {

@@ -17,26 +17,29 @@ Redirects are not followed here, so that each hop is checked like the first. Eve
 checked where the socket to it is opened: after names are resolved, whatever resolved them. Proxies
 that the environment names are not used, as a proxy would connect to any address for us. There are
 no cookies, no netrc, and no HTTP/2: eight images over one connection end together when it breaks.
+
+Certificates are believed by `SSL_CERT_FILE`, as curl and Python's own programs do, else by the
+machine's bundle, else by Mozilla's as the certifi package has it.
 """
 
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pycurl
 
-from wdsprep import __version__
+from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.fetch.addresses import is_public
 from wdsprep.fetch.manners import Headers
+from wdsprep.fetch.memory import CrowdedError, Room, room_for
 from wdsprep.fetch.multi import Multi
 from wdsprep.fetch.outcomes import rejection_of
 from wdsprep.fetch.robots import TOKEN
-from wdsprep.fetch.room import CrowdedError, Room, room_for
 from wdsprep.fetch.rules import FetchRules
-from wdsprep.fetch.trust import bundle
-from wdsprep.samples import Code, RejectedError
+from wdsprep.fetch.urls import is_public
+from wdsprep.version import __version__
 
 MAX_HEAD_NBYTES = 1 << 16
 DRAIN_NBYTES = 1 << 14  # a body that nobody wants is read to the end to keep the connection
@@ -70,7 +73,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Want:
+class OnAnswer:
     """What is done with an answer. `judge` sees its head before anything of the body is read, and
     says whether the body is wanted, or raises RejectedError."""
 
@@ -80,7 +83,7 @@ class Want:
     """Take the first `max_nbytes` of a longer body, instead of refusing it."""
 
 
-class Line:
+class Handle:
     """A libcurl handle, used for one GET after another, and what the current one has brought."""
 
     def __init__(self, rules: FetchRules, room: Room) -> None:
@@ -91,7 +94,7 @@ class Line:
         self._call_back(pycurl.OPENSOCKETFUNCTION, self._on_connect, pycurl.SOCKET_BAD)
         self._sockets: list[socket.socket] = []
 
-    async def get(self, multi: Multi, url: str, want: Want, *, timeout_s: float) -> Answer:
+    async def get(self, multi: Multi, url: str, want: OnAnswer, *, timeout_s: float) -> Answer:
         self._want = want
         self._head: Head | None = None
         self._lines: list[bytes] = []
@@ -203,17 +206,17 @@ class Line:
         raise too_many_bytes(self._want.max_nbytes)
 
 
-class Lines:
+class Handles:
     """The handles that are free, as many as were ever busy at a time."""
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules, self.room = rules, room_for(rules.max_nbytes)
-        self._free = [Line(rules, self.room)]  # so that wrong settings are told at once
+        self._free = [Handle(rules, self.room)]  # so that wrong settings are told at once
         self._multi = Multi(connections=rules.in_flight)
 
-    async def get(self, url: str, want: Want, *, timeout_s: float) -> tuple[Answer, float]:
+    async def get(self, url: str, want: OnAnswer, *, timeout_s: float) -> tuple[Answer, float]:
         """The answer, and how long it took. CrowdedError where others need the room."""
-        line = self._free.pop() if self._free else Line(self._rules, self.room)
+        line = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:
             answer = await line.get(self._multi, url, want, timeout_s=timeout_s)
             return answer, line.took_s
@@ -263,3 +266,16 @@ def _read_head(lines: list[bytes]) -> Head:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         headers.setdefault(name.strip().lower(), []).append(value.strip())
     return Head(status=status, headers=headers)
+
+
+def bundle() -> str:
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile:
+        return paths.cafile
+    import os
+
+    if named := os.environ.get(paths.openssl_cafile_env):
+        raise UsageError(f"{paths.openssl_cafile_env}={named}: no such file of certificates")
+    import certifi
+
+    return certifi.where()

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.store import split_url, write_bytes
+from wdsprep.store import split_url
+from wdsprep.store.base import write_bytes
 
 SAMPLES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class WrittenReport:
     """Where a report is, its size, and how many samples it shows."""
 
     output: str
@@ -36,7 +37,7 @@ def write_report(
     model: str = "",
     max_area: int = MAX_AREA,
     heard: Callable[[str], None] = lambda _line: None,
-) -> Written:
+) -> WrittenReport:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
     one HTML file `output`, a path or an `s3://` URL.
 
@@ -45,9 +46,9 @@ def write_report(
     nothing is ever fetched. Images of more than `max_area` pixels are not shown. `heard` is told
     what is being done. The same datasets, seed and model give the same bytes.
     """
-    from wdsprep.report.gather import gather
-    from wdsprep.report.given import check_output, open_all
-    from wdsprep.report.page import page_of
+    from wdsprep.report.facts.datasets import check_output, open_all
+    from wdsprep.report.facts.gather import gather
+    from wdsprep.report.page.page import page_of
 
     if samples < 0:
         raise UsageError(f"--samples {samples}: give 0 or more")
@@ -57,4 +58,4 @@ def write_report(
     data = page_of(facts).encode()
     store, name = split_url(output)
     write_bytes(store, name, data)
-    return Written(output=output, nbytes=len(data), samples=len(facts.items))
+    return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))

@@ -23,15 +23,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from wdsprep.errors import WorkError
-from wdsprep.runners import Event, Unit, Work
-from wdsprep.runners.desk import GRACE_S
-from wdsprep.runners.queue import Heard, Lost, drive
+from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.schedule import Lost, SlotMessage, drive
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
+from wdsprep.runners.worker import GRACE_S
 
-log = logging.getLogger("wdsprep")
+_log = logging.getLogger("wdsprep")
 
 _BOOT = """import sys; fd, units_at_once, *sys.path = sys.argv[1:]
-from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
+from wdsprep.runners.local_worker import main; main(int(fd), int(units_at_once))"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class _Processes:
         self._watch.given(slot, order)
         _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
 
-    def hear(self) -> Iterable[Heard]:
+    def hear(self) -> Iterable[SlotMessage]:
         for pipe in wait(list(self._slots), LOOK_S):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
@@ -174,7 +174,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         process.returncode = -signal.SIGKILL
-        log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
+        _log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
 
 
 def _obituary(returncode: int) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from wdsprep.runners.queue import Done, Failed, Lost, Message, Progress, Returned
+from wdsprep.runners.schedule import Done, Failed, Lost, Message, Returned, UnitProgress
 
 PATIENCE_S = 2700.0
 """Longer than eight attempts at a server that never answers."""
@@ -44,7 +44,7 @@ class Watch:
             return
         if isinstance(message, Done | Failed | Returned):
             del held[order]
-        elif isinstance(message, Progress):
+        elif isinstance(message, UnitProgress):
             if held[order] == message.value:
                 return
             held[order] = message.value

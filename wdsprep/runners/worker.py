@@ -1,137 +1,121 @@
-"""The life of a local worker process: open the work once, then turn each unit into messages.
+"""A worker's side that both kinds of worker share: units become messages.
 
-It ends by itself when its driver is gone, even in the middle of a long step, and on SIGTERM it
-leaves through `SystemExit`. A worker that does one unit at a time does it in its main thread,
-where that alone makes context managers remove half-written files. One that does several has
-each in its own thread, which no exception reaches: they stop at their next yield. SIGINT is
-the driver's business: Ctrl-C reaches both.
+A `Desk` is where the units of one worker lie, each worked on in a thread of its own or one
+after the other. What concerns them all meets here: they are told to stop together, and when
+one of them finds the worker broken, all are put down before the worker reports itself lost.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
-import select
-import signal
-import socket
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, TypeAlias
 
-from wdsprep.runners import Unit
-from wdsprep.runners.desk import GRACE_S, Desk, one_line, open_desk
-from wdsprep.runners.queue import Failed, Message
+from wdsprep.errors import BusyError, WdsprepError, WorkError, without_secrets
+from wdsprep.runners.base import BrokenWorkerError, HopelessError, Unit, Work
+from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, UnitProgress
+
+GRACE_S = 5.0
+"""How long a worker may clean up before it is killed."""
+CLOSING_S = 1.0
+"""The part of it that is kept for the work's own `close`."""
+
+Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 
 
-def main(fd: int, units_at_once: int) -> None:
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
-    os.set_inheritable(fd, False)
-    os.dup2(2, 1)  # stdout belongs to the driver's command
-    threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
-        with Connection(fd) as pipe:
-            _serve(pipe, units_at_once)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return Worker(load().open()), Ready()
+    except WdsprepError as error:
+        return None, _fatal(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
+        return None, Lost(reason=error_line(error), trace=traceback.format_exc())
 
 
-def _serve(pipe: Connection, units_at_once: int) -> None:
-    line = _Line(pipe)
-    desk, message = open_desk(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
-    line.send(0, message)
-    if desk is None:
-        return
-    with _stopping(desk), _woken_by_signals() as woken:
-        while True:
-            wait([pipe, woken])
-            order, unit = pipe.recv()
-            if units_at_once == 1:
-                _work(desk, line, order, unit)
-            else:
-                job = (desk, line, order, unit)
-                threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
+class Worker:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._is_stopping = False
+        self._lost: Lost | None = None
+        # A set without a lock: a lock could stay taken when SIGTERM interrupts its holder.
+        self._busy: set[object] = set()
 
-
-@contextmanager
-def _woken_by_signals() -> Iterator[socket.socket]:
-    """What a signal makes readable. A bare `recv` would sleep on where one comes just before it, or
-    to another thread: the handler runs in this one, and only when it is awake."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.setblocking(False)
-        signal.set_wakeup_fd(theirs.fileno())
+    def do(self, unit: Unit) -> Generator[Message, None, None]:
+        """The last message is the outcome; there is none when the desk is stopped."""
+        token = object()
         try:
-            yield ours
+            self._busy.add(token)
+            with closing(self._attempt(unit)) as messages:
+                for message in messages:
+                    if isinstance(message, Lost):
+                        self._lost = self._lost or message
+                        self._is_stopping = True
+                    else:
+                        yield message
         finally:
-            signal.set_wakeup_fd(-1)
+            self._busy.discard(token)
+        if self._lost:
+            self._cleared()  # once the driver hears of it, nobody gets time to clean up
+            yield self._lost
 
+    def stop(self) -> bool:
+        """Have all units closed at their next yield, and then the work; whether they were."""
+        self._is_stopping = True
+        if not self._cleared():
+            return False
+        if close := getattr(self._call, "close", None):
+            close()
+        return True
 
-@contextmanager
-def _stopping(desk: Desk) -> Iterator[None]:
-    """Whatever ends the worker, end what it does. SIGTERM raises once at most, so where it
-    comes at the worst of times it is the inner `finally` that it hits."""
-    try:
+    def _cleared(self) -> bool:
+        deadline = time.monotonic() + GRACE_S - CLOSING_S
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self._busy
+
+    def _attempt(self, unit: Unit) -> Generator[Message, None, None]:
         try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    finally:
-        signal.alarm(round(GRACE_S))  # kills us, should a `close` hang
-        if not desk.stop():
-            os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
+            with closing(self._call(unit)) as steps:
+                while not self._is_stopping:
+                    try:
+                        value = next(steps)
+                    except StopIteration as end:
+                        result = end.value
+                        break
+                    yield UnitProgress(value=value)
+                else:
+                    return
+        except BusyError as error:  # whoever is in the way may not be for ever
+            yield Failed(reason=_text(error), trace=traceback.format_exc())
+        except WdsprepError as error:
+            yield _fatal(error)
+        except BrokenWorkerError as error:
+            yield Lost(reason=error_line(error), trace=traceback.format_exc())
+        except HopelessError as error:
+            reason = _text(error) or error_line(error)
+            yield Failed(reason=reason, trace=traceback.format_exc(), is_hopeless=True)
+        except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
+            yield Failed(reason=error_line(error), trace=traceback.format_exc())
+        else:
+            yield Done(result=result)
 
 
-class _Line:
-    """The pipe to the driver, for one message at a time."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, order: int, message: Message) -> bool:
-        """False if the message could not be pickled, and the unit failed by that."""
-        is_sound = True
-        try:
-            data = pickle.dumps((order, message))
-        except Exception as error:  # noqa: BLE001  pickling runs the values' own code
-            failed = Failed(reason=one_line(error), trace=traceback.format_exc())
-            data, is_sound = pickle.dumps((order, failed)), False
-        with self._lock:
-            self._pipe.send_bytes(data)
-        return is_sound
+def error_line(error: BaseException) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 
-def _work(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
-    with closing(desk.do(unit)) as messages:
-        for message in messages:
-            if not line.send(order, message):
-                break
+def _text(error: BaseException) -> str:
+    return without_secrets(" ".join(str(error).split()))[:300]
 
 
-def _work_aside(desk: Desk, line: _Line, order: int, unit: Unit) -> None:
+def _fatal(error: WdsprepError) -> Fatal:
+    trace = traceback.format_exc()
     try:
-        with suppress(OSError):  # no driver any more: the main thread hears of it too
-            _work(desk, line, order, unit)
-    except SystemExit:  # it would end the thread alone, and the unit never
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _terminate(_signum: int, _frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cleaning up is not interrupted again
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def _end_with_driver(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, 0)  # nothing but the hang-up
-    poll.poll()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
-    os._exit(1)
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:  # noqa: BLE001  an error that cannot travel still has a message
+        error = WorkError(str(error))
+    return Fatal(error=error, trace=trace)

@@ -5,21 +5,20 @@ samples. A slice, the unit of work of `pack`, is a fixed run of items: ten thous
 folder, one tar, the row groups of a table that make ten thousand rows.
 """
 
-import functools
 import hashlib
 import itertools
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from wdsprep.dataset.receipts import FIRST_RETRY
+from wdsprep.dataset.rejects import Code, Refusal, as_rejected
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
-from wdsprep.receipts import FIRST_RETRY
-from wdsprep.samples import Code, Reject, Sample, as_rejected
-from wdsprep.store import Store, open_store
+from wdsprep.text import shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -84,19 +83,6 @@ class Slice:
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.inputs).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """An input that is no sample, as its source found it."""
-
-    source: str
-    code: Code
-    detail: str = ""
-    url: str = ""
-
-    def to_reject(self, key: str) -> Reject:
-        return Reject(key=key, source=self.source, code=self.code, detail=self.detail, url=self.url)
 
 
 Made = TypeVar("Made")
@@ -209,27 +195,3 @@ def check_slices(count: int) -> None:
             f"the source makes more than {MOST_SLICES:,} slices: raise --samples-per-shard, or "
             "pack its parts into datasets of their own, which a loader mixes"
         )
-
-
-_NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON
-
-
-def shown(name: str) -> str:
-    """A file name as text that any reader can take: bytes that are no UTF-8 are replaced."""
-    name = _NO_CHARACTER.sub("\ufffd", name)
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file or a folder above it begins with a dot: shells leave those out too."""
-    return name.startswith(".") or "/." in name
-
-
-_OPENING = threading.Lock()  # lru_cache alone lets many threads open the same, which is slow on S3
-_open_once = functools.lru_cache(maxsize=8)(open_store)
-
-
-def opened(url: str) -> Store:
-    """The store at `url`, opened once in each process: workers read many items from it."""
-    with _OPENING:
-        return _open_once(url)

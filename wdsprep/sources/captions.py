@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wdsprep.samples import Code, RejectedError, parse_json
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.samples import parse_json
 
 MAX_DEPTH = 64
 """Of objects and lists within each other: more is an attack, on us or on who reads the shards."""

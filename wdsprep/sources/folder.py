@@ -9,26 +9,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
+from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, Told, alone, is_hidden, opened, shown, untold
+from wdsprep.sources import Columns, Item, Told, alone, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
-from wdsprep.store import Entry
+from wdsprep.store import opened
+from wdsprep.store.base import Entry, is_hidden
+from wdsprep.text import shown
 
-IMAGES = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
-    | {"avif", "heic", "heif", "jp2", "j2k", "jpf", "jpx", "mpo", "pbm", "ppm", "pgm", "pnm"}
-)
-OTHER_IMAGES = frozenset(
-    {"jxl", "jxr", "fli", "flc", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "tga", "pcx"}
-    | {"dds", "exr", "hdr", "qoi", "eps", "sgi", "xbm", "xpm", "xcf", "wmf", "emf", "dcm", "fits"}
-    | {"djvu", "bpg", "hif", "dng", "cr2", "cr3", "crw", "nef", "arw", "orf", "raf", "rw2", "pef"}
-)
-"""What nobody decodes here, as far as a name tells: by their first bytes they may be something
-else, and if not, each is a reject."""
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
 

@@ -13,8 +13,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import shown
-from wdsprep.store import Store, stream
+from wdsprep.store.base import Store, stream
+from wdsprep.text import shown
 
 
 def is_metadata(name: str) -> bool:

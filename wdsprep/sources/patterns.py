@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import Told, is_hidden, opened, untold
-from wdsprep.store import Entry
+from wdsprep.sources import Told, untold
+from wdsprep.store import opened
+from wdsprep.store.base import Entry, is_hidden
 
 MAX_BRACES = 1_000_000
 TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})

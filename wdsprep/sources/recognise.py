@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 from wdsprep.errors import SourceError, UsageError
+from wdsprep.images import IMAGES
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.sources import Columns, Source, is_hidden, opened
-from wdsprep.sources.folder import IMAGES, FolderSource
+from wdsprep.sources import Columns, Source
+from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ALL_TARS,
     TEXT_TABLES,
@@ -20,7 +21,8 @@ from wdsprep.sources.patterns import (
     table_kind,
 )
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import is_web, open_store, split_url, stream
+from wdsprep.store import open_store, opened, split_url
+from wdsprep.store.base import is_hidden, is_web, stream
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 PARQUET = frozenset({"parquet"})
@@ -78,10 +80,10 @@ def _tables(
 ) -> Source:
     """Tables with images in a column, unless there is none but one of URLs."""
     if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
-        from wdsprep.sources.table import TableSource
+        from wdsprep.sources.image_tables import TableSource
 
         return TableSource(url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item)
-    from wdsprep.sources.urls import UrlSource
+    from wdsprep.sources.url_tables import UrlSource
 
     return UrlSource(
         url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item, kinds=kinds
@@ -90,9 +92,9 @@ def _tables(
 
 def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
     """What the first of some Parquet files has."""
-    from wdsprep.sources.parquet import ParquetTable
-    from wdsprep.sources.table import image_column
-    from wdsprep.sources.urls import url_column
+    from wdsprep.sources.image_tables import image_column
+    from wdsprep.sources.tables.parquet import ParquetTable
+    from wdsprep.sources.url_tables import url_column
 
     first = next(table_files(url, pattern, PARQUET))
     table = ParquetTable(opened(url), first.name)

@@ -15,16 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
+from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
 from wdsprep.errors import NotFoundError, SourceError
+from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.samples import Code, RejectedError, Sample
-from wdsprep.sources import Columns, Item, Refusal, Told, alone, is_hidden, opened, shown, untold
+from wdsprep.sources import Columns, Item, Told, alone, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
-from wdsprep.sources.folder import IMAGES, NOT_OF_A_SAMPLE, OTHER_IMAGES, check_nbytes
+from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
-from wdsprep.store import Entry, Watch, stream
-from wdsprep.tar.members import GZIP, members
-from wdsprep.tar.read import BadSampleError, TarSample, scan, stream_tape, unzipped
+from wdsprep.store import opened
+from wdsprep.store.base import Entry, OnBytes, is_hidden, stream
+from wdsprep.text import shown
 
 TEXTS = frozenset({"json", "txt"})
 
@@ -71,7 +75,7 @@ class TarsSource:
         return (row for _key, row in self.read_keyed(item, left_out=left_out))
 
     def read_keyed(
-        self, item: Item, *, watch: Watch | None = None, left_out: Told = untold
+        self, item: Item, *, watch: OnBytes | None = None, left_out: Told = untold
     ) -> Iterator[tuple[str, Sample | Refusal]]:
         """The same with the key that each has in the tar; `watch` sees all its bytes in order."""
         table = item.parts[1][0] if len(item.parts) > 1 else ""
@@ -215,7 +219,7 @@ def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
 @functools.lru_cache(maxsize=2)
 def _sidecar(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
     """The rows of the Parquet table beside a tar, by key; that of one which has none is unknown."""
-    from wdsprep.sources.parquet import read_rows
+    from wdsprep.sources.tables.parquet import read_rows
 
     rows = read_rows(opened(url), table)
     return {_key(row): row for row in rows if isinstance(row, RejectedError) or "key" in row}

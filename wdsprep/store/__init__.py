@@ -4,94 +4,12 @@ A name in a store is relative, with `/` between its parts. A write becomes visib
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 """
 
-import io
-import os
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+import threading
 
 from wdsprep.errors import UsageError
-
-CHUNK_NBYTES = 8 << 20
-Watch = Callable[[bytes], object]
-HELD = ".hold"  # how names end that are there to be held
-Ours = Callable[[str], object]
-"""Whether a name is one that only a writer of ours would write to."""
-SCHEMES = "file|https?|s3|gs|pipe"
-OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
-
-
-def none_of_ours(_name: str) -> bool:
-    return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One file in a store. `stamp` changes when the file does: an mtime in ns, or an ETag.
-    `written_s` is when it was written, since 1970; 0 where nobody knows."""
-
-    name: str
-    nbytes: int
-    stamp: str
-    written_s: float = 0.0
-
-
-class Sink(Protocol):
-    """Takes the bytes of one file in order."""
-
-    def write(self, data: bytes, /) -> object: ...
-
-
-class FileSink(Sink, Protocol):
-    """Of a file of a store. `waiting` is the path where its bytes wait for their name, if any."""
-
-    @property
-    def waiting(self) -> str: ...
-
-    def end(self, *, waits: bool = False) -> None:
-        """No more bytes come: do what can be done before the file gets its name. If that `waits`,
-        let go of the memory that they take."""
-
-
-class Store(Protocol):
-    """A folder of bytes."""
-
-    @property
-    def url(self) -> str:
-        """What `open_store` opens again, and what messages show."""
-
-    def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """The files whose names start with `prefix`, in the order of their names' UTF-8 bytes."""
-
-    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Bytes from `start`: `nbytes` of them, or fewer only where the file ends before."""
-
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        """A file that appears when the block ends well, and never if it does not.
-
-        With `exclusive`, a name that is taken raises ExistsError and stays as it was.
-        """
-
-    def delete(self, name: str, /) -> None:
-        """Remove a file; one that is not there is fine."""
-
-    def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Remove what killed writers left behind unseen; the number of things removed. What does
-        not show that it is wdsprep's is removed only under a name that is `ours`."""
-
-    def hold(
-        self, name: str, /, *, giving: Sequence[FileSink] = ()
-    ) -> AbstractContextManager[None]:
-        """Nobody else is in a block that holds this name, on any machine, until this one ends, and
-        this process changes nothing in the store once that is no longer so: a BusyError. Whoever
-        dies lets go. Where the block does nothing but `giving` files their names, the last one's at
-        the end, the files may be gone: then somebody has lost patience, and does the same. The name
-        is one that the store lists as long as it is held."""
-
-    def let_go(self, name: str, /) -> None:
-        """Remove what is left of the hold of somebody who died; one who lives keeps it."""
+from wdsprep.store.base import Store, is_web, local_path
 
 
 def open_store(url: str) -> Store:
@@ -113,27 +31,6 @@ def open_store(url: str) -> Store:
     raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
 
 
-def is_web(url: str) -> bool:
-    return bool(re.match(r"https?://", url, re.IGNORECASE))
-
-
-def local_path(url: str) -> str | None:
-    """The path that a path or `file:` URL means; None for any other URL. A folder may be called
-    `a:b`, but not like a URL, be it without its slashes, or webdataset's `pipe:`."""
-    scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
-    if scheme is None:
-        return url
-    return url[scheme.end() :] if url.lower().startswith("file:") else None
-
-
-def absolute(url: str) -> str:
-    """A local path as any process may open it, wherever it runs; other URLs as they are."""
-    path = local_path(url)
-    if path is None:
-        return url.rstrip("/")
-    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100,PTH111
-
-
 def split_url(url: str) -> tuple[Store, str]:
     """The store that holds the file behind `url`, and the file's name in it."""
     if is_web(url):
@@ -147,89 +44,11 @@ def split_url(url: str) -> tuple[Store, str]:
     return open_store(folder), name
 
 
-def check_apart(source: str, output: str) -> None:
-    """Refuse an output that the next run would take for part of its source, and a source that
-    --overwrite could take for part of the output."""
-    ours, theirs = (_real(url).rstrip("/") + "/" for url in (output, source))
-    if ours.startswith(theirs):
-        raise UsageError(f"{output} lies in the source {source}: write the shards somewhere else")
-    if theirs.startswith(ours):
-        raise UsageError(f"{source} lies in the output {output}: write the shards somewhere else")
+_OPENING = threading.Lock()  # lru_cache alone lets many threads open the same, which is slow on S3
+_open_once = functools.lru_cache(maxsize=8)(open_store)
 
 
-def _real(url: str) -> str:
-    path = local_path(url)
-    return url if path is None else os.path.realpath(path)
-
-
-def check_name(name: str) -> str:
-    """Refuse names that would leave the store: a name is never a way up or out."""
-    if not OUTSIDE.isdisjoint(name.split("/")):
-        raise UsageError(f"{name!r} is not a name inside a store")
-    return name
-
-
-def check_prefix(prefix: str) -> str:
-    """The same for what a listing starts with, whose last part may be half a name."""
-    if "/" in prefix:
-        check_name(prefix.rpartition("/")[0])
-    return prefix
-
-
-def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = False) -> None:
-    with store.write(name, exclusive=exclusive) as sink:
-        sink.write(data)
-
-
-class StoreReader(io.RawIOBase):
-    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone;
-    `watch` sees every chunk once."""
-
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        start: int = 0,
-        chunk_nbytes: int = CHUNK_NBYTES,
-        watch: Watch | None = None,
-    ) -> None:
-        self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
-        self._watch = watch
-        self._chunk = memoryview(b"")
-        self._next = start
-        self._ended = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        if not self._chunk and not self._ended:
-            self._fetch()
-        count = min(len(target), len(self._chunk))
-        target[:count] = self._chunk[:count]
-        self._chunk = self._chunk[count:]
-        return count
-
-    def _fetch(self) -> None:
-        data = self._store.read(self._name, start=self._next, nbytes=self._chunk_nbytes)
-        if self._watch is not None:
-            self._watch(data)
-        self._chunk = memoryview(data)
-        self._next += len(data)
-        self._ended = len(data) < self._chunk_nbytes
-
-
-def stream(
-    store: Store,
-    name: str,
-    /,
-    *,
-    start: int = 0,
-    chunk_nbytes: int = CHUNK_NBYTES,
-    watch: Watch | None = None,
-) -> io.BufferedReader:
-    """Read a file of any size from `start` in bounded memory."""
-    reader = StoreReader(store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch)
-    return io.BufferedReader(reader, 1 << 16)
+def opened(url: str) -> Store:
+    """The store at `url`, opened once in each process: workers read many items from it."""
+    with _OPENING:
+        return _open_once(url)

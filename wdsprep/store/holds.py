@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wdsprep.errors import BusyError
-from wdsprep.progress import human_time
+from wdsprep.text import human_time
 
 LONGEST_PAUSE_S = 1.0
 FIRST_WORD_S, NEXT_WORD_S = 10.0, 300.0

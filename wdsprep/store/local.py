@@ -30,7 +30,7 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
@@ -43,7 +43,7 @@ FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old
 
 
 class LocalStore:
-    """Implements `wdsprep.store.Store` on a folder, which is made when first written to."""
+    """Implements `wdsprep.store.base.Store` on a folder, which is made when first written to."""
 
     def __init__(self, root: str | Path) -> None:
         self.url = str(Path(root).expanduser())

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store import Entry, FileSink, Ours, none_of_ours
+from wdsprep.store.base import Entry, FileSink, Ours, none_of_ours
 from wdsprep.store.ranges import Range
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
+
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 6
@@ -36,7 +37,7 @@ class Version:
 
 
 class WebStore:
-    """Implements `wdsprep.store.Store` for a single file, named by the end of its URL's path.
+    """Implements `wdsprep.store.base.Store` for a single file, named by the end of its URL's path.
 
     All reads are of the version that was listed last, or else read first.
     """

@@ -1,0 +1,276 @@
+"""`inspect`: what a dataset is, by its manifest alone, and one sample of it by positioned reads.
+
+A key tells its slice, which the shard's name tells too, and keys rise in a shard: so a sample is
+found by bisection over headers, whatever the size of the dataset. Keys of tars that something else
+packed follow no rule. For them the first header of every shard is read, and if that leads nowhere,
+all headers are.
+"""
+
+import io
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Shard, rejects_name
+from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.sealed import FORMAT
+from wdsprep.dataset.state import READERS, phases
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import name_of
+from wdsprep.dataset.tar.read import members_of, split_member
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
+
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+CountHeard = Callable[[int], None]
+
+
+# --- the dataset
+def overview(manifest: Manifest) -> dict[str, Any]:
+    """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
+    shards = manifest.shards
+    facts: dict[str, Any] = {
+        "buckets": _by_bucket(shards),
+        "complete": manifest.complete,
+        "counts": {n: c for n, c in manifest.counts.items() if "<" not in n},
+        "extra": dict(manifest.extra),
+        "format": FORMAT,
+        "generations": list(manifest.generations),
+        "inputs": manifest.inputs,
+        "kind": manifest.dataset,
+        "nbytes": manifest.nbytes,
+        "quantiles": _quantiles(manifest.counts),
+        "rejects": manifest.rejects,
+        "samples": manifest.samples,
+        "settings": dict(manifest.settings),
+        "shards": len(shards),
+        "units": len(manifest.receipts),
+    }
+    if manifest.dataset == "images":
+        facts["phases"] = {
+            str(resolution): {"samples": samples, "shards": count}
+            for resolution, (samples, count) in phases(manifest).items()
+        }
+    return facts
+
+
+def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        bucket = shard.name.partition("/")[0]
+        row = found.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
+        row["nbytes"] += shard.nbytes
+        row["samples"] += shard.samples
+        row["shards"] += 1
+    return found
+
+
+def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
+    found = {}
+    for what in ("caption", "side"):
+        ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
+        found[what] = {share: both for share, both in ranges.items() if both}
+    return {what: ranges for what, ranges in found.items() if ranges}
+
+
+def urls(url: str, manifest: Manifest) -> list[str]:
+    """The shards as a trainer takes them: a brace pattern for each bucket whose numbers have no
+    gap, else one URL after another."""
+    store_url = open_store(url).url
+    by_bucket: dict[str, list[str]] = {}
+    for shard in manifest.shards:
+        by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard.name)
+    return [
+        f"{store_url}/{name}" for names in by_bucket.values() for name in _braces(store_url, names)
+    ]
+
+
+def _braces(store_url: str, names: list[str]) -> list[str]:
+    """One pattern where it stands for exactly these names, in this order."""
+    parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
+    heads = {part[1] if part else None for part in parts}
+    numbers = [part[2] if part else "" for part in parts]
+    if len(names) < 2 or len(heads) > 1 or None in heads or set(store_url + names[0]) & set("{},"):
+        return names
+    first = int(numbers[0])
+    width = len(numbers[0])
+    wanted = [f"{number:0{width}d}" for number in range(first, first + len(numbers))]
+    if numbers != wanted or len(numbers[-1]) != width:
+        return names
+    return [f"{heads.pop()}{{{numbers[0]}..{numbers[-1]}}}.tar"]
+
+
+# --- one sample
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located:
+    """Where a sample is: the shard, its number in it, and the bytes from `start` to `end`."""
+
+    shard: str
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looked:
+    """A sample as it lies in its shard."""
+
+    key: str
+    place: Located
+    members: tuple[tuple[str, bytes], ...]
+
+    def facts(self) -> dict[str, Any]:
+        place = self.place
+        return {
+            "json": next((_json(data) for name, data in self.members if name == "json"), {}),
+            "key": self.key,
+            "members": {name: describe(name, data) for name, data in self.members},
+            "number": place.number,
+            "shard": place.shard,
+            "start": place.start,
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Its members as files; a name never leads out of the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = self.key.rpartition("/")[2]
+        paths = [folder / f"{stem}.{name}" for name, _ in self.members]
+        for path, (_, data) in zip(paths, self.members, strict=True):
+            path.write_bytes(data)
+        return paths
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return parse_json(data)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def describe(name: str, data: bytes) -> dict[str, Any]:
+    """The size of a member; of an array, its shape, dtype and statistics too."""
+    facts: dict[str, Any] = {"nbytes": len(data)}
+    if name.endswith(".npy"):
+        try:
+            field_of(name, data)
+        except FormatError as error:
+            return facts | {"problem": str(error)}
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        values = array.astype(np.float64)
+        sound = values[np.isfinite(values)]
+        facts |= {"dtype": str(array.dtype), "finite": sound.size == values.size}
+        facts |= {"shape": list(array.shape)}
+        if sound.size:
+            measures = {"max": sound.max(), "mean": sound.mean(), "min": sound.min()}
+            measures["std"] = sound.std()
+            facts |= {measure: float(value) for measure, value in measures.items()}
+    return facts
+
+
+def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looked | Reject:
+    """The sample with this key, or the reject; `heard` is told how many shards were looked at."""
+    finder = _Finder(store, manifest, heard)
+    if place := finder.find(key):
+        data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
+        return Looked(key=key, place=place, members=tuple(members_of(data)))
+    for reject in finder.rejects(key):
+        if reject.key == key:
+            return reject
+    raise NotFoundError(f"{store.url} has no sample {key!r}, and none of its rejects is called so")
+
+
+class _Finder:
+    def __init__(self, store: Store, manifest: Manifest, heard: CountHeard) -> None:
+        self._store, self._manifest, self._heard = store, manifest, heard
+
+    def find(self, key: str) -> Located | None:
+        likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
+        for shard in likely:
+            if place := self._bisect(shard, key):
+                return place
+        if self._manifest.dataset == "images":
+            return None
+        return self._among_foreign(key)
+
+    def _among_foreign(self, key: str) -> Located | None:
+        shards = self._manifest.shards
+        with ThreadPoolExecutor(READERS) as readers:
+            firsts = sorted(zip(readers.map(self._first, shards), range(len(shards)), strict=True))
+            at = bisect_right(firsts, (key, len(shards)))
+            if at and (place := self._bisect(shards[firsts[at - 1][1]], key)):
+                return place
+            scans = readers.map(lambda shard: self._scan(shard, key), shards)
+            for number, place in enumerate(scans, 1):
+                self._heard(number)
+                if place:
+                    readers.shutdown(wait=False, cancel_futures=True)
+                    return place
+        return None
+
+    def rejects(self, key: str) -> Iterator[Reject]:
+        """Those of the units that may have had the key."""
+        for receipt in self._manifest.receipts:
+            if receipt.rejects and _may_hold(f"{receipt.unit}.tar", key):
+                yield from read_rejects(self._store.read(rejects_name(receipt.unit)))
+
+    def _first(self, shard: Shard) -> str:
+        return self._key_at(shard, 0)
+
+    def _key_at(self, shard: Shard, offset: int) -> str:
+        head = self._store.read(shard.name, start=offset, nbytes=BLOCK)
+        split = split_member(name_of(head)) if len(head) == BLOCK else None
+        if split is None:
+            raise FormatError(
+                f"{self._store.url}/{shard.name} is damaged: no sample begins at byte {offset:,}: "
+                f'run "wdsprep verify {self._store.url}"'
+            )
+        return split[0]
+
+    def _offsets(self, shard: Shard) -> Sequence[int]:
+        name = f"{shard.name}.idx"
+        return decode_index(self._store.read(name), f"{self._store.url}/{name}")
+
+    def _bisect(self, shard: Shard, key: str) -> Located | None:
+        """Where keys rise, a dozen headers lead to the sample."""
+        offsets = self._offsets(shard)
+        wanted = key_order(key)
+        low, high = 0, len(offsets) - 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self._key_at(shard, offsets[middle])
+            if key_order(found) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(offsets) - 1 and self._key_at(shard, offsets[low]) == key:
+            return _located(shard, offsets, low)
+        return None
+
+    def _scan(self, shard: Shard, key: str) -> Located | None:
+        offsets = self._offsets(shard)
+        for number, offset in enumerate(offsets[:-1]):
+            if self._key_at(shard, offset) == key:
+                return _located(shard, offsets, number)
+        return None
+
+
+def _located(shard: Shard, offsets: Sequence[int], number: int) -> Located:
+    return Located(shard=shard.name, number=number, start=offsets[number], end=offsets[number + 1])
+
+
+def _may_hold(name: str, key: str) -> bool:
+    """Whether the key begins with the number that the shard's name is."""
+    stem = name.rpartition("/")[2].partition(".")[0].partition("_")[0]
+    return key.rpartition("/")[2].startswith(stem)

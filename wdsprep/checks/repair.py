@@ -1,0 +1,271 @@
+"""`repair`: take out what is damaged, so that the next `pack` or `encode` makes exactly that again.
+
+A damaged file costs its unit of work: without its receipt a unit never happened, so receipts go
+first, and a repair that is killed leaves nothing worse than a unit to do again. An index and the
+manifest need no unit: they are made again on the spot, from the tar and from the receipts.
+
+Images from the web may be there no more, so a file beside sound shards of theirs does not cost
+these. Of rejects, what can be read stays, and the rest becomes rejects whose record was lost; a
+list of inputs is removed, and the next `pack` writes it again from the table.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import count, islice
+
+from wdsprep.checks import Finding, Kind
+from wdsprep.checks.survey import DatasetSurvey, belongs_to
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import FIRST_RETRY, Receipt, inputs_name, receipt_name, rejects_name
+from wdsprep.dataset.reindex import write_index
+from wdsprep.dataset.rejects import Code, Reject, RejectsFile, read_rejects
+from wdsprep.dataset.state import OURS, done_units, read_receipt, rewrite_manifest, write_manifest
+from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.errors import NotFoundError
+from wdsprep.packing.retry_rejected import read_retries
+from wdsprep.store.base import Store, stream, write_bytes
+
+REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What can be done about a dataset. `units` are done again, each for the files that it names;
+    `names` are removed in this order; of `kept` slices only the list of their inputs stays, which
+    tells the next run what an earlier append had put into them."""
+
+    survey: DatasetSurvey
+    units: Mapping[str, tuple[Finding, ...]]
+    names: tuple[str, ...]
+    kept: tuple[str, ...]
+    mended: Mapping[str, tuple[Finding, ...]]
+    """Units that stay, though a file beside their shards does not."""
+    unsettled: tuple[Finding, ...]
+    """What a retry which was killed has not brought in line."""
+    indexes: tuple[str, ...]
+    writes_manifest: bool
+    beyond: tuple[Finding, ...]
+    """Findings that nothing is done about."""
+    changed: tuple[str, ...] = ()
+    """What other runs had changed when it came to it."""
+
+    @property
+    def is_needed(self) -> bool:
+        mends = self.mended or self.unsettled
+        return bool(self.units or mends or self.indexes or self.writes_manifest)
+
+    @property
+    def samples(self) -> int:
+        """In the shards that go, as far as their receipts can be read."""
+        lost = (r for r in self.survey.receipts if r.unit in self.units)
+        return sum(shard.samples for receipt in lost for shard in receipt.shards)
+
+
+def plan_repair(found: DatasetSurvey) -> Repair:
+    """What to do about the findings of a verification."""
+    units: dict[str, list[Finding]] = {}
+    indexes, beyond = [], []
+    lost = {finding.unit for finding in found.findings if _is_last_trace(finding)}
+    for finding in found.findings:
+        if finding.kind in REDONE and finding.unit not in lost:
+            units.setdefault(finding.unit, []).append(finding)
+        elif finding.kind is Kind.INDEX:
+            indexes.append(finding)
+        elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
+            beyond.append(finding)
+    mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(found, unit, units)}
+    names, kept = _names(found, units)
+    unsettled = tuple(f for f in found.findings if f.kind is Kind.UNSETTLED)
+    changes = units or mended or unsettled
+    return Repair(
+        survey=found,
+        units={unit: tuple(findings) for unit, findings in sorted(units.items())},
+        names=names,
+        kept=kept,
+        mended={unit: tuple(findings) for unit, findings in mended.items()},
+        unsettled=unsettled,
+        indexes=tuple(f.name for f in indexes if f.unit not in units),
+        writes_manifest=bool(changes) or any(f.kind is Kind.MANIFEST for f in found.findings),
+        beyond=tuple(beyond),
+    )
+
+
+def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
+    """Whether its shards are of images from the web, and sound."""
+    is_of_web = any(r.unit == unit and r.settings.get("source") == "urls" for r in found.receipts)
+    beside = {rejects_name(unit), inputs_name(unit)}
+    return is_of_web and {finding.name for finding in units[unit]} <= beside
+
+
+def _names(
+    found: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to remove, receipts first, and the inputs that are kept."""
+    receipts = [name for unit in units if (name := receipt_name(unit)) in found.there]
+    named = {finding.name for findings in units.values() for finding in findings}
+    kept = sorted(
+        name
+        for unit in units
+        if (name := inputs_name(unit)) in found.there and name not in named
+        if _is_retry(unit) or _is_of_earlier_append(found, unit)
+    )
+    rest = sorted(
+        name
+        for name in found.there.keys() - {*receipts, *kept}
+        if _is_ours(found, name) and (name in named or belongs_to(name) & units.keys())
+    )
+    return (*receipts, *rest), tuple(kept)
+
+
+def _is_retry(unit: str) -> bool:
+    """Whether a slice has its rows from others, and its inputs are all that tells from which."""
+    return unit.isdecimal() and int(unit) >= FIRST_RETRY
+
+
+def _is_last_trace(finding: Finding) -> bool:
+    return _is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
+
+
+def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
+    """Whether the order of the source alone no longer tells what is in a slice."""
+    generations = found.manifest.generations if found.manifest else ()
+    last = max((*generations, *(receipt.generation for receipt in found.receipts)), default=0)
+    return found.place.dataset == "images" and unit.isdecimal() and int(unit) < last
+
+
+def _is_ours(found: DatasetSurvey, name: str) -> bool:
+    receipt, rest = OURS[found.place.dataset]
+    match = rest.fullmatch(name)
+    if found.place.dataset == "images" and match and match[1]:
+        buckets = found.receipts[0].settings["buckets"] if found.receipts else ()
+        stated = found.manifest.settings["buckets"] if found.manifest else buckets
+        return int(match[1]) in stated
+    return bool(match or receipt.fullmatch(name))
+
+
+def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
+    """Do it; `heard` is told how many files were removed or written. Units that are not as they
+    were found are left as they are; what has been done is what comes back."""
+    hands = _Repairer(repair, heard)
+    edition = repair.survey.edition
+    for unit in repair.units:
+        with edition.holding(unit):
+            hands.take_out(unit)
+    for unit, findings in repair.mended.items():
+        with edition.holding(unit):
+            hands.mend(unit, {finding.name for finding in findings})
+    if repair.unsettled:
+        receipts = repair.survey.receipts
+        known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
+        read_retries(edition).settle(known)
+    for name in repair.indexes:
+        (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
+        with edition.holding(unit):
+            hands.index(name)
+    if repair.writes_manifest:
+        with edition.holding_manifest():
+            _write_manifest(edition.store, repair.survey)
+    edition.store.sweep()
+    return replace(repair, changed=tuple(hands.changed))
+
+
+class _Repairer:
+    """Does what was planned about a unit that is held, if it is still as it was."""
+
+    def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
+        self._repair, self._heard = repair, heard
+        self._there, self._store = repair.survey.there, repair.survey.edition.store
+        self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
+        for name in self._there:
+            for unit in belongs_to(name) & repair.units.keys():
+                self._of_unit[unit].add(name)
+        self._done = 0
+        self.changed: list[str] = []
+
+    def take_out(self, unit: str) -> None:
+        named = {finding.name for finding in self._repair.units[unit]} | self._of_unit[unit]
+        if self._is_changed(named):
+            self.changed.append(unit)
+            return
+        for name in filter(named.__contains__, self._repair.names):
+            self._store.delete(name)
+            self._tell()
+
+    def mend(self, unit: str, names: Collection[str]) -> None:
+        if self._is_changed({receipt_name(unit), *names}):
+            self.changed.append(unit)
+            return
+        if rejects_name(unit) in names:
+            gone = read_retries(self._repair.survey.edition).taken_from(unit)
+            mend_rejects(self._store, read_receipt(self._store, unit), gone)
+            self._tell()
+        if inputs_name(unit) in names:
+            self._store.delete(inputs_name(unit))
+            self._tell()
+
+    def index(self, name: str) -> None:
+        tar = name.removesuffix(".idx")
+        if self._is_changed({tar, name}):
+            self.changed.append(name)
+            return
+        write_index(self._store, tar)
+        self._tell()
+
+    def _is_changed(self, names: Collection[str]) -> bool:
+        """Whether another run has written or removed one of these since."""
+        now = {e.name: e for name in names for e in self._store.list(name) if e.name == name}
+        return now != {name: self._there[name] for name in names if name in self._there}
+
+    def _tell(self) -> None:
+        self._done += 1
+        self._heard(self._done)
+
+
+def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
+    """Make the rejects of a unit whole again, but for the sources that are `gone` to a retry, and
+    its receipt say what they are then. Done twice, it is the same."""
+    name = rejects_name(receipt.unit)
+    left = [r for r in _readable(store, receipt.unit) if r.source not in gone]
+    taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
+    known = {reject.key: reject for reject in left if reject.key not in taken}
+    lost = receipt.inputs - len(taken) - len(known)
+    free = (f"{receipt.unit}{number:06d}" for number in count())
+    for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
+        known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
+    out = BytesIO()
+    rejects = RejectsFile(out)
+    for _, reject in sorted(known.items()):
+        rejects.add(reject)
+    write_bytes(store, name, out.getvalue())
+    mended = replace(
+        receipt,
+        inputs=len(taken) + len(known),
+        rejects=dict(rejects.counts),
+        files={name: rejects.sha256},
+    )
+    write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
+
+
+def _readable(store: Store, unit: str) -> Iterator[Reject]:
+    """The rejects that can still be read."""
+    with suppress(NotFoundError):
+        for line in store.read(rejects_name(unit)).splitlines():
+            with suppress(ValueError):
+                yield from (r for r in read_rejects(line) if r.key.startswith(unit))
+
+
+def _keys(store: Store, name: str) -> Iterator[str]:
+    with stream(store, name) as tar:
+        yield from (sample.key for sample in read_samples(stream_tape(tar), name))
+
+
+def _write_manifest(store: Store, found: DatasetSurvey) -> None:
+    if any(done_units(store)):
+        rewrite_manifest(store)
+    elif found.manifest is not None:
+        bare = replace(found.manifest, receipts=(), complete=False)
+        write_manifest(store, bare)
+    else:
+        store.delete(MANIFEST)  # nothing is left that it could be made from

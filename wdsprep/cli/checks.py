@@ -1,0 +1,219 @@
+"""What `wdsprep verify` and `wdsprep repair` say on the way and at the end."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from wdsprep.checks import MAKERS, Finding
+from wdsprep.checks.repair import Repair, carry_out, plan_repair
+from wdsprep.checks.survey import DatasetSurvey
+from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus, verify
+from wdsprep.cli.progress import ProgressLine
+from wdsprep.runners import make_runner
+from wdsprep.runners.local import usable_cpus
+from wdsprep.text import human_bytes, human_time, plural, printed
+
+EXAMPLES = 3
+
+
+class VerifyShow:
+    """Prints a progress line, and at the end what was found."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._line = ProgressLine()
+        self.listener = VerifyListener(listed=self._listed, status=self._status)
+
+    def _listed(self, url: str, receipts: int) -> None:
+        self._line.show(f"{url}: {plural(receipts, 'receipt')} read")
+
+    def _status(self, status: Callable[[], VerifyStatus]) -> None:
+        self._line.offer(lambda: _progress(status(), self._line.elapsed_s))
+
+    def removed(self, count: int) -> None:
+        self._line.show(f"{plural(count, 'file')} done")
+
+    def result(self, verified: Verified) -> str:
+        """The end of a verification, for a person or for a program."""
+        self._line.clear()
+        if self._as_json:
+            return json.dumps(_facts(verified), sort_keys=True)
+        return printed(_lines(verified, self._line.elapsed_s))
+
+
+def request(
+    urls: Sequence[str], show: VerifyShow, *, quick: bool, workers: int, runner: str, **options: Any
+) -> Verified:
+    """Call `verify` as the command line asks."""
+    most = workers or (usable_cpus() if runner == "local" else 0)
+    return verify(
+        urls,
+        make_runner=lambda units: make_runner(
+            runner,
+            workers=min(most, units),
+            max_attempts=options["max_attempts"],
+            address=options["ray_address"],
+            name="verify",
+        ),
+        quick=quick,
+        listener=show.listener,
+    )
+
+
+def _progress(status: VerifyStatus, elapsed_s: float) -> str:
+    parts = [
+        f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}",
+        f"{human_bytes(status.nbytes / elapsed_s)}/s",
+        f"unit {status.units:,} of {status.units_of:,}",
+        plural(status.findings, "finding"),
+    ]
+    if 0 < status.nbytes < status.nbytes_of:
+        left = elapsed_s * (status.nbytes_of / status.nbytes - 1)
+        parts.append(f"{human_time(left)} left")
+    return ", ".join(parts)
+
+
+def _lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
+    yield from map(str, verified.findings)
+    yield from (f"note: {note}" for note in verified.notes)
+    for found in verified.surveys:
+        wrong = sum(not finding.kind.is_note for finding in found.findings)
+        verdict = plural(wrong, "finding") if wrong else "sound"
+        how = "receipts and sizes" if verified.is_quick else "every byte"
+        yield (
+            f"{found.place.shown}: {verdict}: {_size(found)} checked ({how}) "
+            f"in {human_time(elapsed_s)}"
+        )
+
+
+def _size(found: DatasetSurvey) -> str:
+    shards = [shard for receipt in found.receipts for shard in receipt.shards]
+    samples = plural(sum(shard.samples for shard in shards), "sample")
+    return f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(found.nbytes)}"
+
+
+def _facts(verified: Verified) -> dict[str, Any]:
+    return {
+        "datasets": [
+            {
+                "complete": found.is_complete,
+                "dataset": found.place.shown,
+                "kind": found.place.dataset,
+                "nbytes": found.nbytes,
+                "samples": sum(s.samples for r in found.receipts for s in r.shards),
+                "shards": sum(len(r.shards) for r in found.receipts),
+                "units": len(found.receipts),
+            }
+            for found in verified.surveys
+        ],
+        "findings": [_finding(finding) for finding in verified.findings],
+        "notes": [_finding(note) for note in verified.notes],
+        "quick": verified.is_quick,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {
+        "dataset": finding.place.shown,
+        "kind": finding.kind.value,
+        "name": finding.name,
+        "next": finding.next_step,
+        "unit": finding.unit,
+        "what": finding.what,
+    }
+
+
+# --- repair
+class RepairShow:
+    """Says what a repair will do, and what has been done."""
+
+    def __init__(self, url: str, *, as_json: bool) -> None:
+        self._url, self._as_json = url, as_json
+        self._verifying = VerifyShow(as_json=as_json)
+
+    def plan(self, **options: Any) -> Repair:
+        """Verify, and plan what to do about it."""
+        verified = request([self._url], self._verifying, **options)
+        self._verifying.result(verified)  # the progress line goes
+        return plan_repair(verified.surveys[0])
+
+    def intent(self, repair: Repair) -> str:
+        """What will be done; nothing for a program, which hears it at the end."""
+        return "" if self._as_json else printed(_intent(repair))
+
+    def carry_out(self, repair: Repair) -> Repair:
+        return carry_out(repair, self._verifying.removed)
+
+    def result(self, repair: Repair, *, done: bool) -> str:
+        if self._as_json:
+            return json.dumps(_repair_facts(repair, done=done), sort_keys=True)
+        return printed(_outcome(repair, done=done))
+
+
+def _intent(repair: Repair) -> Iterator[str]:
+    noun = "slice" if repair.survey.place.dataset == "images" else "shard"
+    for unit, findings in repair.units.items():
+        why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
+        more = f"; and {len(findings) - EXAMPLES:,} more" if len(findings) > EXAMPLES else ""
+        yield f"remove {noun} {unit}, to be made again ({why}{more})"
+    for unit, findings in repair.mended.items():
+        for finding in findings:
+            yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
+    for finding in repair.unsettled:
+        yield f"end what a retry has begun ({finding.name}: {finding.what})"
+    for name in repair.indexes:
+        yield f"write {name} again, from its tar"
+    if repair.writes_manifest:
+        yield "write wdsprep.json again, from the receipts"
+    for finding in repair.beyond:
+        yield f"leave alone {finding}"
+    if repair.units:
+        noun = plural(len(repair.names), "file")
+        yield f"{noun} with {plural(repair.samples, 'sample')} would go: {_needs(repair)}"
+
+
+def _needs(repair: Repair) -> str:
+    if repair.survey.place.dataset == "latents":
+        return "their image shards are needed to make them again, sound ones"
+    return "their source is needed to make them again, unchanged; without it they are lost"
+
+
+def _outcome(repair: Repair, *, done: bool) -> Iterator[str]:
+    place = repair.survey.place
+    if not repair.is_needed:
+        sound = f"{place.shown}: nothing to repair"
+        yield sound if not repair.beyond else f"{sound}, but see above"
+    elif not done:
+        yield f"nothing was done: --yes does it, or run {_again(repair)} at a terminal"
+    else:
+        yield from _done(repair)
+
+
+def _done(repair: Repair) -> Iterator[str]:
+    place = repair.survey.place
+    if repair.changed:
+        some = ", ".join(repair.changed[:EXAMPLES]) + ", ..." * (len(repair.changed) > EXAMPLES)
+        yield f"another run has changed {some} meanwhile, which was left alone: verify again"
+    if set(repair.units) - set(repair.changed):
+        yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'
+    elif not repair.changed:
+        yield f"repaired: {place.shown} lacks nothing"
+
+
+def _again(repair: Repair) -> str:
+    return f'"wdsprep repair {repair.survey.place.shown}"'
+
+
+def _repair_facts(repair: Repair, *, done: bool) -> dict[str, Any]:
+    return {
+        "changed": repair.changed,
+        "beyond": [_finding(finding) for finding in repair.beyond],
+        "dataset": repair.survey.place.shown,
+        "done": done,
+        "indexes": repair.indexes,
+        "manifest": repair.writes_manifest,
+        "mended": {unit: [_finding(f) for f in found] for unit, found in repair.mended.items()},
+        "removed": repair.names,
+        "unsettled": [_finding(finding) for finding in repair.unsettled],
+        "units": {unit: [_finding(f) for f in found] for unit, found in repair.units.items()},
+    }

@@ -1,0 +1,122 @@
+"""`wdsprep demo`: everything at work on drawn pictures, with no download and no GPU.
+
+Each step is a command as a user would type it, shown and then run; the pictures are those of
+`wdsprep.cli.demo.pictures`. A second run goes on where the first one stopped, as the commands
+themselves do, and takes the downloads as they are.
+"""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsprep.cli.demo.pictures import write_pictures
+from wdsprep.errors import WorkError
+
+LOAD = '''\
+"""Read the latents of the demo, first by wdsprep.load, then by plain webdataset."""
+
+from pathlib import Path
+
+import webdataset as wds
+
+import wdsprep
+
+here = Path(__file__).parent
+loader = wdsprep.load(
+    str(here / "latents-256"), global_batch=4, fields=("latent", "emb", "txt", "key")
+)
+for batch in loader:
+    print("wdsprep.load", batch["latent"].shape, batch["emb"].shape, batch["txt"][0])
+    if loader.step == 3:
+        print("its state, with which a trainer resumes:", loader.state_dict())
+        break
+
+dataset = wds.WebDataset(loader.urls(), shardshuffle=False).shuffle(100).decode()
+for number, (latent, caption) in enumerate(dataset.to_tuple("latent.npy", "txt")):
+    if number == 3:
+        break
+    print("webdataset", latent.shape, caption)
+'''
+AFTERWARDS = """\
+Open {folder}/report.html in a browser; {folder}/load.py is how a trainer begins. Then try your own:
+a folder of images, each with its caption in a .txt beside it
+
+  wdsprep pack FOLDER shards/images
+  wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100
+  wdsprep encode --resolution 256       # with a real model, for training: on GPUs"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoStep:
+    """What it is for, and the words of the command; `wdsprep` as the first runs in this process."""
+
+    title: str
+    words: tuple[str, ...]
+
+
+def demo(folder: str, *, run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
+    """Do it all in `folder`; `run` carries out a command of wdsprep and returns its exit code."""
+    home = Path(folder)
+    try:
+        _draw(home, say)
+    except OSError as error:
+        raise WorkError(f"{home}: nothing can be drawn there ({error})") from error
+    for step in steps(folder):
+        say(f"\n# {step.title}\n$ {shlex.join(step.words)}")
+        program, *arguments = step.words
+        code = run(arguments) if program == "wdsprep" else _run_python(arguments)
+        if code:
+            say(f"\nthe demo ends here: the command above ended with exit code {code}")
+            return code
+    say("\n" + AFTERWARDS.format(folder=folder))
+    return 0
+
+
+def steps(folder: str) -> Iterator[DemoStep]:
+    images, latents = f"{folder}/images", [f"{folder}/latents-{side}" for side in (256, 512)]
+    yield DemoStep(
+        title="Check the pictures and pack them into tar shards, by resolution",
+        words=("wdsprep", "pack", f"{folder}/downloads", images),
+    )
+    for side, out in zip(("256", "512"), latents, strict=True):
+        yield DemoStep(
+            title=f"Encode what is large enough for {side} pixels, on a Ray of this machine",
+            words=("wdsprep", "encode", images, out, "--resolution", side, "--model", "tiny"),
+        )
+    yield DemoStep(
+        title="Check every byte, and that images and latents match",
+        words=("wdsprep", "verify", images, *latents),
+    )
+    yield DemoStep(
+        title="Load batches, as a trainer does",
+        words=("python", f"{folder}/load.py"),
+    )
+    yield DemoStep(
+        title="Put all of it on one page: what came in, what was rejected, what latents look like",
+        words=("wdsprep", "report", images, *latents, "-o", f"{folder}/report.html"),
+    )
+
+
+def _draw(home: Path, say: Callable[[str], None]) -> None:
+    """Under another name first, so that a folder called `downloads` is a whole one."""
+    downloads, begun = home / "downloads", home / "downloads.part"
+    script = home / "load.py"
+    if downloads.is_dir() and script.is_file():
+        say(f"{downloads}: drawn before")
+        return
+    if home.is_dir() and set(home.iterdir()) - {begun, script}:
+        raise WorkError(f"{home} holds other things: name a folder for the demo to make")
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.mkdir(parents=True)
+    script.write_text(LOAD)
+    good, broken = write_pictures(begun)
+    begun.rename(downloads)
+    say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")
+
+
+def _run_python(arguments: list[str]) -> int:
+    return subprocess.run([sys.executable, *arguments], check=False).returncode  # noqa: S603

@@ -1,0 +1,122 @@
+"""A folder of downloads as people have them: many sizes and formats, captions, and broken files."""
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from random import Random
+
+from PIL import Image
+
+from wdsprep.cli.demo.drawings import PictureSize, draw
+
+PICTURES = 240
+FOLDERS = ("holiday", "scans", "web")
+SIDES = (260, 280, 300, 340, 384, 440, 480, 520, 640)
+SHAPES = (1.0, 1.0, 1.33, 1.5, 0.75, 0.67, 1.78)
+SMALL: PictureSize = (160, 120)
+LONG: PictureSize = (1600, 90)
+
+
+def write_pictures(folder: Path) -> tuple[int, int]:
+    """How many good and how many broken ones were written."""
+    random = Random("demo")  # noqa: S311 (pictures, no secret)
+    for name in FOLDERS:
+        (folder / name).mkdir()
+    for number in range(PICTURES):
+        drawing = draw(f"demo {number}", _size(random))
+        kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
+        stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
+        path = stem.with_suffix(SUFFIXES.get(kind, ".jpg"))
+        path.write_bytes(KINDS[kind](drawing.image))
+        _write_caption(stem, number, drawing.caption)
+    return PICTURES, _write_broken(folder / "web")
+
+
+def _size(random: Random) -> PictureSize:
+    side, shape = random.choice(SIDES), random.choice(SHAPES)
+    return (round(side * shape), side) if shape >= 1 else (side, round(side / shape))
+
+
+def _write_caption(stem: Path, number: int, caption: str) -> None:
+    """Beside the picture: as text, now and then as json, and now and then none."""
+    if number % 20 == 7:
+        facts = {"caption": caption, "artist": "wdsprep", "number": number}
+        stem.with_suffix(".json").write_text(json.dumps(facts))
+    elif number % 40 != 13:
+        stem.with_suffix(".txt").write_text(f"{caption}\n", encoding="utf-8")
+
+
+# --- one picture in each of the ways that pictures come
+def _saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def _turned(image: Image.Image) -> bytes:
+    """As a phone held upright saves it: lying, with a note to turn it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return _saved(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=90, exif=exif)
+
+
+def _see_through(image: Image.Image) -> bytes:
+    alpha = Image.radial_gradient("L").resize(image.size).point([255] * 180 + [0] * 76)
+    image = image.copy()
+    image.putalpha(alpha)
+    return _saved(image, "PNG")
+
+
+def _deep(image: Image.Image) -> bytes:
+    """Grey in 16 bits, as scanners and microscopes give it."""
+    grey = image.convert("L").tobytes()
+    deep = bytearray(2 * len(grey))
+    deep[0::2] = deep[1::2] = grey
+    return _saved(Image.frombytes("I;16", image.size, bytes(deep)), "PNG")
+
+
+def _moving(image: Image.Image) -> bytes:
+    frames = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
+    return _saved(image, "GIF", save_all=True, append_images=frames, duration=500)
+
+
+KINDS: dict[str, Callable[[Image.Image], bytes]] = {
+    "jpg": lambda image: _saved(image, "JPEG", quality=90),
+    "png": lambda image: _saved(image, "PNG"),
+    "webp": lambda image: _saved(image, "WEBP", quality=90, method=2),
+    "turned": _turned,
+    "cmyk": lambda image: _saved(image.convert("CMYK"), "JPEG", quality=90),
+    "alpha": _see_through,
+    "deep": _deep,
+    "gif": _moving,
+    "grey": lambda image: _saved(image.convert("L"), "JPEG", quality=90),
+    "tiff": lambda image: _saved(image, "TIFF", compression="tiff_lzw"),
+    "progressive": lambda image: _saved(image, "JPEG", quality=80, progressive=True),
+}
+SUFFIXES = {
+    "png": ".png",
+    "alpha": ".png",
+    "deep": ".png",
+    "webp": ".webp",
+    "gif": ".gif",
+    "tiff": ".tif",
+}
+
+
+# --- what goes wrong in downloads
+def _write_broken(folder: Path) -> int:
+    whole, small = draw("broken", (400, 300)), draw("small", SMALL)
+    jpg, png, page = KINDS["jpg"], KINDS["png"], b"<!DOCTYPE html><html><body>404</body></html>"
+    banner = draw("banner", LONG).image
+    broken = {f"cut-{number}.jpg": jpg(whole.image)[: 4000 * (number + 1)] for number in range(3)}
+    broken |= {"cut.png": png(whole.image)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
+    broken |= {f"moved-{number}.jpg": page for number in range(3)}
+    broken |= {f"small-{number}.jpg": jpg(small.image) for number in range(8)}
+    broken |= {f"foreign-{number}.jpg": jpg(whole.image) for number in range(2)}
+    for name, data in broken.items():
+        (folder / name).write_bytes(data)
+        caption = "un été à la mer" if name.startswith("foreign") else whole.caption
+        encoding = "latin-1" if name.startswith("foreign") else "utf-8"
+        (folder / name).with_suffix(".txt").write_text(f"{caption}\n", encoding=encoding)
+    return len(broken)

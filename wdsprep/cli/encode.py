@@ -1,0 +1,152 @@
+"""What `wdsprep encode` says on the way and at the end."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from wdsprep.cli.progress import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.rejects import Code
+from wdsprep.encoding.encode import EncodeBegun, EncodeListener
+from wdsprep.encoding.work import Speeds
+from wdsprep.runners.run import Outcome, RunStatus
+from wdsprep.sources import LeftOut
+from wdsprep.text import human_bytes, human_time, plural, printed
+
+
+class EncodeShow:
+    """Prints what is encoded with what, a progress line, and at the end what came of it."""
+
+    def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
+        self._images, self._latents, self._as_json = images, latents, as_json
+        self._line = ProgressLine()
+        self._speeds = Speeds()
+        self.listener = EncodeListener(
+            told=self._line.say, begun=self._begin, status=self._status, heard=self._speeds.heard
+        )
+
+    def _begin(self, begun: EncodeBegun) -> None:
+        for line in describe(self._images, begun):
+            self._line.say(line)
+        self._line = ProgressLine()
+
+    def _status(self, status: Callable[[], RunStatus]) -> None:
+        self._line.offer(lambda: self._text(status()))
+
+    def _text(self, status: RunStatus) -> str:
+        elapsed = self._line.elapsed_s
+        done = status.samples + sum(status.rejects.values())
+        parts = [
+            f"{status.samples:,} images",
+            f"{done / elapsed:,.1f} images/s",
+            *self._of_workers(),
+            f"shard {status.units_done:,} of {status.units:,}",
+        ]
+        return ", ".join([*parts, *status.remarks(elapsed)])
+
+    def _of_workers(self) -> list[str]:
+        """The rate of each worker and how busy the devices are, once there is something to tell."""
+        if not (rates := self._speeds.rates().values()):
+            return []
+        span = f"{min(rates):,.1f}"
+        if len(rates) > 1:
+            span += f" to {max(rates):,.1f}"
+        workers = plural(len(rates), "worker")
+        return [f"{span} on each of {workers}", f"busy {self._speeds.busy:.0%}"]
+
+    def result(self, outcome: Outcome) -> str:
+        """The end of a run, for a person or for a program."""
+        self._line.clear()
+        if self._as_json:
+            return json.dumps(self._facts(outcome), sort_keys=True)
+        return printed(self._summary(outcome))
+
+    def _summary(self, outcome: Outcome) -> list[str]:
+        manifest = outcome.manifest
+        lines = [self._headline(outcome), *self._speed(manifest.samples)]
+        shards = plural(len(manifest.shards), "shard")
+        size = human_bytes(manifest.nbytes)
+        lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
+        if cut := manifest.counts.get("cut"):
+            lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
+        lines += rejects_lines(manifest.rejects, self._latents)
+        lines += left_out_lines(LeftOut.among(manifest.counts))
+        lines += broken_tars_lines(outcome.broken_tars, self._latents)
+        for failed in outcome.quarantined:
+            lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
+        if outcome.quarantined:
+            lines.append("run the same command again to retry what is left out")
+        elif manifest.shards:
+            lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')
+        elif manifest.rejects:
+            lines.append(self._void(manifest))
+        return lines
+
+    def _void(self, manifest: Manifest) -> str:
+        """What to do where nothing came of any image."""
+        if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
+            return f"nothing could be encoded: {self._latents}/rejects/ says why of each sample"
+        model = manifest.extra["model"]
+        return (
+            f"{model} gives no finite numbers for any image, in {manifest.settings['dtype']} or in "
+            "fp32: its weights are damaged, or not what its configuration says: fetch them again, "
+            "or choose another --model"
+        )
+
+    def _headline(self, outcome: Outcome) -> str:
+        before = plural(outcome.units_before, "shard")
+        if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
+            return f"nothing left to do: {before} encoded before"
+        took = human_time(self._line.elapsed_s)
+        new = f"{plural(outcome.samples, 'image')} encoded in {took}, {human_bytes(outcome.nbytes)}"
+        return new + (f", after {before} encoded before" if outcome.units_before else "")
+
+    def _speed(self, samples: int) -> list[str]:
+        if not (rates := self._speeds.rates().values()):
+            return []
+        each = sum(rates) / len(rates)
+        workers = plural(len(rates), "worker")
+        lines = [f"{workers}: {each:,.1f} images/s each, device busy {self._speeds.busy:.0%}"]
+        exact = sum(w.exact for w in self._speeds.workers.values())
+        if exact and samples:
+            lines.append(
+                f"{plural(exact, 'image')} overflowed and had to be computed again in fp32: "
+                "--dtype bf16 or fp32 may be faster"
+            )
+        return lines
+
+    def _facts(self, outcome: Outcome) -> dict[str, Any]:
+        manifest = outcome.manifest
+        rates = self._speeds.rates()
+        return {
+            "broken_tars": outcome.broken_tars,
+            "busy": round(self._speeds.busy, 4),
+            "complete": manifest.complete,
+            "cut": manifest.counts.get("cut", 0),
+            "encoded": outcome.samples,
+            "encoded_bytes": outcome.nbytes,
+            "images_per_s": round(sum(rates.values()), 2),
+            "latents": self._latents,
+            "left_out": LeftOut.among(manifest.counts),
+            "quarantined": [failed.unit.name for failed in outcome.quarantined],
+            "rejects": manifest.rejects,
+            "samples": manifest.samples,
+            "shards": len(manifest.shards),
+            "shards_before": outcome.units_before,
+            "workers": {name: round(rate, 2) for name, rate in rates.items()},
+        }
+
+
+def describe(images: str, begun: EncodeBegun) -> list[str]:
+    """What is encoded with what, before anything is done."""
+    recipe, crew = begun.recipe, begun.crew
+    counted = f", {plural(begun.samples, 'image')}" if begun.samples else ""
+    lines = [
+        f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}; "
+        f"model {begun.model.name} in {recipe.dtype} on {crew.device}"
+    ]
+    if begun.model.note:
+        lines.append(begun.model.note)
+    if not begun.is_whole:
+        lines.append(f"{images} is not packed to its end: run the same again after pack has ended")
+    return lines

@@ -1,0 +1,123 @@
+"""What `wdsprep inspect` prints: one screen about a dataset, or one of its samples."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from wdsprep.checks.inspect import Looked, look, overview, urls
+from wdsprep.cli.progress import ProgressLine
+from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.state import open_dataset
+from wdsprep.errors import UsageError
+from wdsprep.text import human_bytes, human_counts, plural, printed
+
+DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
+
+
+def inspect(url: str, key: str, *, out: str | None, list_urls: bool, as_json: bool) -> str:
+    """What the command line asks for, as text."""
+    if bool(key) + list_urls > 1 or (out and not key):
+        raise UsageError("--urls is for a whole dataset, -o for the sample of a KEY")
+    store, manifest = open_dataset(url)
+    if list_urls:
+        found = urls(url, manifest)
+        return json.dumps(found) if as_json else printed(found)
+    if not key:
+        facts = overview(manifest)
+        return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(url, facts))
+    line = ProgressLine()
+    shards = plural(len(manifest.shards), "shard")
+    sample = look(store, manifest, key, lambda n: line.show(f"looked through {n:,} of {shards}"))
+    line.clear()
+    if isinstance(sample, Reject):
+        return sample.to_json().strip() if as_json else printed([_reject(sample)])
+    written = sample.write(Path(out)) if out else []
+    if as_json:
+        return json.dumps(sample.facts(), ensure_ascii=False, sort_keys=True)
+    return printed([*_sample(sample), *(f"written: {path}" for path in written)])
+
+
+def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    state = "complete" if facts["complete"] else "not complete"
+    what = f"{plural(facts['samples'], 'sample')} in {plural(facts['shards'], 'shard')}"
+    yield f"{url}: {facts['kind']}, {state}: {what}, {human_bytes(facts['nbytes'])}"
+    yield ""
+    yield from _settings(facts["settings"], facts["extra"])
+    yield ""
+    yield f"{'bucket':>8} {'samples':>14} {'shards':>8} {'size':>10}"
+    for bucket, row in facts["buckets"].items():
+        size = human_bytes(row["nbytes"])
+        yield f"{bucket:>8} {row['samples']:>14,} {row['shards']:>8,} {size:>10}"
+    yield ""
+    for resolution, phase in facts.get("phases", {}).items():
+        samples, shards = plural(phase["samples"], "sample"), plural(phase["shards"], "shard")
+        yield f"phase {resolution}: {samples} in {shards}"
+    rejected = sum(facts["rejects"].values())
+    codes = f" ({human_counts(facts['rejects'], 8)})" if rejected else ""
+    yield f"{plural(facts['inputs'], 'input')}, {plural(rejected, 'reject')}{codes}"
+    if facts["counts"]:
+        yield human_counts(facts["counts"], 8)
+    for what, ranges in facts["quantiles"].items():
+        parts = (f"{float(s):.0%} {_range(*ends)}" for s, ends in ranges.items())
+        yield f"{DESCRIBED[what]}, as ranges: {', '.join(parts)}"
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,}-{most:,}"
+
+
+def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
+    """Those that say something: what is off or empty is left out."""
+    shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
+    for item in settings.get("layout", ()):
+        shown[item["name"]] = f"{item['dtype']} {tuple(item['shape'])}"
+    parts = []
+    for name, value in shown.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = text if name != "weights" else text[:12]
+        if value not in (0, "", [], None, False):
+            parts.append(f"{name.replace('_', '-')} {text}")
+    yield from _wrapped(parts)
+
+
+def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:
+    line = ""
+    for part in parts:
+        if line and len(line) + len(part) > width:
+            yield line
+            line = ""
+        line += ("; " if line else "") + part
+    yield line
+
+
+def _sample(sample: Looked) -> Iterator[str]:
+    facts = sample.facts()
+    yield f"{facts['key']}: sample {facts['number']:,} of {facts['shard']}"
+    yield ""
+    for name, member in facts["members"].items():
+        yield f"{name:>12} {human_bytes(member['nbytes']):>10}{_statistics(member)}"
+    yield ""
+    for name, value in facts["json"].items():
+        if name not in ("caption", "key"):
+            yield f"{name:>14}: {json.dumps(value, ensure_ascii=False)}"
+    caption = json.dumps(str(facts["json"].get("caption", "")), ensure_ascii=False)
+    yield f"{'caption':>14}: {caption}"
+
+
+def _statistics(member: Mapping[str, Any]) -> str:
+    if "problem" in member:
+        return f"  {member['problem']}"
+    if "dtype" not in member:
+        return ""
+    shape = " x ".join(map(str, member["shape"]))
+    measures = ", ".join(
+        f"{name} {member[name]:.4g}" for name in ("min", "max", "mean", "std") if name in member
+    )
+    return f"  {member['dtype']} {shape}: {measures}" + ("" if member["finite"] else ", not finite")
+
+
+def _reject(reject: Reject) -> str:
+    detail = f": {reject.detail}" if reject.detail else ""
+    return f"{reject.key} is a reject ({reject.code}){detail}: it came from {reject.source}"

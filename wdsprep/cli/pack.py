@@ -1,0 +1,301 @@
+"""How the options of `wdsprep pack` become a library call.
+
+MERGED: What `wdsprep pack` says on the way and at the end.
+"""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from wdsprep.cli.progress import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.dataset.buckets import parse_buckets
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.rejects import by_stage
+from wdsprep.dataset.state import phases
+from wdsprep.errors import UsageError
+from wdsprep.fetch.rules import FetchRules
+from wdsprep.images.rule import Recode
+from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
+from wdsprep.packing.crew import PackCrew, find_hands
+from wdsprep.packing.filters import Filter
+from wdsprep.packing.judge import Digest, PackRules
+from wdsprep.packing.pack import PackListener, pack
+from wdsprep.packing.retry_rejected import retryable
+from wdsprep.packing.slices import SourceSurvey
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Runner
+from wdsprep.runners.run import Outcome, RunStatus
+from wdsprep.sources import Columns, LeftOut
+from wdsprep.text import human_bytes, human_counts, human_time, plural, printed
+
+if TYPE_CHECKING:
+    from wdsprep.sources.image_tables import TableSource
+    from wdsprep.sources.url_tables import UrlSource
+
+
+def pack_request(source: str, images: str, listener: PackListener, **options: Any) -> Outcome:
+    """Call `pack` as the command line asks."""
+    _check(options)
+    kind, address = options["runner"], options["ray_address"]
+    least, most = options["workers"], options["max_workers"]
+
+    def runner(crew: PackCrew) -> Runner:
+        return make_runner(
+            kind,
+            workers=min(least, crew.workers) if most else crew.workers,
+            max_workers=crew.workers if most else 0,
+            units_per_worker=crew.slices,
+            max_attempts=options["max_attempts"],
+            address=address,
+            cpus_per_worker=crew.cpus,
+            name="pack",
+        )
+
+    condition = Filter(options["condition"]) if options["condition"] else None
+    return pack(
+        source,
+        images,
+        rules=_rules(options, condition),
+        columns=_columns(options, condition),
+        find_hands=partial(find_hands, kind, workers=most or least, address=address),
+        make_runner=runner,
+        fetch=_fetch_rules(options),
+        limit=options["limit"] or 0,
+        append=options["append"],
+        overwrite=options["overwrite"],
+        retry_rejected=options["retry_rejected"],
+        listener=listener,
+    )
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options that contradict each other."""
+    if options["append"] and options["overwrite"]:
+        raise UsageError("--append keeps what is packed, --overwrite removes it: give one of them")
+    if options["retry_rejected"] and options["overwrite"]:
+        raise UsageError("--overwrite removes the rejects that --retry-rejected is for: give one")
+    if 0 < options["max_caption"] < options["min_caption"]:
+        raise UsageError("--max-caption is below --min-caption: no caption fits both")
+    if options["max_side"] and not options["reencode"]:
+        raise UsageError("--max-side needs --reencode: a smaller image is a new image")
+
+
+def _rules(options: dict[str, Any], condition: Filter | None) -> PackRules:
+    recode = options["reencode"] and Recode(
+        quality=options["reencode"], max_side=options["max_side"]
+    )
+    verify = options["verify_hash"]
+    same = ("samples_per_shard", "min_size", "max_area", "max_aspect_ratio")
+    return PackRules(
+        buckets=parse_buckets(options["buckets"]),
+        max_shard_nbytes=options["max_shard_size"],
+        max_nbytes=options["max_bytes"] or MAX_NBYTES,
+        full_check=options["check"] == "full",
+        min_caption=options["min_caption"],
+        max_caption=options["max_caption"],
+        filter=condition,
+        recode=recode or None,
+        kept=options["save_additional_columns"],
+        verify=Digest(column=verify[0], hash=verify[1]) if verify else None,
+        compute_hash=options["compute_hash"] or "",
+        **{name: options[name] for name in same},
+    )
+
+
+def _columns(options: dict[str, Any], condition: Filter | None) -> Columns:
+    return Columns(
+        image=options["image_col"],
+        caption=options["caption_col"],
+        url=options["url_col"],
+        digest=options["verify_hash"][0] if options["verify_hash"] else "",
+        filtered=tuple(sorted(condition.names - {"caption"})) if condition else (),
+        kept=options["save_additional_columns"] or (),
+    )
+
+
+def _fetch_rules(options: dict[str, Any]) -> FetchRules:
+    return FetchRules(
+        timeout_s=options["timeout"],
+        retries=options["retries"],
+        in_flight=options["requests"],
+        per_host=options["per_host"],
+        max_nbytes=options["max_bytes"] or MAX_DOWNLOAD_NBYTES,
+        contact=options["contact"],
+        robots=not options["ignore_robots"],
+        opt_outs=not options["ignore_opt_outs"],
+        allow_private=options["allow_private_hosts"],
+        allow_s3=options["allow_s3"],
+        minds_outage=not options["ignore_outage"],
+    )
+
+
+WORST_HOSTS = 5
+
+
+class PackShow:
+    """Prints what the source is, a progress line, and at the end what came of it."""
+
+    def __init__(self, source: str, *, as_json: bool) -> None:
+        self._source, self._as_json = source, as_json
+        self._fetches = False
+        self._line = ProgressLine()
+        self.listener = PackListener(listed=self._listed, found=self._found, status=self._status)
+
+    def _listed(self, count: int) -> None:
+        self._line.show(f"listing the source: {count:,} so far")
+
+    def _found(self, survey: SourceSurvey) -> None:
+        self._line.say(f"{self._source}: {describe(survey)}")
+        self._fetches = survey.source.kind == "urls"
+        self._line = ProgressLine()
+
+    def _status(self, status: Callable[[], RunStatus]) -> None:
+        self._line.offer(lambda: self._text(status()))
+
+    def _text(self, status: RunStatus) -> str:
+        elapsed = self._line.elapsed_s
+        done = status.samples + sum(status.rejects.values())
+        parts = [
+            f"{status.samples:,} images",
+            f"{done / elapsed:,.0f} images/s",
+            f"{human_bytes(status.nbytes / elapsed)}/s",
+            f"slice {status.units_done:,} of {status.units:,}",
+        ]
+        if self._fetches and done:
+            parts.insert(2, f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
+        return ", ".join([*parts, *status.remarks(elapsed)])
+
+    def result(self, packed: Outcome, images: str) -> str:
+        """The end of a run, for a person or for a program."""
+        self._line.clear()
+        if self._as_json:
+            return json.dumps(_facts(packed, images), sort_keys=True)
+        return printed(_summary(packed, images, self._line.elapsed_s))
+
+
+def describe(survey: SourceSurvey) -> str:
+    """What a source is, in one line."""
+    kind = survey.source.kind
+    if kind == "folder":
+        return f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
+    size = human_bytes(survey.nbytes)
+    if kind == "tars":
+        return f"{plural(survey.count, 'tar')}, {size}"
+    source = cast("TableSource | UrlSource", survey.source)
+    image, caption = source.chosen()
+    if kind == "urls":
+        columns = f"{plural(survey.samples, 'URL')} to download"
+        if cast("UrlSource", source).is_list:
+            return f"{columns}, without captions"
+        columns += f", in column {image!r}"
+    else:
+        rows = plural(survey.samples, "row")
+        columns = f"{rows} of image bytes in Parquet, images in {image!r}"
+    if caption:
+        return f"{columns}, captions in {caption!r}"
+    return f"{columns}, no captions (--caption-col names their column)"
+
+
+def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
+    """Of the images that were asked for."""
+    stages = by_stage(rejects)
+    asked = samples + stages["fetch"] + stages["check"]
+    return (asked - stages["fetch"]) / asked if asked else 1.0
+
+
+def _fetch_report(packed: Outcome) -> list[str]:
+    """How much could be fetched, and which hosts failed most in this run."""
+    manifest = packed.manifest
+    if manifest.settings["source"] != "urls":
+        return []
+    lines = [
+        f"{_fetched_share(manifest.samples, manifest.rejects):.1%} of the images could be fetched"
+    ]
+    if packed.failed_hosts:
+        lines.append(f"worst hosts: {human_counts(packed.failed_hosts, WORST_HOSTS)}")
+    if count := retryable(manifest):
+        lines.append(
+            f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
+        )
+    return lines
+
+
+def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
+    manifest = packed.manifest
+    lines = [
+        _headline(packed, elapsed_s),
+        "",
+        f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}",
+    ]
+    for bucket in manifest.settings["buckets"]:
+        shards = [shard for shard in manifest.shards if shard.bucket == bucket]
+        samples = sum(shard.samples for shard in shards)
+        size = human_bytes(sum(shard.nbytes for shard in shards))
+        lines.append(f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}")
+    lines.append("")
+    for resolution, (samples, shards_of) in phases(manifest).items():
+        lines.append(
+            f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
+        )
+    lines += rejects_lines(manifest.rejects, images)
+    lines += left_out_lines(_left_out(manifest))
+    lines += _fetch_report(packed)
+    for failed in packed.quarantined:
+        lines.append(
+            f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "
+            f"{failed.reason}"
+        )
+    lines += broken_tars_lines(packed.broken_tars, images)
+    if packed.quarantined:
+        lines.append("run the same command again to retry what is left out")
+    elif manifest.shards:
+        where = "" if images == "shards/images" else f"{shlex.quote(images)} "
+        lines.append(f"next: wdsprep encode {where}--resolution {_first_phase(manifest)}")
+    else:
+        lines.append(f"nothing of the source was kept: {images}/rejects/ says why of each sample")
+    return lines
+
+
+def _left_out(manifest: Manifest) -> dict[str, int]:
+    """Files beside the items of the source, and in its tars."""
+    beside: Mapping[str, int] = manifest.extra.get("left_out", {})
+    return dict(LeftOut.among(manifest.counts) + Counter(beside))
+
+
+def _first_phase(manifest: Manifest) -> int:
+    return next(resolution for resolution, (samples, _) in phases(manifest).items() if samples)
+
+
+def _headline(packed: Outcome, elapsed_s: float) -> str:
+    before = plural(packed.units_before, "slice")
+    if len(packed.manifest.receipts) == packed.units_before and not packed.quarantined:
+        return f"nothing left to do: {before} packed before"
+    new = f"{plural(packed.samples, 'image')} packed in {human_time(elapsed_s)}"
+    return new + (f", after {before} packed before" if packed.units_before else "")
+
+
+def _facts(packed: Outcome, images: str) -> dict[str, Any]:
+    manifest = packed.manifest
+    return {
+        "complete": manifest.complete,
+        "broken_tars": packed.broken_tars,
+        "failed_hosts": packed.failed_hosts,
+        "images": images,
+        "left_out": _left_out(manifest),
+        "packed": packed.samples,
+        "packed_bytes": packed.nbytes,
+        "phases": {
+            str(resolution): {"samples": samples, "shards": shards}
+            for resolution, (samples, shards) in phases(manifest).items()
+        },
+        "quarantined": [failed.unit.name for failed in packed.quarantined],
+        "rejects": manifest.rejects,
+        "retryable": retryable(manifest),
+        "samples": manifest.samples,
+        "shards": len(manifest.shards),
+        "slices": len(manifest.receipts),
+        "slices_before": packed.units_before,
+    }

@@ -1,0 +1,220 @@
+"""What `wdsprep plan` asks and prints."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wdsprep.checks.inspect import overview
+from wdsprep.dataset.state import open_dataset
+from wdsprep.encoding.estimate import (
+    Bucket,
+    Choice,
+    Fleet,
+    Phase,
+    Speed,
+    derived_rate,
+    find_gpu,
+    gflops,
+    plan,
+    stored_by_choice,
+)
+from wdsprep.errors import UsageError
+from wdsprep.text import human_bytes, plural, printed
+
+SHARD_SIZES = (1_000, 10_000, 100_000)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A run that somebody else has told of."""
+
+    name: str
+    buckets: Mapping[int, Bucket]
+    gpu: str
+    devices: int
+    told: str
+    hours: float
+    why: str
+
+
+PUBLISHED = (
+    Published(
+        name="MosaicML, Stable Diffusion 2 for under $50k",
+        buckets={256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)},
+        gpu="A100",
+        devices=128,
+        told="790M images of at least 256 pixels, 300M of them of at least 512, each phase encoded",
+        hours=3784,
+        why="batches, precision and how busy the cards were are not told. Had they encoded all "
+        "790M at both sizes, 2,210 h would be reckoned",
+    ),
+    Published(
+        name="Anyscale, 2 billion images with Ray",
+        buckets={256: Bucket(samples=2_000_000_000)},
+        gpu="A10G",
+        devices=48,
+        told="48 A10G with 8 CPUs each, batches of 120 at 256; images of phase 512 not told",
+        hours=0,
+        why="hours of encoding are not told. Their 8 CPUs a GPU scale with Pillow, make fp32 of it "
+        "and pass that through the object store; uint8 crops inside the GPU's process need fewer",
+    ),
+)
+
+
+def plan_lines(
+    images: str,
+    *,
+    counts: Mapping[int, float] | None,
+    rates: Mapping[int, float] | None,
+    trials: Sequence[str],
+    gpu: str | None,
+    gpus: int,
+    price: float,
+    published: bool,
+    as_json: bool,
+    **choices: Any,
+) -> str:
+    """What the command line asks for, as text."""
+    if published:
+        return printed(_published())
+    if bool(images) is bool(counts):
+        raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
+    choice = Choice(**choices)
+    given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
+    buckets = given or buckets_in(images)
+    speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
+    fleet = Fleet(devices=gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
+    phases = plan(buckets, speeds, choice, fleet)
+    if as_json:
+        return json.dumps({"phases": [facts(phase) for phase in phases]}, sort_keys=True)
+    price_of = find_gpu(gpu).price_of if gpu and not price else ""
+    return printed(_lines(phases, choice, fleet, price_of))
+
+
+def buckets_in(images: str) -> dict[int, Bucket]:
+    """The images that a dataset holds by now."""
+    _, manifest = open_dataset(images)
+    if manifest.dataset != "images":
+        raise UsageError(f"{images} is a dataset of {manifest.dataset}: name one of images")
+    return {int(name): Bucket(**row) for name, row in overview(manifest)["buckets"].items()}
+
+
+def _speeds(
+    resolutions: Sequence[int],
+    rates: Mapping[int, float],
+    trials: Sequence[str],
+    gpu: str | None,
+    choice: Choice,
+) -> dict[int, Speed]:
+    """What was given goes before what was tried, and that before the table."""
+    found = {}
+    tried = dict(map(_trial, trials))
+    for resolution in resolutions:
+        if resolution in rates:
+            found[resolution] = Speed(each=rates[resolution], source="given")
+        elif tried:
+            found[resolution] = _nearest(tried, resolution, choice)
+        elif gpu:
+            each = derived_rate(find_gpu(gpu), resolution, model=choice.model, text=choice.text)
+            found[resolution] = Speed(each=each, source=f"derived for {gpu.upper()}, not measured")
+    if not found:
+        raise UsageError(
+            'give a --gpu of the table, --rate 256=N,512=N, or the --trial of a "wdsprep encode '
+            '--limit"'
+        )
+    return found
+
+
+def _trial(url: str) -> tuple[int, tuple[Speed, str]]:
+    """The speed that an `encode --limit` has left in its manifest."""
+    _, manifest = open_dataset(url)
+    trial = manifest.extra.get("trial")
+    if manifest.dataset != "latents" or trial is None:
+        raise UsageError(f'{url} is no trial: "wdsprep encode --limit N" makes one')
+    resolution = manifest.settings["resolution"]
+    what = f"{manifest.extra['model']} on {trial['device']} at {resolution}"
+    source = f"measured with {what}, busy {trial['busy']:.0%}"
+    return resolution, (Speed(each=trial["each"], source=source), manifest.settings["text"])
+
+
+def _nearest(tried: Mapping[int, tuple[Speed, str]], resolution: int, choice: Choice) -> Speed:
+    """A speed that was measured, scaled by the operations where it was at something else."""
+    at = min(tried, key=lambda other: abs(other - resolution))
+    speed, text = tried[at]
+    share = gflops(at, model=choice.model, text=text) / gflops(
+        resolution, model=choice.model, text=choice.text
+    )
+    if share == 1:
+        return speed
+    return Speed(each=speed.each * share, source=f"{speed.source}, scaled by the operations")
+
+
+def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str) -> Iterator[str]:
+    for phase in phases:
+        yield from _phase(phase, fleet)
+        yield ""
+    last = phases[-1]
+    yield f"stored by choice, phase {last.resolution}:"
+    for (latents, text), nbytes in stored_by_choice(last.samples, last.resolution, choice).items():
+        yield f"  --latents {latents:8} --text {text:7} {human_bytes(nbytes):>10}"
+    yield f"shards by choice of --samples-per-shard, phase {last.resolution}:"
+    for size in SHARD_SIZES:
+        each = human_bytes(size * last.nbytes_written / last.samples)
+        yield f"  {size:>7,}  {-(-last.samples // size):>12,} shards of {each}"
+    if price_of:
+        yield f"price: ${fleet.price:g} an hour ({price_of}); --price gives yours"
+    yield "S3: list prices of S3 Standard in us-east-1; traffic within the region is free"
+
+
+def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
+    speed, hours = phase.speed, phase.device_hours
+    dollars = "" if phase.dollars is None else f", ${phase.dollars:,.0f}"
+    yield f"phase {phase.resolution}: {plural(phase.samples, 'image')}"
+    yield f"  speed     {speed.each:,.0f} images/s a GPU ({speed.source})"
+    yield f"  GPUs      {hours:,.1f} GPU hours{dollars}; {_wall(phase)} on {fleet.devices:,}"
+    yield f"  cores     {phase.cores_each:.1f} a GPU to decode, and one to read, write and hash"
+    each = human_bytes(phase.bytes_a_second_each)
+    yield (
+        f"  bytes     {human_bytes(phase.nbytes_read)} read, {human_bytes(phase.nbytes_written)} "
+        f"written, {each}/s for a GPU"
+    )
+    yield (
+        f"  S3        {phase.shards:,} shards, {phase.gets + phase.puts:,} requests "
+        f"(${phase.request_dollars:,.2f}), ${phase.month_dollars:,.0f} a month to keep"
+    )
+
+
+def _wall(phase: Phase) -> str:
+    hours = phase.wall_hours
+    return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} h"
+
+
+def facts(phase: Phase) -> dict[str, Any]:
+    """For a program."""
+    return asdict(phase) | {
+        "request_dollars": phase.request_dollars,
+        "month_dollars": phase.month_dollars,
+    }
+
+
+def _published() -> Iterator[str]:
+    """The published runs as they would be planned here."""
+    for run in PUBLISHED:
+        gpu = find_gpu(run.gpu)
+        speeds = {
+            resolution: Speed(
+                each=derived_rate(gpu, resolution, model="sd2", text="emb"), source="derived"
+            )
+            for resolution in run.buckets
+        }
+        fleet = Fleet(devices=run.devices, price=gpu.price)
+        phases = plan(run.buckets, speeds, Choice(), fleet)
+        hours = sum(phase.device_hours for phase in phases)
+        yield f"{run.name}: {run.told}"
+        days = f"{hours / run.devices / 24:.1f} days on {run.devices}"
+        yield f"  reckoned  {hours:,.0f} {run.gpu} hours, {days}"
+        if run.hours:
+            times = f"{run.hours / hours:.1f} times as many"
+            yield f"  published {run.hours:,.0f} {run.gpu} hours: {times}"
+        yield f"  why       {run.why}"

@@ -1,0 +1,51 @@
+"""Coarse histograms that add up: how often a number was below 256, 384, 512, ...
+
+A receipt has few bytes for each number that is counted, and the sum over a million receipts must
+not depend on their order. So a histogram is a few counts by name, `side<512` for what is at least
+384 and below 512, and a quantile is told as a range. The edges are powers of two and the halves
+between them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+
+def bin_name(what: str, number: int) -> str:
+    """The count that a number belongs to: it is below its edge, and not below the one before."""
+    power = max(0, number.bit_length() - 2)
+    edge = number + 1 if number < 3 else (number >> power) + 1 << power
+    return f"{what}<{edge}"
+
+
+def quantile(counts: Mapping[str, int], what: str, share: float) -> tuple[int, int] | None:
+    """The range, both ends included, that holds the number below which that share of all lies."""
+    bins = histogram(counts, what)
+    left = share * sum(number for _, number in bins)
+    for (least, most), number in bins:
+        left -= number
+        if left <= 0:
+            return least, most
+    return None
+
+
+def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int], int]]:
+    """The ranges that something was counted in, in rising order, with their counts."""
+    start = f"{what}<"
+    found = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
+    return [((_before(edge), edge - 1), count) for edge, count in found]
+
+
+def _before(edge: int) -> int:
+    """The edge below one."""
+    if edge <= 3:
+        return edge - 1
+    power = edge.bit_length() - 2
+    return edge - (1 << power) if edge >> power == 3 else 3 << power - 1
+
+
+def count_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of many counts by name, in the order of the names."""
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, number in count.items():
+            total[name] = total.get(name, 0) + number
+    return dict(sorted(total.items()))

@@ -1,0 +1,132 @@
+"""The files of one unit of work in the making: all of them get their names at once, or none does.
+
+`edition` says why. Until then they lie under temporary names, or in uploads that nobody sees.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt, Shard, receipt_name, rejects_name
+from wdsprep.dataset.rejects import RejectsFile
+from wdsprep.dataset.state import check_same, find_receipt
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.errors import BusyError, ExistsError, NotFoundError
+from wdsprep.store.base import FileSink
+from wdsprep.store.local import allow_files
+
+OTHER_FILES = 512
+
+
+class Draft:
+    """Drops its files, unless they are finished."""
+
+    def __init__(self, edition: Edition, unit: str) -> None:
+        self.unit = unit
+        self._edition, self._writers = edition, ExitStack()
+        self._files: list[FileSink] = []
+        self._named, self._receipt = ExitStack(), ExitStack()
+        self._beside: dict[str, bytes] = {}
+
+    def __enter__(self) -> "Draft":
+        self.rejects = RejectsFile(self._open(rejects_name(self.unit)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writers.close()
+        for files in (self._receipt, self._named):
+            files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
+
+    def tar(self, name: str) -> "DraftTar":
+        allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
+        return DraftTar(self._open(name), name, self._writers, self._beside)
+
+    def _open(self, name: str) -> FileSink:
+        self._files.append(self._named.enter_context(self._edition.store.write(name)))
+        return self._files[-1]
+
+    def finish(
+        self,
+        receipt: Receipt,
+        beside: Mapping[str, bytes],
+        check: Callable[[], object] = lambda: None,
+    ) -> Receipt:
+        """Give the files their names, those `beside` them too, and the receipt last; or drop all
+        where another run has finished the unit meanwhile. The receipt of the unit. `check` raises
+        where it may not be finished as it is."""
+        for name, data in {**self._beside, **beside}.items():
+            self._open(name).write(data)
+        name = receipt_name(self.unit)
+        last = self._receipt.enter_context(self._edition.store.write(name, exclusive=True))
+        last.write(receipt.to_bytes())
+        files = [*self._files, last]
+        for file in files:
+            file.end()
+        try:
+            with self._edition.holding(self.unit, giving=files):
+                if done := self._done(receipt):
+                    return done
+                check()
+                self._named.close()
+                self._finish(receipt)
+                return receipt
+        except NotFoundError as lost:  # they were taken away: this process was stopped for a while
+            with self._edition.holding(self.unit):
+                if done := self._done(receipt):
+                    return done
+            raise BusyError(f"{self.unit} was held for too long: it is to be done again") from lost
+
+    def _finish(self, receipt: Receipt) -> None:
+        try:
+            self._receipt.close()
+        except ExistsError:
+            check_same(self._edition.store, receipt)
+
+    def _done(self, receipt: Receipt) -> Receipt | None:
+        return find_receipt(self._edition.store, self.unit, receipt.input, receipt.settings)
+
+
+class _DroppedError(Exception):
+    """What files are told that get no name."""
+
+
+class DraftTar:
+    """One shard, and its index."""
+
+    def __init__(
+        self, sink: FileSink, name: str, writers: ExitStack, beside: dict[str, bytes]
+    ) -> None:
+        self.name, self._sink, self._beside = name, sink, beside
+        self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
+        self._writer = self._closing.enter_context(TarWriter(sink))
+
+    @property
+    def samples(self) -> int:
+        return self._writer.samples
+
+    @property
+    def nbytes(self) -> int:
+        return self._writer.nbytes
+
+    def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
+        self._writer.add(key, fields)
+
+    def finish(self, *, waits: bool = False) -> Shard:
+        """Complete the tar; it `waits` for others of its unit."""
+        written = self._writer.finish()
+        self._closing.close()
+        self._beside[f"{self.name}.idx"] = written.index
+        if waits:
+            self._sink.end(waits=True)
+        return Shard(
+            name=self.name,
+            samples=written.samples,
+            nbytes=written.nbytes,
+            sha256=written.sha256,
+        )

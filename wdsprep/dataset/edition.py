@@ -1,0 +1,90 @@
+"""Who may change what is finished in a dataset, and when: runs that meet take turns at each unit.
+
+1. The files of a unit have no names until all of them are whole (`draft`). Then their maker *holds*
+   the unit, and looks whether somebody else has finished it meanwhile: if so, that stays, and what
+   was made here is dropped. Otherwise the files get their names, the receipt last.
+2. Whoever rewrites or deletes what is finished (tidy, repair, a retry, an encode that does shards
+   again) holds the unit too, looks again at what is there, and lets it be if it is not what was to
+   be changed. The receipt goes before its files.
+3. `--overwrite` begins a new *edition* of the dataset: a mark in it that changes before anything is
+   deleted. In each hold a run looks whether the edition is still the one that it began with, and
+   ends if it is not. What is held when the mark changes is waited for, and deleted like the rest.
+4. The manifest is written under a hold of its own.
+
+So at the moment of a change nobody else changes the same, and a run that slept, or has an old plan,
+finds that out before it does harm. What a hold is on a disk and on S3, `Store.hold` knows.
+"""
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wdsprep.errors import FingerprintError, NotFoundError
+from wdsprep.store.base import HELD, FileSink, Store, write_bytes
+
+EDITION = "edition"
+MANIFEST_HOLD = f"wdsprep{HELD}"
+_MARK = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edition:
+    """A dataset from its beginning, or from an --overwrite, up to the next."""
+
+    store: Store
+    mark: str = ""
+
+    @classmethod
+    def of(cls, store: Store) -> "Edition":
+        """The one that is there now; nothing marks the first."""
+        try:
+            return cls(store=store, mark=store.read(EDITION).decode("utf-8", "replace").strip())
+        except NotFoundError:
+            return cls(store=store)
+
+    @classmethod
+    def begun(cls, store: Store) -> "Edition":
+        mark = secrets.token_hex(8)
+        write_bytes(store, EDITION, f"{mark}\n".encode())
+        return cls(store=store, mark=mark)
+
+    @contextmanager
+    def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        """A block in which nobody else changes the unit; see `Store.hold`."""
+        with self._holding(hold_name(unit), giving):
+            yield
+
+    @contextmanager
+    def holding_manifest(self) -> Iterator[None]:
+        with self._holding(MANIFEST_HOLD):
+            yield
+
+    @contextmanager
+    def _holding(self, name: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        with self.store.hold(name, giving=giving):
+            if Edition.of(self.store).mark != self.mark:
+                raise FingerprintError(
+                    f"{self.store.url} was started over by another run, with --overwrite: this run "
+                    "has ended, and what it had finished is gone"
+                )
+            yield
+
+
+def hold_name(unit: str) -> str:
+    return f"receipts/{unit}{HELD}"
+
+
+def held_name(name: str) -> str:
+    """What is held, by a name from a listing; nothing where that is another's."""
+    found = _MARK.fullmatch(name)
+    return found[1] if found else ""
+
+
+def wait_for_holders(store: Store) -> None:
+    """Until nobody is left who may hold a unit of an earlier edition."""
+    while held := list(filter(None, (held_name(e.name) for e in store.list("receipts/")))):
+        for name in held:
+            with store.hold(name):
+                pass

@@ -1,0 +1,138 @@
+"""What a dataset says about itself in one file, as readers open it.
+
+A receipt carries the settings it was made with: the manifest, which lists all receipts, can always
+be made again from them.
+"""
+
+import contextlib
+import gc
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, cut, fingerprint, line_of
+from wdsprep.dataset.sealed import check_seal, seal, unseal
+
+MANIFEST = "wdsprep.json"
+UNITS = b',"units":['  # the last that it says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A dataset. `generations` are the units at which an append began, the first of them 0;
+    `complete` says that every unit of the source is done. `written_s` is when it was written, since
+    1970 by the store's clock, where that was asked for: receipts may be younger."""
+
+    dataset: str
+    settings: Settings
+    receipts: Sequence[Receipt] = ()
+    generations: tuple[int, ...] = (0,)
+    complete: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    written_s: float = field(default=math.inf, compare=False)
+
+    @cached_property
+    def ledger(self) -> Receipts:
+        """The receipts, as a file has them."""
+        return Receipts.of(self.dataset, self.settings, self.receipts)
+
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        with _uncollected():
+            by_name = sorted(self.ledger.shards())
+            return tuple(sorted(by_name, key=lambda shard: shard.bucket))
+
+    @cached_property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards)
+
+    @cached_property
+    def inputs(self) -> int:
+        return sum(self.ledger.column("inputs"))
+
+    @cached_property
+    def rejects(self) -> dict[str, int]:
+        return count_up(self.ledger.column("rejects"))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        return count_up(self.ledger.column("counts"))
+
+    def to_bytes(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes, for a writer that takes them one after the other."""
+        settings = dict(self.settings)
+        body = {
+            "complete": self.complete,
+            "dataset": self.dataset,
+            "extra": dict(self.extra),
+            "fingerprint": fingerprint(settings),
+            "generations": list(self.generations),
+            "settings": settings,
+        }
+        ledger = self.ledger
+        return seal("manifest", body, lambda: chain([UNITS], ledger.to_json(), [b"]"]))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> "Manifest":
+        check_seal(data, what)
+        head, lines = cut(data, UNITS)
+        body = unseal("manifest", head, what)
+        dataset, settings = body["dataset"], body["settings"]
+        for unit in body.get("units", ()):
+            lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
+        return cls(
+            dataset=dataset,
+            settings=settings,
+            receipts=Receipts(dataset, settings, lines),
+            generations=tuple(body["generations"]),
+            complete=body["complete"],
+            extra=body["extra"],
+        )
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """While a great many objects are made, Python looks through all that there are again and again
+    for garbage. Here is none, and that took a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def sorted_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+    """In the order of their units, whatever order they were finished in."""
+    return tuple(sorted(receipts, key=lambda receipt: (len(receipt.unit), receipt.unit)))
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """What differs between two settings, one line each: `buckets: 256,512 -> 512`."""
+    lines = []
+    for name in sorted({*old, *new}):
+        before, after = (
+            _shown(settings[name]) if name in settings else "(none)" for settings in (old, new)
+        )
+        if before != after:
+            lines.append(f"{name.replace('_', '-')}: {before} -> {after}")
+    return lines
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) and value else json.dumps(value)

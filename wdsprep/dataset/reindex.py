@@ -1,0 +1,53 @@
+"""`index`: give tars that something else made the index that a loader needs."""
+
+from pathlib import Path
+
+from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
+from wdsprep.errors import SourceError
+from wdsprep.store import open_store
+from wdsprep.store.base import Entry, Store, stream, write_bytes
+from wdsprep.store.local import LocalStore
+from wdsprep.text import Counting, unheard
+
+
+def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
+    """Write the index of each tar below `folder` that has none, or a cut or an older one.
+    Returns how many samples each of those has; `heard` is told how many are done, of how many."""
+    store = open_store(folder)
+    there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
+    tars = sorted(name for name in there if name.endswith(".tar"))
+    if not tars:
+        raise SourceError(f"{folder} is no folder that holds tars to index")
+    indexes = {name: there.get(f"{name}.idx") for name in tars}
+    missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
+    done: dict[str, int] = {}
+    for name in missing:
+        heard(len(done), len(missing))
+        done[name] = write_index(store, name)
+    return done
+
+
+def is_whole(idx: Entry | None) -> bool:
+    """Whether there is an index, of 8 bytes for each sample and 8 for the end."""
+    return idx is not None and idx.nbytes >= 8 and idx.nbytes % 8 == 0
+
+
+def is_older(idx: Entry | None, tar: Entry) -> bool:
+    """Whether the tar was written later, and may hold others."""
+    return idx is not None and idx.written_s < tar.written_s
+
+
+def write_index(store: Store, tar: str) -> int:
+    """Write the index of one tar, whether it has one or not; how many samples that has."""
+    offsets = _index(store, tar)
+    write_bytes(store, f"{tar}.idx", offsets)
+    return len(offsets) // 8 - 1
+
+
+def _index(store: Store, tar: str) -> bytes:
+    what = f"{store.url}/{tar}"
+    if isinstance(store, LocalStore):
+        with file_tape(Path(store.root, tar)) as tape:
+            return index_tar(tape, what)
+    with stream(store, tar) as file:
+        return index_tar(stream_tape(file), what)

@@ -1,0 +1,62 @@
+"""What flows through the tool: a sample from a source, or a reject that says why it is not one.
+
+Every input ends as one of the two. The codes are a closed set, so that they can be counted over
+years of runs, and each belongs to one stage of the way.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _finite(text: str) -> float | None:
+    """A float may be written with so many digits, or such an exponent, that it is none."""
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
+_FACTS = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON that somebody else wrote. What Python reads as NaN or an infinity is None, since no JSON
+    can hold it; a ValueError or RecursionError for what is no JSON."""
+    if isinstance(data, bytes):
+        data = data.decode(json.detect_encoding(data), "surrogatepass")
+    return _FROM_OUTSIDE.decode(data)
+
+
+def facts_bytes(facts: Mapping[str, Any]) -> bytes:
+    """The json member of a sample."""
+    return _FACTS.encode(facts).encode("utf-8", "replace")
+
+
+def key_order(key: str) -> tuple[int, str]:
+    """What the keys of a packed shard rise by: they have a digit more from the millionth input of a
+    slice on, where as text they would fall."""
+    return len(key), key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One image with its captions (the first is the one to train on) and its facts. Where the
+    image is to be fetched, `url` says from where, and `image` is empty until then; `digests` are of
+    the bytes that came, by the hash's name."""
+
+    source: str
+    image: bytes
+    captions: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    url: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def caption(self) -> str:
+        return self.captions[0] if self.captions else ""

@@ -1,0 +1,392 @@
+"""A dataset in a store: its claim, its receipts, its manifest.
+
+A unit is done when its receipt is there, and a run asks the listing alone. The manifest repeats
+what the receipts say, so that a dataset opens with one read; where it is behind them, they win.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import TypeVar
+
+from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.edition import MANIFEST_HOLD, Edition, held_name, wait_for_holders
+from wdsprep.dataset.manifest import MANIFEST, Manifest, differences
+from wdsprep.dataset.receipts import (
+    FIRST_RETRY,
+    Receipt,
+    Receipts,
+    Settings,
+    by_unit,
+    line_of,
+    receipt_name,
+    rejects_name,
+)
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
+from wdsprep.text import Counting, unheard
+
+READERS = 32
+SAME_MOMENT_S = 2.0  # S3 tells whole seconds
+NONE_KNOWN = Receipts("", {})
+Found = TypeVar("Found")
+Spot = TypeVar("Spot")
+SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
+BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
+# Of shards that pack made. Others may have the names of what a user keeps beside them.
+LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|jsonl)")
+# What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
+# else packed have the names of those.
+OURS = {
+    "images": (
+        re.compile(r"receipts/\d{6,}\.json"),
+        re.compile(rf"{SHARD.pattern}|{BESIDE.pattern}"),
+    ),
+    "latents": (
+        re.compile(r"receipts/\d+/.+\.json"),
+        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
+    ),
+}
+
+
+def parts_of(manifest: Manifest) -> Callable[[str], bool]:
+    """Tells whether a file of a name can be a part of this dataset. Latents say in no setting which
+    buckets they have, so it is those that they have shards in."""
+
+    @cache
+    def buckets() -> frozenset[str]:
+        if "buckets" in manifest.settings:
+            return frozenset(map(str, manifest.settings["buckets"]))
+        return frozenset(shard.name.partition("/")[0] for shard in manifest.shards)
+
+    def is_part(name: str) -> bool:
+        if name != MANIFEST and not any(each.fullmatch(name) for each in OURS[manifest.dataset]):
+            return False
+        bucket = re.match(r"(?:receipts/|rejects/)?(\d+)/", name)
+        return bucket is None or bucket[1] in buckets()
+
+    return is_part
+
+
+def read_each(
+    read: Callable[[Spot], Found], spots: Iterable[Spot], heard: Callable[[int], None]
+) -> list[Found]:
+    """Read many at a time, in their order; `heard` is told how many are there."""
+    found: list[Found] = []
+    with ThreadPoolExecutor(READERS) as readers:
+        for one in readers.map(read, spots):
+            found.append(one)
+            heard(len(found))
+    return found
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest, or None where there is none."""
+    try:
+        data = store.read(MANIFEST)
+    except NotFoundError:
+        return None
+    try:
+        return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
+    except FormatError as error:
+        hint = f'run "wdsprep rebuild {store.url}" to make it again from the receipts'
+        raise type(error)(
+            f"{error}: {hint}" if type(error) is FormatError else str(error)
+        ) from error
+
+
+def dated_manifest(store: Store) -> Manifest | None:
+    """The same with when it was written, or earlier: a receipt that is younger is not in it, or not
+    as it is now."""
+    found = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
+    written_s = min(found, default=math.inf)
+    manifest = read_manifest(store)
+    return None if manifest is None else replace(manifest, written_s=written_s)
+
+
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Piece by piece: of a million units it is half a GB."""
+    with store.write(MANIFEST) as sink:
+        for piece in manifest.pieces():
+            sink.write(piece)
+
+
+def open_edition(
+    store: Store, dataset: str, settings: Settings, *, overwrite: bool
+) -> tuple[Edition, Manifest]:
+    """Begin a dataset, or go on with it if it was made with the same settings; with `overwrite`,
+    begin it again."""
+    with store.hold(MANIFEST_HOLD):
+        if overwrite and _is_to_clear(store, dataset):
+            edition = Edition.begun(store)
+            wait_for_holders(store)
+            _clear(store, dataset)
+            return edition, _written(store, Manifest(dataset=dataset, settings=settings))
+        return Edition.of(store), _claim(store, dataset, settings)
+
+
+def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
+    fresh = Manifest(dataset=dataset, settings=settings)
+    found = dated_manifest(store) or _written(store, rebuild(store) or fresh)
+    check_kind(store, found.dataset, dataset)
+    if lines := differences(found.settings, settings):
+        raise FingerprintError(
+            f"{store.url} was made with other settings: {'; '.join(lines)}: "
+            "run with those settings to resume, or with --overwrite to start over"
+        )
+    return found
+
+
+def _written(store: Store, manifest: Manifest) -> Manifest:
+    write_manifest(store, manifest)
+    return manifest
+
+
+def check_kind(store: Store, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
+
+
+def done_units(store: Store) -> Iterator[str]:
+    """The units that have a receipt."""
+    return filter(None, (_unit_of(entry.name) for entry in store.list("receipts/")))
+
+
+def _unit_of(name: str) -> str:
+    """Whose receipt that is, if it is one."""
+    is_one = name.endswith(".json")
+    return name.removeprefix("receipts/").removesuffix(".json") if is_one else ""
+
+
+def refreshed(
+    store: Store,
+    manifest: Manifest,
+    known: Receipts = NONE_KNOWN,
+    there: Manifest | None = None,
+    heard: Counting = unheard,
+    held: set[str] | None = None,
+) -> Manifest:
+    """The manifest with exactly the receipts that are there; `known` need not be read again, but
+    where the manifest that is `there` now has another. It is complete no more where one is gone, as
+    when a user deletes it to have its unit done again. `heard` is told how many receipts have been
+    read, of how many; `held` gets names of holds."""
+    stated = manifest.ledger
+    done: dict[str, bytes] = {}
+    younger = set()  # than the manifest: done again since, perhaps
+    for entry in store.list("receipts/"):
+        if unit := _unit_of(entry.name):
+            done[unit] = b""
+            if entry.written_s > manifest.written_s - SAME_MOMENT_S:
+                younger.add(unit)
+        elif held is not None and (name := held_name(entry.name)):
+            held.add(name)
+    said: dict[str, bytes] = {}  # of what is read again
+    for unit, line in stated.named_lines():
+        if unit in done:
+            (said if unit in younger else done)[unit] = line
+    for unit, line in known.named_lines():
+        if unit in done:
+            done[unit] = line
+    for unit, line in there.ledger.named_lines() if there else ():
+        if done.get(unit) not in (None, b"", line):
+            done[unit], said[unit] = b"", done[unit]
+    missing = sorted(unit for unit, line in done.items() if not line)
+
+    def line_there(unit: str) -> bytes:
+        try:
+            return line_of(read_receipt(store, unit, manifest.settings))
+        except NotFoundError:  # another run has just taken it out
+            return b""
+        except FormatError as error:
+            if type(error) is FormatError and unit in said:
+                return said[unit]
+            raise
+
+    known_before, of = len(done) - len(missing), len(done)
+    read = read_each(line_there, missing, lambda count: heard(known_before + count, of))
+    done.update(zip(missing, read, strict=True))
+    done = {unit: line for unit, line in done.items() if line}
+    whole = manifest.complete and all(unit in done for unit in stated.units())
+    return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
+
+
+def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
+    """The receipt of a unit; an error if it was made with other settings than these."""
+    name = receipt_name(unit)
+    try:
+        found = Receipt.from_bytes(store.read(name), f"{store.url}/{name}")
+    except FormatError as error:
+        if type(error) is not FormatError:
+            raise
+        again = f"delete it, and run the same command again to redo {unit}"
+        raise FormatError(f"{error}: {again}") from error
+    if settings not in (None, found.settings):
+        lines = differences(settings or {}, found.settings)
+        raise FingerprintError(
+            f"{store.url}/{name} was made with other settings, by another run: {'; '.join(lines)}: "
+            "let that run end, then start over with --overwrite"
+        )
+    return found
+
+
+def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:
+    """The receipt of a unit that another run did meanwhile; an error if from other input."""
+    try:
+        found = read_receipt(store, unit, settings)
+    except NotFoundError:
+        return None
+    if found.input != input_digest:
+        raise _two_runs(store, unit)
+    return found
+
+
+def check_same(store: Store, receipt: Receipt) -> None:
+    """Where two runs have finished a unit at once, in a store that cannot hold it (a file system
+    without locks): if they made the same of it, all is well. Otherwise the shards may be of either,
+    so the unit counts as not done."""
+    name = receipt_name(receipt.unit)
+    if store.read(name) != receipt.to_bytes():
+        store.delete(name)
+        raise _two_runs(store, receipt.unit)
+
+
+def retract(edition: Edition, unit: str, input_digest: str) -> None:
+    """Take back a unit that was made from this, and its files, unless it is another by now."""
+    store = edition.store
+    with edition.holding(unit), contextlib.suppress(NotFoundError):
+        receipt = read_receipt(store, unit)
+        if receipt.input == input_digest:
+            store.delete(receipt_name(unit))
+            for shard in receipt.shards:
+                store.delete(shard.name)
+                store.delete(f"{shard.name}.idx")
+            store.delete(rejects_name(unit))
+
+
+def _two_runs(store: Store, unit: str) -> FingerprintError:
+    return FingerprintError(
+        f"another run is writing something else into {store.url} ({unit}): let one of them "
+        "end, then run the one that you want again"
+    )
+
+
+def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
+    """The manifest as the receipts have it, or None without any."""
+    first = min(done_units(store), default=None)
+    if first is None:
+        return None
+    receipt = read_receipt(store, first)
+    bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
+    found = refreshed(store, bare, heard=heard)
+    return replace(found, generations=tuple(sorted({0, *found.ledger.column("generation")})))
+
+
+def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
+    """Replace the manifest of the dataset at `url` by what its receipts say."""
+    store = open_store(url)
+    if not any(done_units(store)):
+        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+    with Edition.of(store).holding_manifest():
+        return rewrite_manifest(store, heard)
+
+
+def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
+    """Make it again from the receipts, where there are some, while it is held."""
+    manifest = rebuild(store, heard)
+    if manifest is None:
+        raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
+    with contextlib.suppress(FormatError):
+        manifest = _with_what_receipts_lack(manifest, read_manifest(store))
+    return _written(store, manifest)
+
+
+def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:
+    if old is None or old.settings != rebuilt.settings:
+        return rebuilt
+    same = old.complete and old.receipts == rebuilt.receipts
+    return replace(rebuilt, generations=old.generations, complete=same, extra=old.extra)
+
+
+def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
+    """For each training resolution, how many samples and shards its buckets hold."""
+    buckets = sorted(manifest.settings["buckets"])
+    found = {}
+    for resolution in buckets:
+        of_phase = set(buckets_of_phase(resolution, buckets))
+        shards = [shard for shard in manifest.shards if shard.bucket in of_phase]
+        found[resolution] = (sum(shard.samples for shard in shards), len(shards))
+    return found
+
+
+def tidy(edition: Edition, manifest: Manifest) -> None:
+    """Remove what no receipt speaks of from a dataset that is whole: a killed run made it of what
+    has changed since. What another run finishes meanwhile has a receipt, and stays."""
+    ours = set(manifest.ledger.units())
+    shards = {shard.name for shard in manifest.ledger.shards()}
+    strays: dict[str, list[str]] = {}
+    for entry in edition.store.list():
+        unit, name = _maker(manifest, entry.name), entry.name.removesuffix(".idx")
+        if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
+            strays.setdefault(unit, []).append(entry.name)
+    for unit, names in sorted(strays.items()):
+        with edition.holding(unit):
+            _remove_strays(edition.store, unit, names)
+
+
+def _maker(manifest: Manifest, name: str) -> str:
+    """The unit that made a file, by its name; none where it may be somebody else's, or what a retry
+    is to be made of, which is written before the retry begins."""
+    if manifest.dataset == "latents":
+        found = LATENTS.fullmatch(name)
+        return found[1] if found else ""
+    if shard := SHARD.fullmatch(name):
+        return shard[2] if int(shard[1]) in manifest.settings["buckets"] else ""
+    beside = BESIDE.fullmatch(name)
+    is_planned = beside and beside[1] == "inputs" and int(beside[2]) >= FIRST_RETRY
+    return beside[2] if beside and not is_planned else ""
+
+
+def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
+    """Of a unit that is held: what its receipt does not speak of now, if it has one."""
+    with contextlib.suppress(NotFoundError):
+        shards = {shard.name for shard in read_receipt(store, unit).shards}
+        names = [n for n in names if ".tar" in n and n.removesuffix(".idx") not in shards]
+    for name in names:
+        store.delete(name)
+
+
+def _is_to_clear(store: Store, dataset: str) -> bool:
+    """Whether there is a dataset of this kind; another kind is refused, and what is none stays."""
+    receipt, _rest = OURS[dataset]
+    receipts = [e.name for e in store.list("receipts/") if receipt.fullmatch(e.name)]
+    with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
+        if found := read_manifest(store):
+            check_kind(store, found.dataset, dataset)
+        elif receipts:
+            unit = receipts[0].removeprefix("receipts/").removesuffix(".json")
+            check_kind(store, read_receipt(store, unit).dataset, dataset)
+        else:
+            return False
+    return True
+
+
+def _clear(store: Store, dataset: str) -> None:
+    """Remove what a dataset holds, and nothing else that lies there: receipts first, since without
+    them the rest never happened."""
+    receipt, rest = OURS[dataset]
+    names = [entry.name for entry in store.list()]
+    for name in (*filter(receipt.fullmatch, names), *filter(rest.fullmatch, names)):
+        store.delete(name)
+
+
+def open_dataset(url: str) -> tuple[Store, Manifest]:
+    store = open_store(url)
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise NotFoundError(f"{url} holds no dataset: no wdsprep.json is there")
+    return store, manifest

@@ -1,0 +1,29 @@
+"""The index: where each sample starts in its tar, then where the last one ends.
+
+The file is the bare list of u64 little-endian offsets, which Megatron Energon reads as it is.
+"""
+
+import itertools
+import struct
+import sys
+from array import array
+
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.errors import FormatError
+
+
+def encode_index(offsets: "array[int]") -> bytes:
+    """The u64 little-endian offsets: where each sample starts, then where the last one ends."""
+    if sys.byteorder == "big":
+        offsets = array("Q", offsets)
+        offsets.byteswap()
+    return offsets.tobytes()
+
+
+def decode_index(data: bytes, what: str) -> tuple[int, ...]:
+    if len(data) % 8 or not data:
+        raise FormatError(f"{what} is damaged: {len(data)} bytes are no list of 8-byte offsets")
+    offsets = struct.unpack(f"<{len(data) // 8}Q", data)
+    if offsets[0] % BLOCK or any(a >= b or b % BLOCK for a, b in itertools.pairwise(offsets)):
+        raise FormatError(f"{what} is damaged: its offsets do not rise in whole blocks")
+    return offsets

@@ -1,0 +1,276 @@
+"""Reads any tar and says precisely what is wrong with it: samples for those who want the data,
+offsets for those who want the index.
+"""
+
+import contextlib
+import functools
+import gzip
+import io
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.index import encode_index
+from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
+
+CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
+WINDOW_NBYTES = 1 << 13
+
+
+# wants(field, nbytes, the fields that were read before it): whether to read a member of a sample
+Wants = Callable[[str, int, Mapping[str, bytes]], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TarSample:
+    """Adjacent members that share a key. Field names are in lower case, as webdataset has them.
+    `unread` are those that nobody wanted, with their sizes, and links, with what they stand for."""
+
+    key: str
+    start: int
+    fields: dict[str, bytes]
+    unread: Mapping[str, int | str] | None = None
+
+
+def stream_tape(stream: BinaryIO) -> Tape:
+    """A tape over a stream, which can only go forward."""
+    position = 0
+
+    def at(offset: int, nbytes: int) -> bytes:
+        nonlocal position
+        while position < offset:
+            skipped = len(stream.read(min(offset - position, 1 << 20)))
+            if not skipped:
+                return b""
+            position += skipped
+        data = _gather(lambda n, _at: stream.read(n), offset, nbytes)
+        position += len(data)
+        return data
+
+    return at
+
+
+def unzipped(stream: io.BufferedReader) -> BinaryIO:
+    """The bytes of a tar that may be gzipped, whatever its name says."""
+    is_gzip = stream.peek(len(GZIP)).startswith(GZIP)
+    return cast("BinaryIO", _Unzipped(fileobj=stream) if is_gzip else stream)
+
+
+class _Unzipped(gzip.GzipFile):
+    """Says what is wrong with gzip data as it is said of a tar."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return super().read(size)
+        except EOFError:
+            raise truncated(self.tell(), "more of the gzipped tar") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            message = f"its gzip data is damaged: {error}"
+            raise BadSampleError(message, code="bad_header") from error
+
+
+@contextlib.contextmanager
+def file_tape(path: str | Path) -> Iterator[Tape]:
+    """A tape over a local file. Positioned reads, of a few headers at once where members are small:
+    a file that is cut meanwhile reads as truncated, where a memory map ends in SIGBUS."""
+    with Path(path).open("rb", buffering=0) as file:
+        read = functools.partial(os.pread, file.fileno())
+        end = file.seek(0, 2)
+        window, window_start = b"", 0
+
+        def at(offset: int, nbytes: int) -> bytes:
+            nonlocal window, window_start
+            inside = offset - window_start
+            if 0 <= inside <= len(window) - nbytes:
+                return window[inside : inside + nbytes]
+            if offset >= end:
+                return b""
+            if nbytes < WINDOW_NBYTES:
+                window, window_start = read(WINDOW_NBYTES, offset), offset
+                if len(window) >= nbytes:
+                    return window[:nbytes]
+            data = read(nbytes, offset) if nbytes <= CHUNK_NBYTES else b""
+            if len(data) == nbytes:
+                return data
+            return _gather(read, offset, min(nbytes, end - offset))
+
+        yield at
+
+
+def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:
+    """Read on until all is there or the tar ends, a bounded number of bytes at a time."""
+    data = read(min(nbytes, CHUNK_NBYTES), offset)
+    if len(data) == nbytes:
+        return data
+    parts = [data]
+    done = len(data)
+    while parts[-1] and done < nbytes:
+        parts.append(read(min(nbytes - done, CHUNK_NBYTES), offset + done))
+        done += len(parts[-1])
+    return b"".join(parts)
+
+
+def split_member(name: str) -> tuple[str, str] | None:
+    """Key and field of a member, split at the first dot of its base name as webdataset does; None
+    if it has none."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, field_name = base.partition(".")
+    return (folder + slash + stem, field_name.lower()) if stem and field_name else None
+
+
+def leads_out(key: str) -> bool:
+    """Whether a tar with this key would write outside of the folder that it is unpacked into."""
+    return key.startswith("/") or (".." in key and ".." in key.split("/"))
+
+
+@dataclass(slots=True)
+class _Group:
+    """A sample in the making."""
+
+    key: str
+    start: int
+    fields: dict[str, bytes] = field(default_factory=dict)
+    unread: dict[str, int | str] | None = None  # made only where it is needed
+    fault: BadSampleError | None = None
+
+    def check(self, name: str, before: Iterable[str] | None) -> None:
+        """Note what is wrong with one more field."""
+        if name in self.fields or (self.unread and name in self.unread):
+            self.fail(f"{self.key} has the field {name} twice", "repeated_field")
+        elif before is not None and name in before:
+            self.fail(f"{self.key} is the key of an earlier sample too", "repeated_key")
+        elif before is not None:
+            self.fail(f"{self.key} goes on after another sample's member", "scattered")
+
+    def fail(self, message: str, code: str) -> None:
+        self.fault = self.fault or BadSampleError(message, code=code, key=self.key)
+
+    def result(self) -> TarSample | BadSampleError:
+        return self.fault or TarSample(
+            key=self.key, start=self.start, fields=self.fields, unread=self.unread
+        )
+
+    def pass_over(self, name: str, what: int | str) -> None:
+        if self.unread is None:
+            self.unread = {}
+        self.unread[name] = what
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names = (*self.fields, *self.unread) if self.unread else self.fields
+        return tuple(map(sys.intern, names))
+
+
+def _untold(_path: str) -> None:
+    """Of files that belong to no sample."""
+
+
+def scan(
+    at: Tape,
+    *,
+    wants: Wants | None = None,
+    stray: Callable[[str], object] = _untold,
+    links: bool = False,
+) -> Iterator[TarSample | BadSampleError]:
+    """Every sample of a tar in order, or what is wrong with it. After a truncation or a bad
+    header nothing follows: that error carries the key of the sample it cut. What `wants` refuses
+    is not read; `stray` is told of files that belong to no sample. Links are passed over, as
+    webdataset does, unless they are asked for."""
+    seen: dict[str, tuple[str, ...]] = {}
+    group: _Group | None = None
+    linked: dict[str, _Group] = {}  # of links alone: they do not part the members of others
+    try:
+        for path, start, data_start, nbytes, target in members(at):
+            split = split_member(path)
+            if split is None or (target and not links):
+                if path and not target:
+                    stray(path)
+                continue
+            key, name = split
+            if group is None or key != group.key:
+                if target:
+                    own = linked.setdefault(key, _Group(key, start))
+                    own.check(name, seen.get(key))
+                    own.pass_over(name, target)
+                    continue
+                begun = linked.pop(key, None) or _Group(key, start)
+                if group is not None:
+                    yield group.result()
+                    seen.setdefault(group.key, group.names)
+                if linked:
+                    yield from _closed(linked, seen)
+                group = begun
+            group.check(name, seen.get(key))
+            if target:
+                group.pass_over(name, target)
+            elif wants is None or wants(name, nbytes, group.fields):
+                data = group.fields[name] = at(data_start, nbytes)
+                if len(data) < nbytes:
+                    raise truncated(data_start, path)
+            else:
+                group.pass_over(name, nbytes)
+    except BadSampleError as error:
+        yield from _closed(linked, seen)
+        key = group.key if group else ""
+        yield BadSampleError(str(error), code=error.code, key=key)
+        return
+    if group is not None:
+        yield group.result()
+    yield from _closed(linked, seen)
+
+
+def _closed(
+    linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
+) -> Iterator[TarSample | BadSampleError]:
+    """The samples made of links alone, when the one that they stood beside has ended."""
+    for one in linked.values():
+        yield one.result()
+        seen.setdefault(one.key, one.names)
+    linked.clear()
+
+
+def read_samples(at: Tape, what: str) -> Iterator[TarSample]:
+    """The samples of a tar that must be sound; anything wrong with it is raised."""
+    for found in scan(at):
+        if isinstance(found, BadSampleError):
+            raise BadSampleError(f"{what}: {found}", code=found.code, key=found.key) from found
+        yield found
+
+
+def index_tar(at: Tape, what: str) -> bytes:
+    """The index of any tar, from its headers alone. Links are passed over: they have no bytes that
+    could be read at a place."""
+    offsets = array("Q")
+    keys: set[str] = set()
+    last = ""
+    end = 0
+    try:
+        for name, start, data_start, nbytes, target in members(at):
+            split = split_member(name)
+            if split is None or target:
+                continue
+            if split[0] != last:
+                last = split[0]
+                if last in keys:
+                    raise BadSampleError(f"{last} stands in two places", code="scattered", key=last)
+                keys.add(last)
+                offsets.append(start)
+            end = data_start + padded(nbytes)
+    except BadSampleError as error:
+        raise BadSampleError(f"{what}: {error}", code=error.code, key=error.key) from error
+    offsets.append(end)
+    return encode_index(offsets)
+
+
+def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The members of a sample, by its bytes."""
+    whole = data + bytes(2 * BLOCK)
+    for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
+        if split := split_member(path):
+            yield split[1], whole[start : start + nbytes]

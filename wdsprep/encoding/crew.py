@@ -1,0 +1,136 @@
+"""Who encodes: how many workers, on which device, with what share of each machine.
+
+The rules are in `staff`, which only computes; what machines there are is looked up around it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wdsprep.errors import UsageError
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Runner
+from wdsprep.runners.local import usable_cpus
+
+SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeCrewOptions:
+    """What the user asks for; 0 and `auto` leave it to us."""
+
+    runner: str = "ray"
+    device: str = "auto"
+    workers: int = 0
+    max_workers: int = 0
+    cpus_per_worker: float = 0.0
+    gpus_per_worker: float = 0.0
+    accelerator_type: str | None = None
+    ray_address: str | None = None
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    cpus: float
+    gpus: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeCrew:
+    """`workers` may be 0 on a cluster: as many as there is room for."""
+
+    device: str
+    workers: int
+    cpus_per_worker: float
+    gpus_per_worker: float
+    gpus: tuple[str, ...]
+
+    @property
+    def threads(self) -> int:
+        return max(1, int(self.cpus_per_worker))
+
+
+def staff(wish: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool) -> EncodeCrew:
+    """The crew for these machines. On GPUs a worker has one of them and its share of the cores of
+    its machine; on CPUs, where torch computes with all cores, one worker has a whole machine."""
+    with_gpus = [machine for machine in machines if machine.gpus]
+    device = wish.device if wish.device != "auto" else "cuda" if with_gpus else "cpu"
+    if device == "cuda":
+        if not with_gpus and not is_cluster:
+            raise UsageError("there is no GPU that torch can use here: leave --device out")
+        return _gpu_crew(wish, with_gpus, is_cluster=is_cluster)
+    if wish.gpus_per_worker:
+        raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
+    cpus = wish.cpus_per_worker or min(machine.cpus for machine in machines)
+    if wish.workers and not wish.cpus_per_worker and not is_cluster:
+        cpus = max(1.0, machines[0].cpus // wish.workers)
+    room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
+    return EncodeCrew(
+        device=device,
+        workers=wish.workers or room,
+        cpus_per_worker=cpus,
+        gpus_per_worker=0.0,
+        gpus=(),
+    )
+
+
+def _gpu_crew(
+    wish: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
+) -> EncodeCrew:
+    share = wish.gpus_per_worker or 1.0
+    cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
+    gpus = () if is_cluster else machines[0].gpus
+    room = int(len(gpus) / share) if not is_cluster else 0
+    return EncodeCrew(
+        device="cuda",
+        workers=wish.workers or room,
+        cpus_per_worker=wish.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
+        gpus_per_worker=share,
+        gpus=gpus,
+    )
+
+
+def find_crew(wish: EncodeCrewOptions) -> EncodeCrew:
+    """Look at the machines and staff them. Only Ray knows those of a cluster."""
+    if wish.runner == "ray":
+        from wdsprep.runners.ray.cluster import cluster_resources
+
+        nodes = cluster_resources(wish.ray_address)
+        if nodes is not None:
+            found = [
+                Machine(
+                    cpus=node.get("CPU", 0), gpus=tuple(map(str, range(int(node.get("GPU", 0)))))
+                )
+                for node in nodes
+                if node.get("CPU")
+            ]
+            return staff(wish, found, is_cluster=True)
+    return staff(wish, [this_machine(wish.device)], is_cluster=False)
+
+
+def this_machine(device: str) -> Machine:
+    if device == "cpu":
+        return Machine(cpus=usable_cpus())
+    from wdsprep.encoding.models.device import visible_gpus
+
+    return Machine(cpus=usable_cpus(), gpus=visible_gpus())
+
+
+def runner_of(wish: EncodeCrewOptions, crew: EncodeCrew, *, units: int, phase: str = "") -> Runner:
+    """A runner for this crew, with no more workers than there are units."""
+    return make_runner(
+        wish.runner,
+        workers=min(crew.workers, units),
+        max_workers=min(wish.max_workers, units),
+        units_per_worker=SHARDS_PER_WORKER,
+        max_attempts=wish.max_attempts,
+        name="encode",
+        phase=phase,
+        units=units,
+        address=wish.ray_address,
+        cpus_per_worker=crew.cpus_per_worker,
+        gpus_per_worker=crew.gpus_per_worker,
+        accelerator_type=wish.accelerator_type,
+        gpus=crew.gpus,
+    )

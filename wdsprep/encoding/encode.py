@@ -1,0 +1,347 @@
+"""`encode`: turn the image shards of a phase into latent shards, on any number of workers.
+
+A shard is a unit of work; its output has its name, its keys and its order. (The module is not
+called `encode`, because `wdsprep.encode` is the function.)
+"""
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.sealed import FORMAT
+from wdsprep.dataset.state import retract
+from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.work import EncodeWork, Speeds
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
+from wdsprep.runners.run import (
+    Outcome,
+    Run,
+    RunProgress,
+    RunStatus,
+    mark_incomplete,
+    opened_dataset,
+)
+from wdsprep.sources.patterns import is_glob
+from wdsprep.store.base import Store, absolute, check_apart
+from wdsprep.text import plural
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.encoder import Encoder
+    from wdsprep.encoding.worker import EncodeWorker
+
+
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeBegun:
+    """What is known before the first worker starts."""
+
+    model: Model
+    recipe: Recipe
+    crew: EncodeCrew
+    shards: int
+    samples: int
+    """0 where nobody has counted them."""
+    is_whole: bool
+    """Whether the image dataset is packed to its end, as far as it says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeListener:
+    """Hears how a run goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    begun: Callable[[EncodeBegun], None] = lambda _begun: None
+    status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
+    heard: Callable[[RunProgress], None] = lambda _progress: None
+
+
+def encode(
+    images: str = "shards/images",
+    out: str = "",
+    *,
+    resolution: int,
+    model: str = "sd2",
+    latents: str = "sample",
+    text: str = "emb",
+    dtype: str = "auto",
+    seed: int = 0,
+    compile: bool = False,
+    max_area: int = MAX_AREA,
+    max_bytes: int | None = None,
+    batch_size: int = 0,
+    device: str = "auto",
+    runner: str = "ray",
+    workers: int = 0,
+    max_workers: int = 0,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: float = 0.0,
+    accelerator_type: str | None = None,
+    ray_address: str | None = None,
+    max_attempts: int = 3,
+    limit: int | None = None,
+    overwrite: bool = False,
+    redo_changed: bool = False,
+    listener: EncodeListener | None = None,
+) -> Outcome:
+    """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
+    it is empty). All options are those of `wdsprep encode`; 0 is its `auto`."""
+    recipe = Recipe(
+        resolution=resolution,
+        latents=latents,
+        text=text,
+        dtype=dtype,
+        seed=seed,
+        compile=compile,
+        max_area=max_area,
+        max_nbytes=max_bytes or MAX_NBYTES,
+    )
+    wish = EncodeCrewOptions(
+        runner=runner,
+        device=device,
+        workers=workers,
+        max_workers=max_workers,
+        cpus_per_worker=cpus_per_worker,
+        gpus_per_worker=gpus_per_worker,
+        accelerator_type=accelerator_type,
+        ray_address=ray_address,
+        max_attempts=max_attempts,
+    )
+    return encode_as(
+        images,
+        out or f"shards/latents-{resolution}",
+        model=model,
+        recipe=recipe,
+        wish=wish,
+        batch_size=batch_size,
+        limit=limit or 0,
+        overwrite=overwrite,
+        redo_changed=redo_changed,
+        listener=listener,
+    )
+
+
+def encode_as(
+    images: str,
+    latents: str,
+    *,
+    model: str,
+    recipe: Recipe,
+    wish: EncodeCrewOptions,
+    batch_size: int = 0,
+    limit: int = 0,
+    overwrite: bool = False,
+    redo_changed: bool = False,
+    listener: EncodeListener | None = None,
+) -> Outcome:
+    """Encode what `images` holds for the phase `recipe.resolution` into the dataset `latents`."""
+    listener = listener or EncodeListener()
+    images, latents = absolute(images), absolute(latents)  # workers may run in other folders
+    source = find_image_shards(images, recipe.resolution)
+    check_apart(source.url if is_glob(images) else images, latents)
+    found = find_model(model, text=recipe.text, listener=listener.told)
+    check_resolution(found, recipe.resolution)
+    crew = find_crew(wish)
+    recipe = replace(recipe, dtype=dtype_of(recipe.dtype, crew.device, found))
+    settings = settings_of(found, recipe)
+    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
+    _check_empty(edition.store, manifest)
+    wanted = source.first(limit)
+    before = len(manifest.receipts)
+    manifest, pending = plan(
+        edition,
+        manifest,
+        source.shards,
+        wanted,
+        redo_changed=redo_changed,
+        is_whole=source.is_whole,
+    )
+    if gone := before - len(manifest.receipts):
+        listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
+    if source.max_area > recipe.max_area:
+        listener.told(
+            f"{images} was packed with --max-area {source.max_area}: images of more than "
+            f"{recipe.max_area:,} pixels are rejected here, unless --max-area says otherwise"
+        )
+    listener.begun(_begun(found, recipe, crew, source, wanted))
+    speeds, known = Speeds(), manifest.extra.get("trial")
+
+    def heard(progress: RunProgress) -> None:
+        speeds.heard(progress)
+        listener.heard(progress)
+
+    run = Run(
+        edition,
+        manifest,
+        count=len(pending),
+        limit=limit if wanted != source.shards else 0,
+        whole=source.is_whole,
+        extra=lambda: {"model": found.name} | (speeds.trial(known) if limit else {}),
+        status=listener.status,
+        heard=heard,
+    )
+    workshop = EncodeWork(
+        images=source.url,
+        latents=latents,
+        settings=settings,
+        edition=edition.mark,
+        make_encoder=partial(make_encoder, found, recipe, crew.device),
+        max_area=recipe.max_area,
+        max_nbytes=recipe.max_nbytes,
+        batch_size=batch_size,
+        decoders=crew.threads,
+        threads=crew.threads,
+    )
+    runner = None
+    if pending:
+        runner = runner_of(wish, crew, units=len(pending), phase=str(recipe.resolution))
+    del source, wanted, manifest
+    return run.carry_out(runner, Latents(workshop), drained(pending))
+
+
+def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
+    """Give away what is in the list, from its start, until nothing is. What waits is packed: where
+    a million shards lie scattered over half a GB, no part of that is free before the last goes."""
+    waiting = [shard.packed() for shard in reversed(shards)]
+    shards.clear()
+    gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
+    while waiting:
+        yield ImageShard.unpacked(waiting.pop())
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """The work, as runners want it: torch and the models are loaded by workers alone."""
+
+    workshop: EncodeWork
+
+    def open(self) -> "EncodeWorker":
+        from wdsprep.encoding.worker import EncodeWorker
+
+        return EncodeWorker(self.workshop)
+
+
+def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
+    """What a worker does when it begins: load the models, if they are those of the driver."""
+    from wdsprep.encoding.models.encoder import load_encoder
+
+    return load_encoder(check_weights(model), recipe, device)
+
+
+def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """Everything that decides the bytes of the dataset, but for the images, and all that a reader
+    needs to know of the arrays. Limits of images are among it where they are not the usual ones."""
+    limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_nbytes}
+    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES}
+    return {
+        "crop": "centre",
+        "dtype": recipe.dtype,
+        "format": FORMAT,
+        "latents": recipe.latents,
+        "layout": layout(fields(model, recipe)),
+        "resolution": recipe.resolution,
+        "scale": model.scale,
+        "seed": recipe.seed,
+        "shift": model.shift,
+        "text": recipe.text,
+        "weights": model.weights,
+        **{name: limit for name, limit in limits.items() if limit != usual[name]},
+    }
+
+
+def plan(
+    edition: Edition,
+    manifest: Manifest,
+    known: Sequence[ImageShard],
+    wanted: Sequence[ImageShard],
+    *,
+    redo_changed: bool = False,
+    is_whole: bool = True,
+) -> tuple[Manifest, list[ImageShard]]:
+    """The manifest and the shards that are left to do: those wanted minus receipts present. One
+    that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
+    asked for, so what was made of them goes. So does what has no image any more, if packing
+    `is_whole`: else it may be packed again."""
+    ledger = manifest.ledger
+    done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+    made_of = {shard.name: shard.whole_input for shard in known}
+    stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
+    if stale and not redo_changed:
+        raise _changed(edition.store, sorted(stale))
+    if not is_whole:
+        stale &= made_of.keys()
+    pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
+    stale.update(shard.name for shard in pending if shard.name in done)
+    if stale:
+        mark_incomplete(edition)
+    for name in sorted(stale):
+        retract(edition, name, done[name])
+    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
+    return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
+
+
+def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
+    some = ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
+    return FingerprintError(
+        f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
+        f"changed or went away ({some}): name another place for the new latents; or, if these are "
+        "the same images packed anew, --redo-changed encodes what changed again, and removes what "
+        "has no image any more"
+    )
+
+
+def _check_empty(store: Store, manifest: Manifest) -> None:
+    """What became of the empty caption must be what receipts say before a further one says it."""
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    for name in {name for name, _ in known}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
+                raise FormatError(
+                    f"{store.url}/{name} is damaged: "
+                    f'run "wdsprep repair {store.url}", then the same command again'
+                )
+
+
+def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
+    """So that no worker begins a large one when the others have ended."""
+    return sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples))
+
+
+def dtype_of(wanted: str, device: str, model: Model) -> str:
+    """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow."""
+    if wanted != "auto":
+        return wanted
+    if device != "cuda":
+        return "fp32"
+    return "bf16" if model.upcast else "fp16"
+
+
+def _begun(
+    model: Model,
+    recipe: Recipe,
+    crew: EncodeCrew,
+    source: ImageShards,
+    wanted: Sequence[ImageShard],
+) -> EncodeBegun:
+    return EncodeBegun(
+        model=model,
+        recipe=recipe,
+        crew=crew,
+        shards=len(wanted),
+        samples=sum(shard.item.take or shard.item.samples for shard in wanted),
+        is_whole=source.is_whole,
+    )

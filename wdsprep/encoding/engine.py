@@ -1,0 +1,267 @@
+"""Keeps one device busy: samples of several shards go in, in order, and arrays come out.
+
+1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
+   finished first. Each sample is decoded in a pool of threads.
+2. The *assembler* thread takes the crops in the order they were fed and fills batches of one fixed
+   size, across shards. Only when no shard has anything left to feed is a batch padded.
+3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
+   batch is always queued when one ends. On a CPU there are several, each of which computes its
+   batches alone, on one core: sums split between cores come out differently for each number of
+   them, and splitting costs more than it brings.
+4. How many samples are inside at once is bounded, and how many bytes of images wait to be decoded;
+   a place is free again when a result was taken.
+
+What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
+A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
+
+Where the time of a worker goes, by `tools/bench encode --profile`: with an encoder that costs
+nothing, three tenths are decoding JPEGs and a fifth resizing them, in the pool; a tenth is SHA-256,
+a tenth importing torch; reading and writing tars is below a twentieth each. With real models on a
+CPU those take all but a twentieth of what follows the imports.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
+from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.images.crop import Crop, crop
+
+BATCHES_INSIDE = 4
+QUEUED_BATCHES = 2
+UNDECODED_NBYTES = 1 << 30
+POLL_S = 0.2
+
+
+class EngineError(Exception):
+    """A thread of the engine has failed, or it is closed: it can do nothing more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a sample has become: an array for each field of the encoder, in storage dtype."""
+
+    crop: Crop
+    tokens: Tokens
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A sample on its way."""
+
+    key: str
+    caption: str
+    crop: "Future[Crop]"
+    result: "Future[Result]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A batch, and what its rows are."""
+
+    rows: "Sequence[tuple[_Ticket, Crop]]"
+    tokens: Sequence[Tokens]
+    batch: DeviceBatch
+
+
+class Engine:
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        seed: int,
+        batch_size: int,
+        max_area: int,
+        decoders: int,
+        threads: int,
+    ) -> None:
+        """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once."""
+        self._encoder, self._seed = encoder, seed
+        self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
+        self._undecoded = 0  # bytes of images that wait for the pool or are in it
+        self._decoded = threading.Condition()
+        lanes = threads if encoder.device.type == "cpu" else 1
+        self._devices = [Device(encoder, batch_size) for _ in range(lanes)]
+        self._empty = encoder.tokens([""])[0]
+        self._places = threading.Semaphore((BATCHES_INSIDE + lanes) * self._size + decoders)
+        self._turn = threading.Lock()
+        self._feeders = 0
+        self._feeders_lock = threading.Lock()
+        self._fed: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._loads: queue.Queue[_Load] = queue.Queue(QUEUED_BATCHES)
+        self._failure: BaseException | None = None
+        self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
+        self._running = [
+            threading.Thread(target=self._guard, args=(step,), name=name, daemon=True)
+            for name, step in [
+                ("assembler", self._assembler()),
+                *((f"device {n}", self._driver(device)) for n, device in enumerate(self._devices)),
+            ]
+        ]
+        for thread in self._running:
+            thread.start()
+
+    @property
+    def stats(self) -> Stats:
+        return combined([device.stats for device in self._devices])
+
+    @property
+    def _size(self) -> int:
+        return min(device.size for device in self._devices)
+
+    @contextlib.contextmanager
+    def feeding(self) -> Iterator[None]:
+        """Around all that one shard feeds, from before its tar is opened."""
+        with self._feeders_lock:
+            self._feeders += 1
+        try:
+            yield
+        finally:
+            with self._feeders_lock:
+                self._feeders -= 1
+            self._fed.put(None)  # perhaps nobody is left to fill the last batch
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One shard feeds at a time; those that wait have their first samples ready."""
+        self._until(partial(self._turn.acquire, timeout=POLL_S))
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def put(self, key: str, image: bytes, caption: str) -> "Future[Result]":
+        """Feed one sample when there is a place for it; `free_place` gives the place back. Whoever
+        waits for the result calls `check` from time to time: it may never come."""
+        self._until(partial(self._places.acquire, timeout=POLL_S))
+        self._until(partial(self._take_room, len(image)))
+        ticket = _Ticket(key, caption, self._pool.submit(self._decode, image))
+        self._fed.put(ticket)
+        return ticket.result
+
+    def free_place(self) -> None:
+        self._places.release()
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        """What the empty caption becomes, computed on one core as all else is."""
+        return self._pool.submit(self._encoder.empty).result()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            why = f"{type(self._failure).__name__}: {self._failure}"
+            raise EngineError(why) from self._failure
+
+    def close(self) -> None:
+        """End the threads, whatever they have in hand."""
+        self._failure = self._failure or EngineError("the engine is closed")
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._running:
+            thread.join()
+
+    def _take_room(self, nbytes: int) -> bool:
+        """Whether so many bytes may wait beside the others; one image may always."""
+        with self._decoded:
+            if self._undecoded and self._undecoded + nbytes > UNDECODED_NBYTES:
+                self._decoded.wait(POLL_S)
+            fits = not self._undecoded or self._undecoded + nbytes <= UNDECODED_NBYTES
+            self._undecoded += nbytes if fits else 0
+            return fits
+
+    def _decode(self, image: bytes) -> Crop:
+        try:
+            return self._crop(image)
+        finally:
+            with self._decoded:
+                self._undecoded -= len(image)
+                self._decoded.notify_all()
+
+    def _until(self, attempt: Callable[[], bool]) -> None:
+        while not attempt():
+            self.check()
+
+    def _guard(self, steps: Iterator[None]) -> None:
+        try:
+            for _ in steps:
+                if self._failure is not None:
+                    return
+        except BaseException as error:  # noqa: BLE001  raised again where a result is awaited
+            self._failure = self._failure or error
+
+    def _assembler(self) -> Iterator[None]:
+        waiting: list[tuple[_Ticket, Crop]] = []
+        while True:
+            yield
+            with contextlib.suppress(queue.Empty):
+                self._collect(self._fed.get(timeout=POLL_S), waiting)
+            nobody_feeds = self._feeders == 0 and self._fed.empty()
+            while waiting and (len(waiting) >= self._size or nobody_feeds):
+                size = self._size  # a device may halve it at any time
+                load = self._load(waiting[:size], size)
+                del waiting[:size]
+                yield from self._hand_over(load)
+
+    def _collect(self, ticket: _Ticket | None, waiting: list[tuple[_Ticket, Crop]]) -> None:
+        if ticket is None:
+            return
+        try:
+            waiting.append((ticket, ticket.crop.result()))
+        except RejectedError as refused:
+            ticket.result.set_exception(refused)
+        except CancelledError:
+            return  # the engine is being closed
+
+    def _load(self, chosen: Sequence[tuple[_Ticket, Crop]], size: int) -> _Load:
+        """A batch in memory that a GPU can fetch by itself."""
+        count, resolution = len(chosen), self._encoder.resolution
+        pin = self._encoder.device.type == "cuda"
+        pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
+        for row, (_, made) in enumerate(chosen):
+            pixels[row].copy_(made.pixels)
+        tickets = [ticket for ticket, _ in chosen]
+        tokens = self._encoder.tokens([ticket.caption for ticket in tickets])
+        ids = [found.ids for found in tokens] + [self._empty.ids] * (size - count)
+        noise = torch.zeros(size, dtype=torch.int64)
+        noise[:count] = noise_keys(self._seed, [ticket.key for ticket in tickets])
+        text = torch.tensor(ids, dtype=torch.int64) if self._empty.ids else None
+        return _Load(chosen, tokens, DeviceBatch(count, pixels, text, noise))
+
+    def _hand_over(self, load: _Load) -> Iterator[None]:
+        while True:
+            try:
+                return self._loads.put(load, timeout=POLL_S)
+            except queue.Full:
+                yield
+
+    def _driver(self, device: Device) -> Iterator[None]:
+        torch.set_num_threads(1)
+        before: tuple[_Load, list[Launched]] | None = None
+        while True:
+            yield
+            load = self._next(wait=before is None)
+            after = (load, device.launch(load.batch)) if load else None
+            if before is not None:
+                self._give_out(before[0], device.finish(before[1]))
+            before = after
+
+    def _next(self, *, wait: bool) -> _Load | None:
+        try:
+            return self._loads.get(timeout=POLL_S) if wait else self._loads.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
+        for (ticket, made), tokens, arrays in zip(load.rows, load.tokens, rows, strict=True):
+            if arrays is None:
+                ticket.result.set_exception(RejectedError(Code.NOT_FINITE))
+            else:
+                ticket.result.set_result(Result(crop=made, tokens=tokens, arrays=arrays))

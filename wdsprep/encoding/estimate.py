@@ -1,0 +1,221 @@
+"""`plan`: what encoding a dataset takes, before any of it is paid for.
+
+All of it is arithmetic on the number of images by bucket and the speed of one device. Sizes follow
+from the format, to the byte but for captions and json, which take one tar block each as they nearly
+always do. Requests are those that `encode` makes: it reads an image shard once, and writes a latent
+shard in parts.
+
+Where nothing has been measured, it goes by the speed of GPUs, and prices. The speeds are of
+diffusers and transformers as they come, in fp16, with SD2's VAE and text encoder. They are derived
+from the operations of an image, the cards' data sheets and the share of the peak that convolutions
+and group norms leave, and have not been measured: a trial says more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.errors import UsageError
+from wdsprep.store.s3 import PART_NBYTES
+
+BESIDE = 3  # a shard's index, rejects and receipt
+WIDTHS = {"sd1": 768, "sd2": 1024}
+# Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
+DECODE_S_PER_PIXEL = 2.6e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Images of one bucket, and their bytes in all. Where nobody has counted them, an image of
+    bucket 512 is taken for one of 1024 x 1024 pixels at a quarter of a byte each."""
+
+    samples: int
+    nbytes: int = 0
+    shards: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Images a second of one device, and where that comes from."""
+
+    each: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What is stored of each sample, and how many in a shard."""
+
+    model: str = "sd2"
+    latents: str = "sample"
+    text: str = "emb"
+    samples_per_shard: int = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """Devices, and dollars for an hour of one; 0 is not known."""
+
+    devices: int = 1
+    price: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """What one phase takes."""
+
+    resolution: int
+    samples: int
+    speed: Speed
+    device_hours: float
+    wall_hours: float
+    dollars: float | None
+    cores_each: float
+    nbytes_read: int
+    nbytes_written: int
+    shards: int
+    gets: int
+    puts: int
+
+    @property
+    def request_dollars(self) -> float:
+        return self.gets * GET_DOLLARS + self.puts * PUT_DOLLARS
+
+    @property
+    def month_dollars(self) -> float:
+        return self.nbytes_written / 1e9 * GB_MONTH_DOLLARS
+
+    @property
+    def bytes_a_second_each(self) -> float:
+        """What one device's machine reads and writes."""
+        return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
+
+
+def plan(
+    buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
+) -> list[Phase]:
+    """The phases for which a speed is known, each at the lower end of a bucket."""
+    if not any(bucket.samples for bucket in buckets.values()):
+        raise UsageError("there are no images to plan for")
+    return [
+        _phase(
+            resolution,
+            {name: buckets[name] for name in buckets_of_phase(resolution, sorted(buckets))},
+            speeds[resolution],
+            choice,
+            fleet,
+        )
+        for resolution in sorted(buckets)
+        if resolution in speeds and any(buckets[n].samples for n in buckets if n >= resolution)
+    ]
+
+
+def _phase(
+    resolution: int, buckets: Mapping[int, Bucket], speed: Speed, choice: Choice, fleet: Fleet
+) -> Phase:
+    samples = sum(bucket.samples for bucket in buckets.values())
+    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items())
+    hours = samples / speed.each / 3600
+    each = sample_nbytes(resolution, choice)
+    shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
+    nbytes = samples * each
+    return Phase(
+        resolution=resolution,
+        samples=samples,
+        speed=speed,
+        device_hours=hours,
+        wall_hours=hours / fleet.devices,
+        dollars=hours * fleet.price if fleet.price else None,
+        cores_each=decoding_s * DECODE_S_PER_PIXEL / samples * speed.each,
+        nbytes_read=sum(b.nbytes or b.samples * name**2 for name, b in buckets.items()),
+        nbytes_written=nbytes,
+        shards=shards,
+        gets=shards,
+        puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
+    )
+
+
+def sample_nbytes(resolution: int, choice: Choice) -> int:
+    """Of a latent sample in its tar: arrays, json and caption, each with a header."""
+    return sum(BLOCK + padded(field.nbytes) for field in _fields(resolution, choice)) + 4 * BLOCK
+
+
+def _fields(resolution: int, choice: Choice) -> list[Field]:
+    channels, side = (8 if choice.latents == "moments" else 4), resolution // 8
+    latent = Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    text = {
+        "emb": [Field(name="emb.npy", dtype="<f2", shape=(77, WIDTHS[choice.model]))],
+        "tokens": [Field(name="tokens.npy", dtype="<i4", shape=(77,))],
+        "none": [],
+    }
+    return [latent, *text[choice.text]]
+
+
+def parts(nbytes: int) -> int:
+    """How many requests write an object: one if it is small, else its parts, a begin and an end."""
+    return 1 if nbytes <= PART_NBYTES else 2 + -(-nbytes // PART_NBYTES)
+
+
+def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
+    """The bytes that each choice of `--latents` and `--text` would store."""
+    return {
+        (latents, text): samples
+        * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
+        for latents in ("sample", "moments")
+        for text in ("emb", "tokens", "none")
+    }
+
+
+VAE_GFLOPS = {256: 272.7, 512: 1116.7}  # of an image, a multiplication and an addition being two
+TEXT_GFLOPS = {"sd2": 45.1, "sd1": 13.3}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """Images a second at 256 and 512, and dollars an hour with what they are of; 0 is not known."""
+
+    at_256: float
+    at_512: float
+    price: float = 0.0
+    price_of: str = ""
+
+
+GPUS = {
+    "A10G": Gpu(
+        at_256=111, at_512=30, price=1.006, price_of="g5.xlarge on demand, us-east-1, June 2026"
+    ),
+    "A100": Gpu(
+        at_256=469, at_512=126, price=3.0, price_of="what Anyscale paid in its run, reserved"
+    ),
+    "H100": Gpu(at_256=1252, at_512=332),
+    "H200": Gpu(at_256=1390, at_512=371),
+}
+# List prices of S3 Standard in us-east-1: of a PUT, of a GET, and of a GB for a month.
+PUT_DOLLARS, GET_DOLLARS, GB_MONTH_DOLLARS = 0.005 / 1000, 0.0004 / 1000, 0.023
+
+
+def find_gpu(name: str) -> Gpu:
+    found = GPUS.get(name.upper())
+    if found is None:
+        raise UsageError(
+            f"--gpu {name}: the table has {', '.join(GPUS)}: give --rate 256=N,512=N for another, "
+            'or the --trial of a "wdsprep encode --limit" on it'
+        )
+    return found
+
+
+def derived_rate(gpu: Gpu, resolution: int, *, model: str, text: str) -> float:
+    """Images a second, by the operations that are left to do."""
+    known = {256: gpu.at_256, 512: gpu.at_512}.get(resolution)
+    if known is None:
+        raise UsageError(f"no speed at {resolution} is known: give --rate {resolution}=N")
+    table = gflops(resolution, model="sd2", text="emb")
+    return known * table / gflops(resolution, model=model, text=text)
+
+
+def gflops(resolution: int, *, model: str, text: str) -> float:
+    """Of an image and its caption. The VAE's grow with the pixels."""
+    vae = VAE_GFLOPS.get(resolution) or VAE_GFLOPS[512] * (resolution / 512) ** 2
+    return vae + (TEXT_GFLOPS[model] if text == "emb" else 0.0)

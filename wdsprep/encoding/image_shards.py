@@ -1,0 +1,158 @@
+"""Which image shards a phase is encoded from: those of a dataset that `pack` made, or any tars."""
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
+from wdsprep.errors import SourceError, UsageError
+from wdsprep.sources import Columns, Item
+from wdsprep.sources.patterns import tar_stem
+from wdsprep.sources.recognise import recognise
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store
+from wdsprep.text import shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageShard:
+    """A unit of work of `encode`. `sha256` is empty for a tar that no manifest speaks of."""
+
+    name: str
+    item: Item
+    sha256: str = ""
+
+    @property
+    def input(self) -> str:
+        """What a receipt remembers of what its shard was made from."""
+        return self.whole_input + (f":{self.item.take}" if self.item.take else "")
+
+    @property
+    def whole_input(self) -> str:
+        if self.sha256:
+            return self.sha256
+        return hashlib.sha256(replace(self.item, take=0).to_json().encode()).hexdigest()
+
+    def packed(self) -> bytes:
+        """A third of the memory, for those that wait to be done."""
+        item = self.item
+        parts = item.name, item.parts, item.extra, item.take, item.samples
+        return pickle.dumps((self.name, self.sha256, parts))
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> "ImageShard":
+        own, sha256, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
+        item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
+        return cls(name=own, item=item, sha256=sha256)
+
+    def is_done_by(self, made_of: str) -> bool:
+        """Whether what was made from that input has all that is wanted now."""
+        return made_of in (self.input, self.whole_input)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageShards:
+    """The shards of a phase, in the order of their names. `is_whole` is false for a dataset whose
+    packing has not come to its end."""
+
+    url: str
+    shards: tuple[ImageShard, ...]
+    is_whole: bool
+    max_area: int
+    """That pack let pass, in pixels; 0 where nobody says."""
+    count: Callable[[Item], int]
+
+    def first(self, limit: int) -> tuple[ImageShard, ...]:
+        """Those with the first `limit` samples (0: all), the last one cut where they end."""
+        if not limit:
+            return self.shards
+        found = []
+        for shard in self.shards:
+            there = self.count(shard.item)
+            is_last = there >= limit
+            item = replace(shard.item, take=limit) if there > limit else shard.item
+            found.append(replace(shard, item=item))
+            if is_last:
+                break
+            limit -= there
+        return tuple(found)
+
+
+def find_image_shards(url: str, resolution: int) -> ImageShards:
+    is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
+    store = None if is_pattern else open_store(url)
+    manifest = dated_manifest(store) if store else None
+    if store is None or manifest is None:
+        return _of_tars(url, resolution)
+    check_kind(store, manifest.dataset, "images")
+    manifest = refreshed(store, manifest)
+    return ImageShards(
+        url=store.url,
+        shards=_of_dataset(url, manifest, resolution),
+        is_whole=manifest.complete,
+        max_area=manifest.settings["max_area"],
+        count=lambda item: item.samples,
+    )
+
+
+def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageShard, ...]:
+    buckets = manifest.settings["buckets"]
+    phase = set(buckets_of_phase(resolution, buckets))
+    if not phase:
+        sizes = ", ".join(map(str, buckets))
+        raise UsageError(
+            f"{url} has the buckets {sizes}, none for a resolution of {resolution}: pack with "
+            f"--buckets {','.join(map(str, buckets))},{resolution}, or choose a lower resolution"
+        )
+    shards = tuple(
+        ImageShard(
+            name=shard.name.removesuffix(".tar"),
+            item=Item(
+                name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
+            ),
+            sha256=shard.sha256,
+        )
+        for shard in manifest.shards
+        if shard.bucket in phase
+    )
+    if not shards:
+        raise SourceError(f"{url} holds no image of {resolution} pixels or more: nothing to encode")
+    return shards
+
+
+def _of_tars(url: str, resolution: int) -> ImageShards:
+    """Tars that something else packed. Their latents lie in the folder of the phase, without what
+    says that a tar is gzipped."""
+    try:
+        source = recognise(url, columns=Columns(), rows_per_item=1)
+    except SourceError as error:
+        raise SourceError(f'{error}: or run "wdsprep pack" first') from error
+    if not isinstance(source, TarsSource):
+        raise SourceError(f'{url} holds images, but no shards: run "wdsprep pack {url}" first')
+    shards: dict[str, ImageShard] = {}
+    for item in source.items():
+        name = f"{resolution}/{_stem(source.url, item.name)}"
+        if name in shards:
+            raise SourceError(
+                f"{shards[name].item.name} and {item.name} would both become {name}.tar: name the "
+                f"tars to encode, such as '{source.url}/*.tar'"
+            )
+        shards[name] = ImageShard(name=name, item=item)
+    return ImageShards(
+        url=source.url,
+        shards=tuple(shards.values()),
+        is_whole=True,
+        max_area=0,
+        count=source.count,
+    )
+
+
+def _stem(url: str, name: str) -> str:
+    """The name that the latents of a tar get, which receipts have to hold."""
+    if shown(name) != name:
+        raise SourceError(f"{url}/{shown(name)}: the name of this tar is not UTF-8: rename it")
+    return tar_stem(name)

@@ -1,0 +1,132 @@
+"""A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from wdsprep.dataset.arrays import Field, empty_name
+from wdsprep.dataset.draft import Draft, DraftTar
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt, Settings, rejects_name
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.encoding.engine import Result
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.errors import ExistsError, NotFoundError, TarError
+from wdsprep.store.base import write_bytes
+
+Files = Mapping[str, str]
+
+
+class LatentShard:
+    """The latent shard in the making, and the rejects beside it."""
+
+    def __init__(self, draft: Draft, shard: ImageShard, fields: Sequence[Field]) -> None:
+        self._draft, self._shard, self._fields = draft, shard, fields
+        self._tar: DraftTar | None = None
+        self.rejects = draft.rejects
+        self.samples = self.nbytes = 0
+        self.counts: Counter[str] = Counter()
+
+    def add(self, key: str, sample: Sample, result: Result) -> None:
+        fields = members_of(self._fields, key, sample, result, is_packed=bool(self._shard.sha256))
+        self.add_members(key, fields, cut=result.tokens.cut)
+
+    def add_members(self, key: str, members: Sequence[tuple[str, bytes]], *, cut: bool) -> None:
+        """The same for what `members_of` has made before; `cut` is whether the caption was."""
+        try:
+            self._begun().add(key, members)
+        except TarError as error:
+            raise RejectedError(Code.BAD_KEY, str(error)) from error
+        self.samples += 1
+        self.nbytes += sum(len(data) for _, data in members)
+        self.counts["cut"] += int(cut)
+        self.counts["empty_caption"] += int(not members[-1][1])
+
+    def _begun(self) -> DraftTar:
+        """With the first sample: there are no empty shards."""
+        if self._tar is None:
+            self._tar = self._draft.tar(f"{self._shard.name}.tar")
+        return self._tar
+
+    def finish(self, settings: Settings, empty: Files) -> Receipt:
+        """Complete the files; `empty` are those of the empty caption. The receipt of the shard."""
+        receipt = Receipt(
+            dataset="latents",
+            unit=self._shard.name,
+            generation=0,
+            settings=settings,
+            input=self._shard.input,
+            inputs=self.samples + self.rejects.counts.total(),
+            shards=(self._tar.finish(),) if self._tar else (),
+            rejects=dict(self.rejects.counts),
+            counts=dict(self.counts),
+            files={rejects_name(self._shard.name): self.rejects.sha256, **empty},
+        )
+        return self._draft.finish(receipt, {})
+
+
+def members_of(
+    fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
+) -> list[tuple[str, bytes]]:
+    """The members of a latent sample, by their names and in their order."""
+    members = [
+        (field.name, field.header + array.numpy().tobytes())
+        for field, array in zip(fields, result.arrays, strict=True)
+    ]
+    members.append(("json", json_of(key, sample, result, is_packed=is_packed)))
+    members.append(("txt", sample.caption.encode("utf-8", "replace")))
+    return members
+
+
+def json_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> bytes:
+    packed = _kept(sample.facts) if is_packed else {}
+    return facts_bytes(facts_of(key, sample, result) | packed)
+
+
+def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
+    """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
+    crop, tokens = result.crop, result.tokens
+    side = crop.pixels.shape[-1]
+    return {
+        "caption": sample.caption,
+        "crop": [crop.left, crop.top, crop.left + side, crop.top + side],
+        "cut": tokens.cut,
+        "height": crop.height,
+        "key": key,
+        "scaled_height": crop.scaled_height,
+        "scaled_width": crop.scaled_width,
+        "source": sample.source,
+        "source_height": crop.height,
+        "source_width": crop.width,
+        "tokens": tokens.count,
+        "width": crop.width,
+    }
+
+
+def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the json of a packed image sample knows better: where the image came from."""
+    names = ("source", "source_height", "source_width")
+    return {name: facts[name] for name in names if name in facts}
+
+
+def write_empty(
+    edition: Edition, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
+) -> dict[str, str]:
+    """What the empty caption becomes, for classifier-free guidance; one worker is enough. The
+    SHA-256 of each file, by its name."""
+    digests, store = {}, edition.store
+    for field in fields[1:]:
+        name = empty_name(field)
+        try:
+            data = store.read(name)
+        except NotFoundError:
+            data = field.header + empty()[field.name].numpy().tobytes()
+            with edition.holding(name):
+                try:
+                    write_bytes(store, name, data, exclusive=True)
+                except ExistsError:
+                    data = store.read(name)
+        digests[name] = hashlib.sha256(data).hexdigest()
+    return digests

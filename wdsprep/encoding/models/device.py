@@ -1,0 +1,180 @@
+"""One device computing batches of one fixed size, one launched while the one before still runs.
+
+A batch that does not fit into memory is halved, and so are all after it. Rows whose values are not
+finite, or too large for the storage dtype, are computed once more in fp32.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from wdsprep.encoding.models.batch_size import auto_batch_size
+from wdsprep.encoding.models.encoder import Encoder
+
+Arrays = tuple[torch.Tensor, ...]
+
+
+def device_name(device: torch.device) -> str:
+    """Such as `NVIDIA A10G`, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """Inputs on the host. The first `count` rows are wanted, the rest is padding."""
+
+    count: int
+    pixels: torch.Tensor
+    ids: torch.Tensor | None
+    noise: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.pixels)
+
+    def pick(self, rows: Sequence[int], size: int) -> "DeviceBatch":
+        """Some of the rows, padded with the first of them."""
+        index = torch.tensor([*rows, *[rows[0]] * (size - len(rows))])
+        ids = None if self.ids is None else self.ids[index]
+        return DeviceBatch(len(rows), self.pixels[index], ids, self.noise[index])
+
+    def parts(self, size: int) -> "list[DeviceBatch]":
+        starts = range(0, self.count, size)
+        return [self.pick(range(start, min(start + size, self.count)), size) for start in starts]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What the device has done; `wall_s` runs from the first launch to the last batch's end."""
+
+    samples: int = 0
+    batches: int = 0
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+    exact: int = 0
+    batch_size: int = 0
+
+
+def combined(stats: "Sequence[Stats]") -> Stats:
+    """What several devices that share one machine have done, as one."""
+    return Stats(
+        samples=sum(each.samples for each in stats),
+        batches=sum(each.batches for each in stats),
+        busy_s=sum(each.busy_s for each in stats) / len(stats),
+        wall_s=max(each.wall_s for each in stats),
+        exact=sum(each.exact for each in stats),
+        batch_size=min(each.batch_size for each in stats),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    batch: DeviceBatch
+    arrays: Arrays
+    ok: torch.Tensor
+    began: "torch.cuda.Event | float"
+    ended: "torch.cuda.Event | float"
+
+
+class Device:
+    def __init__(self, encoder: Encoder, batch_size: int) -> None:
+        self._encoder = encoder
+        self._is_cuda = encoder.device.type == "cuda"
+        self._first_launch = 0.0
+        self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder))
+
+    @property
+    def size(self) -> int:
+        return self.stats.batch_size
+
+    def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
+        """Begin a batch; several where it has to be cut into smaller ones."""
+        self._first_launch = self._first_launch or time.monotonic()
+        if batch.size > self.size:
+            parts = batch.parts(self.size)
+            return [made for part in parts for made in self.launch(part, exact=exact)]
+        try:
+            return [self._launch(batch, exact=exact)]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or batch.size == 1:
+                raise
+        self.stats.batch_size = batch.size // 2  # out of the handler: it held on to the memory
+        if self._is_cuda:
+            torch.cuda.empty_cache()
+        return [made for part in batch.parts(self.size) for made in self.launch(part, exact=exact)]
+
+    def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
+        began = self._mark()
+        to = self._encoder.device
+        encoded = self._encoder.encode(
+            batch.pixels.to(to, non_blocking=True),
+            None if batch.ids is None else batch.ids.to(to, non_blocking=True),
+            batch.noise.to(to, non_blocking=True),
+            exact=exact,
+        )
+        names = [field.name for field in self._encoder.fields]
+        arrays = tuple(self._to_host(encoded.arrays[name]) for name in names)
+        return Launched(batch, arrays, self._to_host(encoded.ok), began, self._mark())
+
+    def _to_host(self, made: torch.Tensor) -> torch.Tensor:
+        if not self._is_cuda:
+            return made.contiguous()
+        host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
+        return host.copy_(made, non_blocking=True)
+
+    def _mark(self) -> "torch.cuda.Event | float":
+        if not self._is_cuda:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def finish(self, launched: Sequence[Launched]) -> list[Arrays | None]:
+        """The arrays of every wanted row, in order; None where they cannot be had."""
+        return [row for one in launched for row in self._finish(one, may_retry=True)]
+
+    def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
+        stats = self.stats
+        stats.busy_s += _seconds(one)
+        stats.wall_s = time.monotonic() - self._first_launch
+        stats.batches += 1
+        rows: list[Arrays | None] = [
+            tuple(made[row] for made in one.arrays) for row in range(one.batch.count)
+        ]
+        failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
+        again = self._exact(one.batch.pick(failed, one.batch.size)) if failed and may_retry else []
+        for row, made in zip(failed, again or [None] * len(failed), strict=True):
+            rows[row] = made
+        stats.samples += one.batch.count if may_retry else 0
+        return rows
+
+    def _exact(self, batch: DeviceBatch) -> list[Arrays | None]:
+        self.stats.exact += batch.count
+        launched = self.launch(batch, exact=True)
+        return [row for one in launched for row in self._finish(one, may_retry=False)]
+
+
+def _seconds(one: Launched) -> float:
+    """How long the device worked on it, once it has ended."""
+    if isinstance(one.began, float) or isinstance(one.ended, float):
+        return one.ended - one.began  # type: ignore[operator]
+    one.ended.synchronize()
+    return float(one.began.elapsed_time(one.ended)) / 1000
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Libraries below torch run out of memory in words of their own."""
+    words = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(word in str(error) for word in words)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    if not torch.cuda.is_available():
+        return ()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(named.split(",")) if named else tuple(map(str, range(torch.cuda.device_count())))

@@ -1,0 +1,188 @@
+"""Where the files of a model lie: a folder, or a repository of the Hugging Face hub.
+
+The hub's client is imported when it is needed. What it raises becomes one line that says what to do
+next, and it comes within seconds, before anything else has begun.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from wdsprep.errors import UsageError, WdsprepError, WorkError
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+
+TIMEOUT_S = 10.0
+BRANCH = "main"
+LARGE_NBYTES = 1_000_000
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class ModelFiles(Protocol):
+    """Has the files of a model by name."""
+
+    @property
+    def what(self) -> str:
+        """How messages call the model."""
+
+    @property
+    def revision(self) -> str:
+        """The commit, where there is one."""
+
+    def names(self) -> frozenset[str]: ...
+
+    def fetch(self, names: Sequence[str]) -> Path:
+        """The folder that these files are in, by then."""
+
+
+class UnreachableError(WorkError):
+    """The hub cannot be asked, so what was fetched earlier has to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder on this machine, which may be what the hub's cache has of a commit."""
+
+    path: Path
+    what: str
+    revision: str = ""
+
+    def names(self) -> frozenset[str]:
+        """The files in it and one folder down, where all of a pipeline's are."""
+        found = (*self.path.glob("*"), *self.path.glob("*/*"))
+        return frozenset(str(path.relative_to(self.path)) for path in found if path.is_file())
+
+    def fetch(self, names: Sequence[str]) -> Path:  # noqa: ARG002  they are there
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository at one commit, as the hub lists it."""
+
+    what: str
+    repo: str
+    branch: str
+    revision: str
+    sizes: dict[str, int]
+    tell: Callable[[str], None]
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.sizes)
+
+    def fetch(self, names: Sequence[str]) -> Path:
+        """Asks for the branch, so that the cache knows it when there is no network."""
+        from huggingface_hub import snapshot_download
+
+        cached = find_cached(self.what, self.repo, self.revision)
+        missing = set(names) - (cached.names() if cached else frozenset())
+        if cached and not missing:
+            return cached.path
+        nbytes = sum(self.sizes[name] for name in missing)
+        if nbytes > LARGE_NBYTES:
+            self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
+        try:
+            with _Translated(self.what, self.repo, self.branch):
+                path = snapshot_download(
+                    self.repo, revision=self.branch, allow_patterns=list(names)
+                )
+        except UnreachableError as error:
+            raise WorkError(
+                f"{self.what} was not fetched to its end ({error}): run it again, what has "
+                "arrived is kept"
+            ) from None
+        if Path(path).name != self.revision:
+            raise WorkError(f"{self.repo} has changed while it was fetched: run it again")
+        return Path(path)
+
+
+def find_cached(what: str, repo: str, revision: str) -> Folder | None:
+    """What the cache holds of a repository, be it all or a part; the network is not asked."""
+    from huggingface_hub import snapshot_download
+
+    try:  # with no pattern nothing is missing, so a folder that lacks files is found as well
+        found = snapshot_download(
+            repo, revision=revision or None, local_files_only=True, allow_patterns=[]
+        )
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UsageError(f"{what} is no repository on the hub: {_line(error)}") from None
+    path = Path(found)
+    return Folder(path, what, path.name) if path.is_dir() else None
+
+
+def ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) -> Repository:
+    from huggingface_hub import HfApi
+
+    with _Translated(what, repo, revision):
+        info = HfApi().model_info(
+            repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
+        )
+    return Repository(what, repo, revision or BRANCH, info.sha or "", _sizes(info), tell)
+
+
+def _sizes(info: "ModelInfo") -> dict[str, int]:
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+class _Translated:
+    """Turns what the hub's client raises into our errors."""
+
+    def __init__(self, what: str, repo: str, revision: str) -> None:
+        self._what, self._repo, self._revision = what, repo, revision
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and (ours := self._translate(error)):
+            raise ours from None
+
+    def _translate(self, error: Exception) -> WdsprepError | None:
+        from huggingface_hub import errors
+
+        what, repo = self._what, self._repo
+        if isinstance(error, errors.GatedRepoError):
+            return WorkError(
+                f"{what} is gated: accept its terms at https://huggingface.co/{repo}, then run "
+                '"hf auth login" (or set HF_TOKEN) and try again'
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return UsageError(
+                f"{repo} has no revision {self._revision!r}: see the branches and commits at "
+                f"https://huggingface.co/{repo}/commits/main"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return UsageError(
+                f"{what} is not on the hub, or it is private: check the name, or run "
+                '"hf auth login" (or set HF_TOKEN)'
+            )
+        reached = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
+        if reached or isinstance(error, OSError) or _is_network_error(error):
+            kind = WorkError if reached else UnreachableError
+            return kind(_line(error))
+        return None
+
+
+def _is_network_error(error: Exception) -> bool:
+    """The client's HTTP library has had two names; its root error is known by its heir."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    roots = [base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError"]
+    return isinstance(error, tuple(roots))
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+def is_local(name: str) -> bool:
+    """Whether a name can only be meant for a folder."""
+    return name.startswith((".", "~", os.sep)) or name.count("/") != 1

@@ -1,0 +1,132 @@
+"""Latents that are made while a trainer waits for them, and are the ones that `encode` would store.
+
+1. `Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
+2. `BatchEncoder` computes: a step's pixels in device batches of one size, as a worker of `encode`
+   does. Noise is that of the key, so no step, rank or device batch shows in what comes out.
+3. `Tee` keeps what passes, and writes each latent shard when the last of its samples has come.
+
+The order is the loader's (`wdsprep.loading.loader`), whose threads read and crop; on other
+machines that is done by `wdsprep.loading.streaming`.
+
+A sample of an image shard is made ready for the models as a worker of `encode` makes it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.read import TarSample
+from wdsprep.encoding import encode as encoding
+from wdsprep.encoding.encode import dtype_of, settings_of
+from wdsprep.encoding.models.find import Model, check_resolution, find_model
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.images.crop import Crop, crop
+from wdsprep.limits import MAX_AREA
+from wdsprep.sources import Columns
+from wdsprep.sources.tars import TarsSource
+from wdsprep.text import shown
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.encoder import Encoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encode:
+    """How images become latents on their way: the options of `wdsprep encode` that decide what
+    they are, `batch_size` on the device (0: chosen), and `device`, by default the trainer's."""
+
+    resolution: int
+    model: str = "sd2"
+    latents: str = "sample"
+    text: str = "emb"
+    dtype: str = "auto"
+    seed: int = 0
+    compile: bool = False
+    max_area: int = MAX_AREA
+    batch_size: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """The same with the model found. Picklable, for workers that load it themselves."""
+
+    model: Model
+    recipe: Recipe
+    device: str
+    batch_size: int = 0
+    make: "Callable[[Model, Recipe, str], Encoder]"
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the dataset that `encode` would write."""
+        return settings_of(self.model, self.recipe)
+
+    def load(self) -> "Encoder":
+        return self.make(self.model, self.recipe, self.device)
+
+
+def find_encoding(encode: Encode, device: str) -> Encoding:
+    """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
+    that the trainer or the cluster has."""
+    device = device if encode.device == "auto" else encode.device
+    recipe = Recipe(
+        resolution=encode.resolution,
+        latents=encode.latents,
+        text=encode.text,
+        dtype=encode.dtype,
+        seed=encode.seed,
+        compile=encode.compile,
+        max_area=encode.max_area,
+    )
+    model = find_model(encode.model, text=encode.text)
+    check_resolution(model, encode.resolution)
+    dtype = dtype_of(recipe.dtype, device.partition(":")[0], model)
+    return Encoding(
+        model=model,
+        recipe=replace(recipe, dtype=dtype),
+        device=device,
+        batch_size=encode.batch_size,
+        make=encoding.make_encoder,
+    )
+
+
+_SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what members make a sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A sample without the bytes of its image, and the square that was cut out of it."""
+
+    sample: Sample
+    crop: Crop
+
+    def without_pixels(self) -> "Prepared":
+        """For who has them elsewhere: of the square its side is left."""
+        side = self.crop.pixels.shape[-1]
+        return replace(self, crop=replace(self.crop, pixels=_nothing(side)))
+
+
+def prepared(found: TarSample, tar: str, *, resolution: int, max_area: int) -> Prepared:
+    """A RejectedError for what `encode` would reject as well."""
+    row = next(_SOURCE.rows(found, tar))
+    if isinstance(row, Refusal):
+        raise RejectedError(row.code, row.detail)
+    made = crop(row.image, resolution, max_area=max_area)
+    return Prepared(sample=replace(row, image=b""), crop=made)
+
+
+def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
+    """What `encode` writes down of it."""
+    source = shown(f"{tar}/{found.key}")
+    return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)
+
+
+@cache
+def _nothing(side: int) -> torch.Tensor:
+    return torch.empty((3, 0, side), dtype=torch.uint8)

@@ -1,0 +1,125 @@
+"""Pixels of a step to arrays, on one device, while steps before and after it are under way.
+
+Batches have one fixed size, the last one of a step padded, and on a CPU each is computed by one
+core alone: what a sample becomes is what `encode` makes of it. A batch is launched by one thread
+and awaited by another, so that on a GPU the next one is queued when one ends. There it runs on a
+stream of its own, beside the trainer's.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wdsprep.encoding.models.batch_size import auto_batch_size
+from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
+from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.noise import noise_keys
+
+OWN_BATCH = 32  # at most, beside a trainer that wants the memory
+
+Rows = list[Arrays | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun:
+    """A step under way: the tokens of its captions, and the rows of each batch."""
+
+    tokens: Sequence[Tokens]
+    parts: "Sequence[Future[Rows]]"
+
+    def rows(self) -> Rows:
+        """The arrays of each sample, when all are there; None where the numbers are not finite."""
+        return [row for part in self.parts for row in part.result()]
+
+
+class BatchEncoder:
+    """`most` samples come at a time; batches are as large as is good, but even."""
+
+    def __init__(
+        self, encoder: Encoder, *, seed: int, most: int, batch_size: int = 0, lanes: int = 1
+    ) -> None:
+        self.encoder, self._seed = encoder, seed
+        is_cuda = encoder.device.type == "cuda"
+        self._size = batch_size or _even(auto_batch_size(encoder), most, is_cuda=is_cuda)
+        self._empty = encoder.tokens([""])[0]
+        self._here = threading.local()
+        self._devices: list[Device] = []
+        self._stream = _stream(encoder.device) if is_cuda else None
+        torch.get_num_threads()  # fixes how many this thread has, before others take one each
+        self._launcher = ThreadPoolExecutor(1 if is_cuda else lanes, "encode", self._enter)
+        self._finisher = ThreadPoolExecutor(1, "encoded", self._enter)
+
+    @property
+    def stats(self) -> Stats:
+        return combined([each.stats for each in self._devices]) if self._devices else Stats()
+
+    def begin(self, pixels: Tensor, captions: Sequence[str], keys: Sequence[str]) -> StepBegun:
+        """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
+        rows are there."""
+        tokens = self.encoder.tokens(captions)
+        ids = torch.tensor([each.ids for each in tokens]) if self._empty.ids else None
+        whole = DeviceBatch(len(pixels), pixels, ids, noise_keys(self._seed, keys))
+        parts = [self._launched(batch) for batch in _parts(whole, self._size)]
+        return StepBegun(tokens, parts)
+
+    def empty(self) -> dict[str, Tensor]:
+        """What the empty caption becomes."""
+        return self._launcher.submit(self.encoder.empty).result()
+
+    def close(self) -> None:
+        for pool in (self._launcher, self._finisher):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _enter(self) -> None:
+        torch.set_num_threads(1)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+            torch.cuda.set_stream(self._stream)
+
+    def _launched(self, batch: DeviceBatch) -> "Future[Rows]":
+        launched = self._launcher.submit(self._launch, batch)
+        return self._finisher.submit(_finish, launched)
+
+    def _launch(self, batch: DeviceBatch) -> tuple[Device, list[Launched]]:
+        device: Device | None = getattr(self._here, "device", None)
+        if device is None:
+            device = self._here.device = Device(self.encoder, self._size)
+            self._devices.append(device)
+        return device, device.launch(batch)
+
+
+def _finish(launched: "Future[tuple[Device, list[Launched]]]") -> Rows:
+    device, batches = launched.result()
+    return device.finish(batches)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _even(size: int, most: int, *, is_cuda: bool) -> int:
+    """On a CPU the size that all have; on a GPU one that leaves little to pad."""
+    if not is_cuda:
+        return size
+    size = min(size, OWN_BATCH)
+    return -(-most // -(-most // size))
+
+
+def _parts(whole: DeviceBatch, size: int) -> list[DeviceBatch]:
+    """Whole batches are views of the step's memory; what is left is copied, and padded."""
+    full = whole.count // size * size
+    parts = [
+        DeviceBatch(
+            size,
+            whole.pixels[start : start + size],
+            None if whole.ids is None else whole.ids[start : start + size],
+            whole.noise[start : start + size],
+        )
+        for start in range(0, full, size)
+    ]
+    left = range(full, whole.count)
+    return parts + ([whole.pick(left, size)] if left else [])

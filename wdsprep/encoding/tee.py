@@ -1,0 +1,200 @@
+"""Keeps latents that pass on their way to a trainer, and writes the shards that `encode` would.
+
+Samples pass in the order of training, which goes through many shards at once. So the samples of a
+shard wait on a local disk (in TMPDIR), in an open file, and what they are in some hundred bytes of
+memory each, until the last one has passed; then it is written as a worker of `encode` writes it,
+byte for byte on a CPU, its receipt last. The order has about as many shards under way as a step has
+blocks: 64, or more where the batch does not divide by it. One that a rank's share, the end of an
+epoch or a resume has cut waits for what it lacks, which may come in a later epoch. At most
+`GATHERED` wait: then the one that nothing has come of for the longest time is given up.
+
+A shard has all its samples from one process or it is left alone, as is one that is damaged.
+`wdsprep encode` sees which receipts are missing, and makes the rest.
+"""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
+from wdsprep.encoding.encode import plan
+from wdsprep.encoding.engine import Result
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
+from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.runners.run import opened_dataset
+from wdsprep.store import open_store
+from wdsprep.store.base import absolute, check_apart, stream
+from wdsprep.store.spool import Spool
+
+CHUNK_NBYTES = 1 << 20
+GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
+WRITING = 4  # whole shards that wait to be written, at most: then whoever adds waits too
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSample:
+    """A sample on the disk: its members by name and size, and where they are."""
+
+    key: str
+    members: Sequence[tuple[str, int]]
+    place: tuple[int, int]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What has come of one shard, by the number of the sample in it."""
+
+    spool: Spool = field(default_factory=Spool)
+    come: dict[int, WaitingSample | Reject] = field(default_factory=dict)
+
+
+class Tee:
+    """For one thread, which adds what passes. A second one writes."""
+
+    def __init__(
+        self,
+        url: str,
+        images: str,
+        names: Sequence[str],
+        encoding: Encoding,
+        empty: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
+        source = find_image_shards(images, encoding.recipe.resolution)
+        url = absolute(url)
+        check_apart(source.url, url)
+        self._source, self._encoding = source, encoding
+        self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
+        self._manifest, pending = plan(self._edition, manifest, source.shards, source.shards)
+        left = {shard.item.name: shard for shard in pending}
+        self._left = {n: left[name] for n, name in enumerate(names) if name in left}
+        self._fields = fields(encoding.model, encoding.recipe)
+        self._empty = write_empty(self._edition, self._fields, empty)
+        self._gathered: dict[int, Gathering] = {}
+        self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
+        self._writing: deque[Future[None]] = deque()
+        self._is_listed = True
+
+    def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
+        """Keep a sample that was encoded, if its shard is one to be written."""
+        self._hear(WRITING)
+        come = self._coming(shard)
+        if come is None or index in come.come:
+            return
+        members = members_of(self._fields, key, sample, result, is_packed=True)
+        place = come.spool.put(b"".join(data for _, data in members))
+        sizes = tuple((name, len(data)) for name, data in members)
+        come.come[index] = WaitingSample(key, sizes, place, result.tokens.cut)
+        self._check(shard)
+
+    def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
+        """Note samples that came to nothing. Of a damaged shard `encode` knows what to say."""
+        for (shard, index), reject in refused.items():
+            come = self._coming(shard)
+            if come is None:
+                continue
+            if reject is None:
+                self._drop(shard)
+            else:
+                come.come[index] = reject
+                self._check(shard)
+
+    def _coming(self, shard: int) -> Gathering | None:
+        if shard not in self._left:
+            return None
+        come = self._gathered.pop(shard, None) or Gathering()
+        self._gathered[shard] = come  # the last one: the first is the one to give up
+        if len(self._gathered) > GATHERED:
+            self._drop(next(iter(self._gathered)))
+        return come
+
+    def _drop(self, shard: int) -> None:
+        del self._left[shard]
+        self._gathered.pop(shard).spool.close()
+
+    def _check(self, shard: int) -> None:
+        if len(self._gathered[shard].come) == self._left[shard].item.samples:
+            made = self._gathered.pop(shard)
+            self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
+
+    def _hear(self, left: int) -> None:
+        """What became of the shards that the writer had, once no more than so many are left."""
+        while self._writing and (len(self._writing) > left or self._writing[0].done()):
+            self._is_listed = False
+            self._writing.popleft().result()
+
+    def _write(self, shard: ImageShard, made: Gathering) -> None:
+        try:
+            settings = self._encoding.settings
+            if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
+                self._write_anew(shard, made)
+        finally:
+            made.spool.close()
+
+    def _write_anew(self, shard: ImageShard, made: Gathering) -> None:
+        if not self._is_unchanged(shard):
+            _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
+            return
+        with Draft(self._edition, shard.name) as draft:
+            output = LatentShard(draft, shard, self._fields)
+            for _, one in sorted(made.come.items()):
+                if isinstance(one, Reject):
+                    output.rejects.add(one)
+                else:
+                    output.add_members(one.key, _members(made.spool, one), cut=one.cut)
+            output.finish(self._encoding.settings, self._empty)
+
+    def _is_unchanged(self, shard: ImageShard) -> bool:
+        """A receipt says what a shard was made of, so that is looked at once more."""
+        digest = hashlib.sha256()
+        with stream(open_store(self._source.url), shard.item.name, watch=digest.update) as tar:
+            while tar.read(CHUNK_NBYTES):
+                pass
+        return digest.hexdigest() == shard.sha256
+
+    def close(self) -> None:
+        """What has not come whole is left to `encode`."""
+        self._writer.shutdown(wait=True)
+        for made in self._gathered.values():
+            made.spool.close()
+
+    def publish(self) -> None:
+        """Wait for the shards that are being written, and list them in the manifest."""
+        self._hear(0)
+        if not self._is_listed:
+            self._manifest = _published(
+                self._edition, self._manifest, self._source, self._encoding.model.name
+            )
+            self._is_listed = True
+
+
+def _members(spool: Spool, one: WaitingSample) -> list[tuple[str, bytes]]:
+    data, start = spool.get(one.place), 0
+    members = []
+    for name, nbytes in one.members:
+        members.append((name, data[start : start + nbytes]))
+        start += nbytes
+    return members
+
+
+def _published(edition: Edition, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
+    with edition.holding_manifest():
+        found = refreshed(edition.store, manifest)
+        done = set(found.ledger.units())
+        complete = source.is_whole and done >= {shard.name for shard in source.shards}
+        found = replace(found, complete=complete, extra={"model": model})
+        write_manifest(edition.store, found)
+    return found

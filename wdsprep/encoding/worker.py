@@ -1,0 +1,229 @@
+"""The work of `encode`: one image shard becomes a latent shard, rejects, and last a receipt.
+
+The feeder reads and the engine computes; here what they give back is written, in the order in
+which it lies in the image shard. A worker has several shards under way at once.
+
+Its feeder reads one image shard in a thread of its own and gives its images to the engine, in
+order.
+"""
+
+import hashlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from queue import Empty
+
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.rejects import Code, Refusal, Reject, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.tar.read import leads_out
+from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.latent_shard import LatentShard, write_empty
+from wdsprep.encoding.models.device import device_name
+from wdsprep.encoding.models.encoder import turn_off_tf32
+from wdsprep.encoding.work import EncodeProgress, EncodeWork
+from wdsprep.runners.base import BrokenWorkerError, HopelessError
+from wdsprep.runners.run import share_of
+from wdsprep.sources import Columns, LeftOut
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store, opened
+from wdsprep.text import human_bytes
+
+JOIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A sample that the engine is working on, which has its image."""
+
+    key: str
+    sample: Sample
+    result: "Future[Result]"
+
+
+class Feeder:
+    """`entries` are the samples of the shard in order, each one fed or rejected; after them None,
+    or the error that ended the reading."""
+
+    def __init__(self, engine: Engine, source: TarsSource, shard: ImageShard) -> None:
+        self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
+        self._engine, self._source, self._shard = engine, source, shard
+        self.left_out = LeftOut()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
+
+    def __enter__(self) -> "Feeder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What is still in the engine is of no interest, but it takes up places there."""
+        self._stopped = True
+        while self._thread.is_alive() or not self.entries.empty():
+            self._thread.join(JOIN_S)
+            while not self.entries.empty():
+                if isinstance(self.entries.get(), Fed):
+                    self._engine.free_place()
+
+    def _run(self) -> None:
+        try:
+            with self._engine.feeding():
+                rows = self._rows()
+                first = list(islice(rows, 1))  # the tar is open, its first bytes are here
+                with self._engine.turn():
+                    for key, row in chain(first, rows):
+                        if self._stopped:
+                            return
+                        self.entries.put(self._feed(key, row))
+        except Exception as error:  # noqa: BLE001  raised again where the entries are read
+            self.entries.put(error)
+        else:
+            self.entries.put(None)
+
+    def _feed(self, key: str, row: Sample | Refusal) -> Fed | Reject:
+        if isinstance(row, Refusal):
+            return row.to_reject(key)
+        if leads_out(key):
+            return Reject(key=key, source=row.source, code=Code.BAD_KEY)
+        return Fed(key, replace(row, image=b""), self._engine.put(key, row.image, row.caption))
+
+    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
+        """The samples of the tar, and at the end the certainty that it is what it was."""
+        item, sha256 = self._shard.item, hashlib.sha256()
+        rows = self._source.read_keyed(
+            item,
+            watch=sha256.update if self._shard.sha256 else None,
+            left_out=self.left_out.note,
+        )
+        for key, row in islice(rows, item.take or None):
+            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
+                raise HopelessError(self._damaged("is not there"))
+            yield key, row
+        if self._shard.sha256 and not item.take and sha256.hexdigest() != self._shard.sha256:
+            raise HopelessError(self._damaged(self._how()))
+
+    def _how(self) -> str:
+        """Reading ends where a tar is broken, so only the store knows how long it is."""
+        name, expected = self._shard.item.name, self._shard.item.nbytes
+        listed = opened(self._source.url).list(name)
+        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
+        if nbytes < expected:
+            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+        return "is not what was packed (another SHA-256)"
+
+    def _damaged(self, how: str) -> str:
+        name = self._shard.item.name
+        if not self._shard.sha256:
+            return f"{name} {how}"
+        return f'{name} {how}: run "wdsprep repair {self._source.url}", then "wdsprep pack" again'
+
+
+PROGRESS_S = 0.25
+
+
+class EncodeWorker:
+    """One process with its models. It is called for each shard, for several at once."""
+
+    def __init__(self, recipe: EncodeWork) -> None:
+        self._recipe = recipe
+        self._edition = Edition(store=open_store(recipe.latents), mark=recipe.edition)
+        self._source = TarsSource(
+            url=recipe.images, pattern="*", columns=Columns(), max_nbytes=recipe.max_nbytes
+        )
+        turn_off_tf32()
+        self._encoder = recipe.make_encoder()
+        self._engine = Engine(
+            self._encoder,
+            seed=recipe.settings["seed"],
+            batch_size=recipe.batch_size,
+            max_area=recipe.max_area,
+            decoders=recipe.decoders,
+            threads=recipe.threads,
+        )
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._empty = write_empty(self._edition, self._encoder.fields, self._engine.empty)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __call__(self, shard: ImageShard) -> Generator[EncodeProgress, None, Receipt]:
+        """Write all of a shard, its receipt last."""
+        settings = self._recipe.settings
+        if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
+            return done
+        try:
+            with Draft(self._edition, shard.name) as draft:
+                output = LatentShard(draft, shard, self._encoder.fields)
+                with Feeder(self._engine, self._source, shard) as feeder:
+                    for _ in self._drain(feeder, output):
+                        yield self._working(shard, output)
+                    output.counts.update(feeder.left_out.counts())
+                yield self._working(shard, output)
+                return output.finish(settings, self._empty)
+        except EngineError as error:
+            raise BrokenWorkerError(str(error)) from error
+
+    def _drain(self, feeder: Feeder, output: LatentShard) -> Iterator[None]:
+        """Write what comes back; yields from time to time, and whenever nothing does."""
+        told = time.monotonic()
+        while True:
+            try:
+                entry = feeder.entries.get(timeout=PROGRESS_S)
+            except Empty:
+                self._engine.check()
+                yield
+                continue
+            if entry is None:
+                return
+            if isinstance(entry, Exception):
+                raise entry
+            if isinstance(entry, Reject):
+                output.rejects.add(entry)
+            else:
+                yield from self._write(entry, output)
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                yield
+
+    def _write(self, fed: Fed, output: LatentShard) -> Iterator[None]:
+        try:
+            while not wait([fed.result], PROGRESS_S).done:
+                self._engine.check()
+                yield
+            output.add(fed.key, fed.sample, fed.result.result())
+        except RejectedError as refused:
+            output.rejects.add(
+                Reject(
+                    key=fed.key, source=fed.sample.source, code=refused.code, detail=refused.detail
+                )
+            )
+        finally:
+            self._engine.free_place()
+
+    def _working(self, shard: ImageShard, output: LatentShard) -> EncodeProgress:
+        stats = self._engine.stats
+        inputs = output.samples + output.rejects.counts.total()
+        item = shard.item
+        return EncodeProgress(
+            samples=output.samples,
+            nbytes=output.nbytes,
+            share=share_of(inputs, item.take or item.samples),
+            rejects=dict(output.rejects.counts),
+            worker=self._name,
+            device=device_name(self._encoder.device),
+            done=stats.samples,
+            busy_s=stats.busy_s,
+            wall_s=stats.wall_s,
+            batch_size=stats.batch_size,
+            exact=stats.exact,
+        )

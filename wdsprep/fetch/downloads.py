@@ -1,0 +1,277 @@
+"""The images of one slice of a table of URLs: many on their way at once, given out in order.
+
+1. Rows are asked for ahead of the one that is due, so that a server that takes its time holds up
+   nobody behind it. How far ahead depends on who is slower: while the next row is there already,
+   only as much as its reader will soon take; while it is waited for, as much as the bounds allow.
+2. What arrives early stays in memory up to a bound, and beyond it in a temporary file that has no
+   name, which a killed worker cannot leave behind.
+3. A URL that several rows of the slice have is asked for once.
+4. The slices of one worker take turns: while one has rows to ask for, the others only take what
+   they have asked for before. So slices are finished one after the other, each one's last answers
+   are waited for beside the next one's first, and memory is that of one. What may take long before
+   the first row, as reading through a large table does, is done before the turn.
+5. Where no answer at all comes from many sites in a row, the network itself may be down, which is
+   no fault of the rows. If it is, the run ends in an error, and nothing of the slice has happened.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.fetch.memory import USUAL_NBYTES
+from wdsprep.fetch.outage import Outage, Witnesses
+from wdsprep.fetch.rules import Fetched
+from wdsprep.store.spool import Spool
+
+WAIT_S = 0.25
+ROWS_AHEAD = 4_096
+ASKED_AHEAD = 1_024
+FIRST_ASKED, MORE_A_SECOND = 16, 64
+HELD_NBYTES = 16 << 20
+COMING_NBYTES = 128 << 20  # of what is asked for, by the mean of what came
+SPOOLED_NBYTES = 1 << 30
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Asks(Protocol):
+    """What of a Fetcher is needed here."""
+
+    def submit(self, url: str, /) -> "Future[Fetched]": ...
+
+
+@dataclass(slots=True)
+class DownloadTurns:
+    """What the slices of a worker share: whose turn it is to ask, and what is known of answers. A
+    few are asked for first: whether images have kilobytes or megabytes decides how many may come at
+    a time. Where answers take long, more are asked for all the same."""
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    witnesses: Witnesses = field(default_factory=Witnesses)
+    heard: int = 0
+    started: float = 0.0
+    mean_nbytes: float = float(USUAL_NBYTES)
+    _images: int = 0
+
+    def most_asked(self) -> int:
+        now = time.monotonic()
+        self.started = self.started or now
+        ramp = FIRST_ASKED + 2 * self.heard + MORE_A_SECOND * (now - self.started)
+        return min(ASKED_AHEAD, int(ramp))
+
+    def learn(self, nbytes: int) -> None:
+        """An answer, with an image or without."""
+        self.heard += 1
+        if nbytes:
+            self._images += 1
+            self.mean_nbytes += (nbytes - self.mean_nbytes) / min(16, self._images)
+
+
+@dataclass(slots=True)
+class _Download:
+    """One URL, for which one or more of the rows ahead wait."""
+
+    url: str
+    future: "Future[Fetched] | None"
+    fetched: Fetched | None = None  # once it was heard of; without its data where that is spooled
+    place: tuple[int, int] | None = None
+
+
+class Downloads:
+    """`repeated` counts the URLs that the slice has more than once. Where nothing but failures are
+    asked for again, an outage cannot be told, and does no harm."""
+
+    def __init__(
+        self,
+        fetcher: Asks,
+        repeated: Callable[[], Counter[str]],
+        *,
+        pace: DownloadTurns,
+        minds_outage: bool,
+    ) -> None:
+        self._fetcher, self._count_repeated, self._pace = fetcher, repeated, pace
+        self._repeated: Counter[str] = Counter()
+        self._has_turn = False
+        self._ahead: deque[tuple[int, Sample | Refusal, _Download | None]] = deque()
+        self._arrived: SimpleQueue[_Download] = SimpleQueue()
+        self._by_url: dict[str, _Download] = {}
+        self._asked = self._held = 0
+        self._spool = Spool()
+        self._outage = Outage(fetcher.submit, pace.witnesses) if minds_outage else None
+        self.failed_hosts: Counter[str] = Counter()
+        """Failures by host and code: `example.org (dns)`."""
+
+    def __enter__(self) -> "Downloads":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _number, _row, download in self._ahead:
+            if download is not None and download.future is not None:
+                download.future.cancel()
+        self._end_turn()
+        self._spool.close()
+
+    def take(
+        self, rows: Iterable[tuple[int, Sample | Refusal]]
+    ) -> Iterator[tuple[int, Sample | Refusal] | None]:
+        """The rows in their order, with their images or with why there are none. None comes where
+        nothing has happened for a while."""
+        begun = _aside(lambda: (self._count_repeated(), _begun(rows)))
+        while wait([begun], WAIT_S).not_done:
+            yield None
+        self._repeated, coming = begun.result()
+        while not self._begin_turn():
+            yield None
+        while True:
+            self._hear()
+            self._ask(coming)
+            if not self._ahead:
+                break
+            number, row, download = self._ahead[0]
+            if download is None:
+                self._ahead.popleft()
+                yield number, row
+            elif download.fetched is not None:
+                self._ahead.popleft()
+                yield number, self._result(row, download)
+                yield from self._mind_outage()
+            elif not self._hear(WAIT_S):
+                yield None
+        yield from self._mind_outage(at_end=True)
+
+    def _mind_outage(self, *, at_end: bool = False) -> Iterator[None]:
+        """WorkError where it is one; nothing while that is found out."""
+        if self._outage is None or not self._outage.is_suspected(at_end=at_end):
+            return
+        told = _aside(self._outage.confirm)
+        while wait([told], WAIT_S).not_done:
+            yield None
+        told.result()
+
+    def _ask(self, coming: Iterator[tuple[int, Sample | Refusal]]) -> None:
+        while self._wants_more():
+            found = next(coming, None)
+            if found is None:
+                self._end_turn()
+                return
+            number, row = found
+            self._ahead.append((number, row, self._download(row)))
+
+    def _begin_turn(self) -> bool:
+        self._has_turn = self._pace.turn.acquire(timeout=WAIT_S)
+        return self._has_turn
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._pace.turn.release()
+
+    def _wants_more(self) -> bool:
+        if not self._has_turn:
+            return False
+        if len(self._ahead) >= ROWS_AHEAD or self._asked >= self._pace.most_asked():
+            return False
+        if not self._ahead:
+            return True
+        coming = self._asked * self._pace.mean_nbytes
+        due = self._ahead[0][2]
+        if due is not None and due.fetched is None:
+            return coming < COMING_NBYTES and self._spool.nbytes + coming < SPOOLED_NBYTES
+        return self._held + self._spool.nbytes + coming < HELD_NBYTES
+
+    def _download(self, row: Sample | Refusal) -> _Download | None:
+        if isinstance(row, Refusal):
+            return None
+        download = self._by_url.get(row.url)
+        if download is None:
+            future = self._fetcher.submit(row.url)
+            download = _Download(row.url, future)
+            self._asked += 1
+            if row.url in self._repeated:
+                self._by_url[row.url] = download
+            future.add_done_callback(partial(self._note_arrival, download))
+        return download
+
+    def _note_arrival(self, download: _Download, _: "Future[Fetched]") -> None:
+        self._arrived.put(download)
+
+    def _hear(self, timeout_s: float = 0.0) -> bool:
+        """Take note of what has arrived; whether anything has."""
+        heard = False
+        with suppress(Empty):
+            while True:
+                wait = timeout_s > 0 and not heard
+                download = self._arrived.get(wait, timeout_s if wait else None)
+                heard = True
+                self._keep(download)
+        return heard
+
+    def _keep(self, download: _Download) -> None:
+        assert download.future is not None  # noqa: S101  for mypy: it is heard of once
+        self._asked -= 1
+        fetched = download.future.result()
+        download.future = None  # it holds the data too
+        nbytes = len(fetched.data)
+        self._pace.learn(nbytes)
+        if nbytes and self._held + nbytes > HELD_NBYTES and self._ahead[0][2] is not download:
+            download.place = self._spool.put(fetched.data)
+            fetched = replace(fetched, data=b"")
+        else:
+            self._held += nbytes
+        download.fetched = fetched
+
+    def _result(self, row: Sample | Refusal, download: _Download) -> Sample | Refusal:
+        fetched = download.fetched
+        assert isinstance(row, Sample)  # noqa: S101  for mypy: a refusal has no download
+        assert fetched is not None  # noqa: S101
+        data = self._spool.get(download.place) if download.place else fetched.data
+        self._release(download, len(fetched.data))
+        if self._outage is not None:
+            self._outage.note(row.url, fetched.code)
+        if fetched.code is None:
+            return replace(row, image=data)
+        self.failed_hosts[f"{fetched.host or '(no host)'} ({fetched.code})"] += 1
+        return Refusal(source=row.source, code=fetched.code, detail=fetched.detail, url=row.url)
+
+    def _release(self, download: _Download, nbytes: int) -> None:
+        """Let go of the data where no row is left that wants it."""
+        if download.url in self._by_url:
+            self._repeated[download.url] -= 1
+            if self._repeated[download.url] > 0:
+                return
+            del self._by_url[download.url]
+        if download.place:
+            self._spool.drop()
+        self._held -= nbytes
+
+
+def _aside(act: Callable[[], Out]) -> "Future[Out]":
+    """The result of what takes long, from a thread: meanwhile its caller is not silent."""
+    future: Future[Out] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def _begun(rows: Iterable[In]) -> Iterator[In]:
+    """The same rows, the first of them read."""
+    coming = iter(rows)
+    return chain(list(islice(coming, 1)), coming)

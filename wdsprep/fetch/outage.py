@@ -1,0 +1,160 @@
+"""Tells a network that is down from hosts that are gone.
+
+A name that does not resolve, a network without a route, a silence: none of these is an answer.
+Where none comes for 200 rows in a row, or for all of a slice with 20 rows or more, and these are of
+8 sites or more, the fault may be on this side, and somebody is asked who must know:
+
+1. Hosts that answered this worker before. If one of them still does, the network is up, and the
+   rows are rejects like others; if none does, it is down.
+2. Before anybody has answered, the name service. That a name does not exist is an answer, if it
+   comes from a name service which knows those of the internet. Where 8 sites are left that nothing
+   is known of, the run stops, and says how its user, who may know better, goes on.
+
+A site is the last two labels of a host's name: the many names of one provider that is gone are one.
+A table whose few hosts are gone is never mistaken for an outage.
+"""
+
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import Lock
+from urllib.parse import urlsplit
+
+from wdsprep.dataset.rejects import Code
+from wdsprep.errors import WorkError
+from wdsprep.fetch.rules import Fetched
+from wdsprep.text import human_counts
+
+NO_ANSWER = frozenset({Code.DNS, Code.UNREACHABLE, Code.TIMEOUT})
+NOT_ASKED = frozenset({Code.BAD_URL, Code.PRIVATE_ADDRESS, Code.FAULT})
+OUTAGE_ROWS, OUTAGE_ROWS_OF_ALL, OUTAGE_SITES = 200, 20, 8
+WITNESSES = 16
+OF_THE_INTERNET = "a.root-servers.net"
+NOBODYS = ".invalid"  # for ever (RFC 6761)
+NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+Ask = Callable[[str], "Future[Fetched]"]
+
+
+class Witnesses:
+    """The sites that answered the slices of a worker last, with a URL of each."""
+
+    def __init__(self) -> None:
+        self._lock, self._urls = Lock(), OrderedDict[str, str]()
+
+    def add(self, url: str) -> None:
+        site = _site(url)
+        with self._lock:
+            self._urls[site] = url
+            self._urls.move_to_end(site)
+            if len(self._urls) > WITNESSES:
+                self._urls.popitem(last=False)
+
+    def urls(self) -> list[str]:
+        with self._lock:
+            return list(self._urls.values())
+
+
+class Outage:
+    """What the rows of one slice say of the network."""
+
+    def __init__(self, ask: Ask, witnesses: Witnesses) -> None:
+        self._ask, self._witnesses = ask, witnesses
+        self._codes: Counter[str] = Counter()
+        self._sites: dict[str, str] = {}
+        """With the name that did not resolve, or nothing where all did."""
+        self._answered = False
+
+    def note(self, url: str, code: Code | None) -> None:
+        if code in NO_ANSWER:
+            self._codes[str(code)] += 1
+            name = _host(url) if code is Code.DNS else ""
+            self._sites[_site(url)] = name and self._sites.get(_site(url), name)
+        elif code not in NOT_ASKED:
+            self._begin_again()
+            if _is_answer(url, code):
+                self._witnesses.add(url)
+
+    def is_suspected(self, *, at_end: bool = False) -> bool:
+        rows = self._codes.total()
+        many = OUTAGE_ROWS_OF_ALL if at_end and not self._answered else OUTAGE_ROWS
+        return rows >= many and len(self._sites) >= OUTAGE_SITES
+
+    def confirm(self) -> None:
+        """A WorkError where it is one. This takes a while."""
+        witnesses = self._witnesses.urls()
+        if witnesses:
+            is_up = self._answers_one_of(witnesses)
+        else:
+            is_up = self._silent_sites() < OUTAGE_SITES
+        if not is_up:
+            nor = ", nor do hosts that did before" if witnesses else ""
+            raise WorkError(
+                f"none of the last {self._codes.total():,} URLs gave any answer, from "
+                f"{len(self._sites)} sites ({human_counts(self._codes)}){nor}: the network or its "
+                "name service seems to be down here: see to it, then run the same command again; "
+                "if it is up and these hosts are gone, add --ignore-outage"
+            )
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._answered = True
+        self._codes.clear()
+        self._sites.clear()
+
+    def _answers_one_of(self, urls: list[str]) -> bool:
+        asked = {self._ask(url): url for url in urls}
+        try:
+            return any(_is_answer(asked[one], one.result().code) for one in as_completed(asked))
+        finally:
+            for one in asked:
+                one.cancel()
+
+    def _silent_sites(self) -> int:
+        """Those of which it is not known that their names are nobody's; more than enough of them
+        are not counted."""
+        names = [name for name in self._sites.values() if name]
+        silent = len(self._sites) - len(names)
+        with ThreadPoolExecutor(OUTAGE_SITES) as threads:
+            while names and silent < OUTAGE_SITES:
+                some, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
+                silent += sum(not gone for gone in threads.map(is_nobodys, some))
+        return silent
+
+
+def is_nobodys(name: str) -> bool:
+    """Whether the name service knows that there is no such name, rather than nothing."""
+    return name.endswith(NOBODYS) or (_exists(name) is False and _exists(OF_THE_INTERNET) is True)
+
+
+def _exists(name: str) -> bool | None:
+    """None where the name service does not say."""
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror as error:
+        return False if error.errno in NO_SUCH_NAME else None
+    except UnicodeError:
+        return None
+    return True
+
+
+def _is_answer(url: str, code: Code | None) -> bool:
+    """Whether somebody out there has just said this: what robots.txt disallows is known from
+    before, and S3 may be in this house."""
+    unsaid = NO_ANSWER | NOT_ASKED | {Code.DISALLOWED}
+    return code not in unsaid and not url.lower().startswith("s3:")
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url.strip()).hostname or ""
+    except ValueError:  # half an IPv6 address
+        return ""
+
+
+def _site(url: str) -> str:
+    """The last two labels of the host; all of an address."""
+    name = _host(url)
+    labels = name.split(".")
+    return name if labels[-1].isdecimal() else ".".join(labels[-2:])

@@ -1,0 +1,125 @@
+"""Who is asked next: a bound on requests in all and for each host, and the hosts in turn.
+
+A host with a million URLs and one with a single URL get the same share while both wait, and a slow
+one holds no more than its own few requests. A host that asks for a pause gets it, and nobody holds
+a place meanwhile.
+
+A host that failed many times in a row is asked for one thing at a time, and all that wait for it
+share the fate of that one. Else ten thousand URLs of a dead host, each with its own attempts and
+time limits, would keep a run waiting for hours; and if they failed at once without being asked
+for, a minute without network would cost all of them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wdsprep.dataset.rejects import Code, RejectedError
+
+DEAD = frozenset({Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT})
+FAILURES_IN_A_ROW = 24
+
+
+@dataclass(slots=True)
+class _HostTurns:
+    """What is known of a host while something of it is wanted."""
+
+    busy: int = 0
+    failures: int = 0
+    not_before: float = 0.0
+    queued: bool = False
+    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
+
+
+class Turns:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self, *, in_flight: int, per_host: int, may_start: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`may_start` is asked before each turn; while it says no, the next is called when one
+        ends, so it must say yes when none is taken."""
+        self._free, self._per_host, self._may_start = in_flight, per_host, may_start
+        self._lanes: dict[str, _HostTurns] = {}
+        self._ready: deque[str] = deque()
+
+    async def take(self, host: str) -> None:
+        """Wait for a turn with this host. RejectedError is that of another, which this one
+        shares."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._lanes.setdefault(host, _HostTurns()).waiting.append(waiter)
+        self._go_on(host)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            came = waiter.done() and not waiter.cancelled() and waiter.exception() is None
+            if came:  # in the moment of the cancellation
+                self._leave(host)
+            raise
+
+    def give_back(
+        self,
+        host: str,
+        failure: RejectedError | None,
+        *,
+        pause_s: float = 0.0,
+        for_all: bool = False,
+    ) -> None:
+        """The end of a turn, and what came of it: the host may want to be left alone for a while,
+        and what failed may hold for all that wait."""
+        lane = self._lanes[host]
+        failed = failure is not None and failure.code in DEAD
+        lane.failures = FAILURES_IN_A_ROW if for_all else lane.failures + 1 if failed else 0
+        if failure is not None and lane.failures >= FAILURES_IN_A_ROW:
+            _fail_waiting(lane, failure)
+        if pause_s:
+            loop = asyncio.get_running_loop()
+            lane.not_before = max(lane.not_before, loop.time() + pause_s)
+            loop.call_at(lane.not_before, self._go_on, host)
+        self._leave(host)
+
+    def _leave(self, host: str) -> None:
+        self._lanes[host].busy -= 1
+        self._free += 1
+        self._go_on(host)
+
+    def _go_on(self, host: str) -> None:
+        """Something changed for this host: line it up or forget it, and call who is next."""
+        self._line_up(host)
+        while self._free and self._ready and self._may_start():
+            self._call(self._ready.popleft())
+
+    def _call(self, host: str) -> None:
+        lane = self._lanes[host]
+        lane.queued = False
+        while lane.waiting:
+            waiter = lane.waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                lane.busy += 1
+                self._free -= 1
+                break
+        self._line_up(host)
+
+    def _line_up(self, host: str) -> None:
+        if host not in self._lanes:  # forgotten before its pause ended
+            return
+        lane = self._lanes[host]
+        room = 1 if lane.failures >= FAILURES_IN_A_ROW else self._per_host
+        paused = lane.not_before > asyncio.get_running_loop().time()
+        if lane.queued or paused:
+            return
+        if lane.waiting and lane.busy < room:
+            lane.queued = True
+            self._ready.append(host)
+        elif not (lane.waiting or lane.busy):
+            del self._lanes[host]
+
+
+def _fail_waiting(lane: _HostTurns, error: RejectedError) -> None:
+    shared = (error.code, f"{error.detail}, as others there", *error.args[2:])
+    for waiter in lane.waiting:
+        if not waiter.done():
+            waiter.set_exception(type(error)(*shared))
+    lane.waiting.clear()

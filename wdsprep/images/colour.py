@@ -1,0 +1,176 @@
+"""Pixels as a trainer expects them: upright, 8 bits a channel, sRGB, opaque.
+
+A profile counts as sRGB by what it does: a cube of colours sent through it may move by two levels
+of 255, which no eye and no encoder sees. Names do not matter (there are dozens of "sRGB"s, and some
+of them are not). A broken profile, or one for other channels than the image has, counts as none,
+which is what browsers do.
+"""
+
+from functools import lru_cache
+from io import BytesIO
+
+from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
+
+from wdsprep.images.headers import Header
+
+_SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_TOLERANCE = 2  # levels of 255
+_MAX_NBYTES = 4 << 20  # the largest real ones, of presses, have 3 MB
+_BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
+
+
+def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
+    """Upright, 8 bits, sRGB, opaque: L or RGB."""
+    clear = _clear(image, header)
+    if header.orientation != 1:
+        done.add("orientation")
+        image = image.transpose(TURNS[header.orientation])
+    if image.mode == "1" or image.mode.startswith("I"):
+        done.add("depth")
+        opaque = _other_than(image, clear) if image.mode == "I;16" else None
+        image = _eight_bits(image, header)
+        if opaque is not None:
+            image.putalpha(opaque)
+            clear = None
+    image.info = {} if clear is None else {"transparency": clear}
+    if image.mode in ("P", "PA"):
+        done.add("palette")
+        image = image.convert("RGB" if clear is None and image.mode == "P" else "RGBA")
+    elif clear is not None and image.mode in ("L", "RGB"):
+        image = image.convert("LA" if image.mode == "L" else "RGBA")
+    alpha = None
+    if image.mode in ("La", "RGBa"):  # premultiplied, in some TIFFs
+        image = image.convert(image.mode.upper())
+    if image.mode in ("LA", "RGBA"):
+        done.add("alpha")
+        alpha = image.getchannel("A")
+        image = image.convert("L" if "L" in (image.mode[0], header.mode) else "RGB")
+    image = _srgb(image, header, done)
+    return image if alpha is None else onto_white(image, alpha)
+
+
+def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
+    """The colour that is transparent. Pillow scales a PNG's samples to 8 bits but not this; grey
+    of 16 bits it leaves, and this with it."""
+    clear: bytes | int | tuple[int, ...] | None = image.info.get("transparency")
+    if header.depth == 16 and isinstance(clear, tuple):
+        return tuple(level >> 8 for level in clear)
+    if header.depth in (2, 4) and isinstance(clear, int):
+        return clear * 255 // ((1 << header.depth) - 1)
+    return clear
+
+
+def _other_than(image: Image.Image, clear: object) -> Image.Image | None:
+    """Opaque where grey of 16 bits is not the transparent level, of which all bits count."""
+    if not isinstance(clear, int):
+        return None
+    raw = image.tobytes()
+    differ = [
+        Image.frombytes("L", image.size, raw[byte::2]).point(
+            [255 * (value != clear >> 8 * byte & 255) for value in range(256)]
+        )
+        for byte in (0, 1)
+    ]
+    return ImageChops.lighter(*differ)
+
+
+def _eight_bits(image: Image.Image, header: Header) -> Image.Image:
+    photometric = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
+    inverted = image.mode != "1" and photometric == 0
+    return to_eight_bits(image, bits=header.depth, white_is_zero=inverted)
+
+
+def _srgb(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
+    if image.mode == "CMYK":
+        done.add("cmyk")
+        # Adobe writes CMYK inverted and says so; Pillow takes every CMYK JPEG for such a one.
+        image = ImageChops.invert(image) if header.format == "JPEG" and not header.adobe else image
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    if needs_transform(header.profile, image.mode):
+        done.add("icc")
+    return to_srgb(image, header.profile)
+
+
+def needs_transform(profile: bytes | None, mode: str) -> bool:
+    return _transform(profile, mode) is not None
+
+
+def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """An L, RGB or CMYK image through its profile; the same object where there is nothing to do."""
+    transform = _transform(profile, image.mode)
+    if transform is not None:
+        source = image.convert("RGB") if transform.input_mode == "RGB" else image
+        moved = transform.apply(source)
+        return moved.convert("L") if image.mode == "L" else moved
+    return image.convert("RGB") if image.mode == "CMYK" else image
+
+
+def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """The way to sRGB, or None where the profile is sRGB, broken or meant for other channels."""
+    if not profile or len(profile) > _MAX_NBYTES:
+        return None
+    return _built(profile, mode)
+
+
+# The cache keeps profiles alive: its size times theirs is what a hostile source can fill.
+@lru_cache(maxsize=32)
+def _built(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    space = _SPACES.get(profile[16:20], "")
+    if space != mode and (space, mode) != ("RGB", "L"):
+        return None
+    try:
+        transform = ImageCms.buildTransform(
+            ImageCms.ImageCmsProfile(BytesIO(profile)),
+            ImageCms.createProfile("sRGB"),
+            space,
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+    except _BROKEN:
+        return None
+    return None if space != "CMYK" and _is_identity(transform, mode) else transform
+
+
+def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    steps = [*range(0, 256, 32), 255]
+    cube = bytes(level for r in steps for g in steps for b in steps for level in (r, g, b))
+    colours = Image.frombytes("RGB", (len(cube) // 3, 1), cube)
+    if mode == "L":  # of an RGB profile on a grey image only the curve matters
+        colours = Image.frombytes("L", (256, 1), bytes(range(256))).convert(transform.input_mode)
+    moved = transform.apply(colours)
+    return max(ImageChops.difference(moved, colours.convert("RGB")).tobytes()) <= _TOLERANCE
+
+
+def to_eight_bits(
+    image: Image.Image, *, bits: int = 16, white_is_zero: bool = False
+) -> Image.Image:
+    """16-bit and 1-bit grey as L. Pillow's own conversion of 16 bits clips at 255."""
+    if image.mode == "1":
+        return image.convert("L")
+    raw = image.tobytes()
+    if image.mode == "I":  # 32-bit little-endian words that hold 16 bits
+        raw = raw[1::4]
+    elif bits == 12:
+        raw = (
+            Image.frombytes("I;16", image.size, raw).point(lambda level: level * 16).tobytes()[1::2]
+        )
+    else:
+        raw = raw[0::2] if image.mode == "I;16B" else raw[1::2]
+    grey = Image.frombytes("L", image.size, raw)
+    return ImageChops.invert(grey) if white_is_zero else grey
+
+
+def onto_white(colours: Image.Image, alpha: Image.Image) -> Image.Image:
+    white = Image.new(colours.mode, colours.size, "white")
+    return Image.composite(colours, white, alpha)

@@ -1,0 +1,217 @@
+"""Which formats there are: told by their first bytes, opened by one plugin each, damage named.
+
+The plugins are called by name, not through `Image.open`: no other format can slip in, their reasons
+are not swallowed, and an MPO is opened as what its first frame is, a JPEG.
+"""
+
+import logging
+import re
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    Jpeg2KImagePlugin,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+from PIL.ImageFile import ImageFile
+
+from wdsprep.dataset.rejects import Code, RejectedError
+
+_AVIF, _HEIF = {b"avif", b"avis"}, {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1"}
+
+_MAGIC = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG2000",
+    b"\xff\x4f\xff\x51": "JPEG2000",
+}
+# "BM" and "P5" begin many a text, so more than the magic is asked of these two.
+_BMP = re.compile(rb"BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL)
+_PPM = re.compile(rb"P[1-6f]\s+(?:#[^\n]*\n\s*)*\d")
+_UNSUPPORTED = {
+    b"8BPS": "a Photoshop file",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
+    b"II\xbc": "JPEG XR",
+    b"qoif": "QOI",
+    b"\0\0\1\0": "an icon",
+    b"DDS ": "DDS",
+    b"v/1\1": "OpenEXR",
+    b"#?RADIANCE": "Radiance HDR",
+    b"%!PS": "PostScript",
+}
+_FOREIGN = {
+    b"%PDF": "a PDF",
+    b"PK\3\4": "a zip archive",
+    b"\x1f\x8b": "gzip data",
+    b"\x1aE\xdf\xa3": "a video (Matroska)",
+    b"version https://git-lfs": "a git-lfs pointer",
+    b"{": "JSON",
+    b"[": "JSON",
+}
+_HTML = re.compile(rb"<(!doctype html|html|head|body|script|meta|title|div)\b", re.IGNORECASE)
+
+_PLUGINS: dict[str, Callable[[BytesIO, str], ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+    "AVIF": AvifImagePlugin.AvifImageFile,
+    "JPEG2000": Jpeg2KImagePlugin.Jpeg2KImageFile,
+    "PPM": PpmImagePlugin.PpmImageFile,
+}
+
+# What those plugins raise on damaged input; only opening and loading stand inside such a `try`.
+DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+_SAYS_TRUNCATED = re.compile(
+    r"truncat|not processed|unpack|end of|EOF|Not enough|only got", re.IGNORECASE
+)
+_SAYS_UNSUPPORTED = re.compile(
+    r"unsupported|not (yet )?supported|unknown|not installed|unable", re.IGNORECASE
+)
+
+
+def identify(data: bytes) -> str:
+    """The format by its first bytes; a RejectedError that says what else it looks like."""
+    for magic, name in _MAGIC.items():
+        if data.startswith(magic):
+            return name
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WEBP"
+    if _BMP.match(data):
+        return "BMP"
+    if _PPM.match(data):
+        return "PPM"
+    if data[4:8] == b"ftyp":
+        return _container(data)
+    raise _foreign(data)
+
+
+def _container(data: bytes) -> str:
+    end = min(int.from_bytes(data[:4], "big"), len(data), 256)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+    if brands & _AVIF:
+        return "AVIF"
+    if brands & _HEIF:
+        return "HEIF"
+    raise RejectedError(Code.NOT_AN_IMAGE, f"looks like a video ({text(data[8:12])})")
+
+
+def _foreign(data: bytes) -> RejectedError:
+    for magic, name in _UNSUPPORTED.items():
+        if data.startswith(magic):
+            return RejectedError(Code.UNSUPPORTED, f"{name} cannot be decoded here")
+    start = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if _HTML.search(start):
+        return RejectedError(Code.NOT_AN_IMAGE, "looks like HTML")
+    if b"<svg" in start:
+        return RejectedError(Code.UNSUPPORTED, "SVG cannot be decoded here")
+    for magic, name in _FOREIGN.items():
+        if start.startswith(magic):
+            return RejectedError(Code.NOT_AN_IMAGE, f"looks like {name}")
+    if not data.strip(b"\0"):
+        return RejectedError(Code.NOT_AN_IMAGE, "only zero bytes")
+    return RejectedError(Code.NOT_AN_IMAGE, f"starts with {text(data[:16])}")
+
+
+def text(start: bytes) -> str:
+    return ascii(start.decode("latin-1"))
+
+
+# Pillow logs an error where it also raises one; without a handler Python would print it.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+class _Quiet:
+    """No warnings from Pillow, and its size limit off: ours was checked before, and may be higher.
+
+    Both are global to the process. The first thread to come sets them and the last to go puts them
+    back, so that threads do not restore each other's values.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+                self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                Image.MAX_IMAGE_PIXELS = self._limit
+                self._filters.__exit__(None, None, None)
+
+
+quiet = _Quiet()
+
+
+def opened(data: bytes, kind: str) -> ImageFile:
+    plugin = _PLUGINS.get(kind)
+    if kind == "HEIF" and kind in Image.OPEN:  # pillow-heif, where the user registered it
+        plugin = Image.OPEN[kind][0]
+    if plugin is None:
+        raise RejectedError(Code.UNSUPPORTED, "HEIC cannot be decoded here")
+    try:
+        return plugin(BytesIO(data), "")
+    except DAMAGE as error:
+        raise rejected(error, kind) from error
+
+
+def load(image: ImageFile, kind: str) -> Image.Image:
+    try:
+        image.load()
+    except DAMAGE as error:
+        raise rejected(error, kind) from error
+    return image
+
+
+def rejected(error: Exception, kind: str) -> RejectedError:
+    detail = f"{kind}: {error}"[:200]
+    if isinstance(error, Image.DecompressionBombError):
+        return RejectedError(Code.TOO_LARGE, detail)
+    if _SAYS_TRUNCATED.search(detail):
+        return RejectedError(Code.TRUNCATED, detail)
+    if _SAYS_UNSUPPORTED.search(detail):
+        return RejectedError(Code.UNSUPPORTED, detail)
+    return RejectedError(Code.CORRUPT, detail)

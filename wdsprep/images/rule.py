@@ -1,0 +1,239 @@
+"""The pixel rule: what goes into a shard is an upright, opaque, 8-bit sRGB JPEG, PNG or WebP.
+
+Files that are that already are kept to the byte; everything else is converted, a lossy source to a
+JPEG that adds next to no loss, a lossless one to PNG. What cannot be trusted is rejected with a
+code. Limits are checked on the header's word, before anything of the claimed size is allocated.
+"""
+
+from dataclasses import dataclass
+from io import BytesIO
+
+from PIL import Image, TiffImagePlugin
+from PIL.ImageFile import ImageFile
+
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.images import colour, formats, headers
+from wdsprep.images.headers import Header
+
+CHANGES = (
+    "format",
+    "animation",
+    "orientation",
+    "depth",
+    "palette",
+    "cmyk",
+    "icc",
+    "alpha",
+    "resize",
+    "recode",
+)
+
+_HEADERS = {"JPEG": headers.read_jpeg, "PNG": headers.read_png, "WEBP": headers.read_webp}
+_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+
+_JPEG_MAX_SIDE = 65_500  # libjpeg's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an image may measure, upright; 0 is no limit for the ratio of longer to shorter side."""
+
+    min_side: int
+    max_area: int
+    max_aspect_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recode:
+    """Write everything as JPEG of this quality, at most `max_side` long (0: as long as it is).
+
+    The shorter side never falls under `Limits.min_side`, so shrinking cannot cost a sample its
+    bucket: of a long thin picture the longer side stays over `max_side` instead.
+    """
+
+    quality: int
+    max_side: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """An image as it will be stored, upright; `changes` are those of CHANGES that were made."""
+
+    data: bytes
+    extension: str
+    width: int
+    height: int
+    source_width: int
+    source_height: int
+    changes: tuple[str, ...]
+
+
+def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
+    """Check, measure and, where needed, convert an image; `full` also decodes what is kept."""
+    if not data:
+        raise RejectedError(Code.EMPTY)
+    kind = formats.identify(data)
+    if kind not in _HEADERS:
+        return _foreign(data, kind, limits, recode)
+    header = _HEADERS[kind](data)
+    width, height = header.width, header.height
+    if header.orientation > 4:
+        width, height = height, width
+    _check_limits(width, height, limits)
+    if header.damage:
+        raise RejectedError(*header.damage)
+    if full and kind == "PNG":
+        headers.check_png(data)
+    if recode or not _can_stay(header):
+        with formats.quiet:
+            image = formats.load(_opened(data, header), kind)
+            return _converted(image, header, limits, recode)
+    if full:
+        _check_pixels(data, header)
+    return Picture(
+        data=data,
+        extension=_EXTENSIONS[kind],
+        width=width,
+        height=height,
+        source_width=width,
+        source_height=height,
+        changes=(),
+    )
+
+
+def _can_stay(header: Header) -> bool:
+    turned = header.orientation != 1
+    return not (header.needs or turned or colour.needs_transform(header.profile, header.mode))
+
+
+def _check_limits(width: int, height: int, limits: Limits) -> None:
+    shorter, longer = sorted((width, height))
+    if width * height > limits.max_area:
+        raise RejectedError(Code.TOO_LARGE, f"{width} x {height}")
+    if shorter < limits.min_side:
+        raise RejectedError(Code.TOO_SMALL, f"{width} x {height}")
+    if limits.max_aspect_ratio and longer > limits.max_aspect_ratio * shorter:
+        raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}")
+
+
+def _check_pixels(data: bytes, header: Header) -> None:
+    """Decode and throw away.
+
+    A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
+    skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
+    (cut, bytes changed, blocks blanked) it found the very same 610 as a full load, in 55 to 87 % of
+    the time. What neither finds is damage that still decodes to something: libjpeg only warns
+    there, and Pillow does not pass that on.
+    """
+    with formats.quiet:
+        image = _opened(data, header)
+        if header.format == "JPEG":
+            image.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
+        formats.load(image, header.format)
+
+
+def _opened(data: bytes, header: Header) -> ImageFile:
+    image = formats.opened(data, header.format)
+    if image.size != (header.width, header.height):  # or the limits were checked in vain
+        raise RejectedError(Code.CORRUPT, "two sizes in one file")
+    return image
+
+
+def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
+    """A format that is always converted; its plugin reads the header."""
+    if kind == "GIF":
+        _check_limits(*headers.gif_size(data), limits)
+    with formats.quiet:
+        image = formats.opened(data, kind)
+        _check_limits(*image.size, limits)
+        _check_tiles(image, limits)
+        header = _foreign_header(image, kind)
+        return _converted(formats.load(image, kind), header, limits, recode)
+
+
+def _check_tiles(image: ImageFile, limits: Limits) -> None:
+    """A TIFF's tiles may be larger than it is, and libtiff allocates one in full."""
+    tags = getattr(image, "tag_v2", {})
+    sides = [tags.get(tag, 0) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH)]
+    if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > limits.max_area:
+        raise RejectedError(Code.TOO_LARGE, f"tiles of {sides[0]} x {sides[1]}")
+
+
+def _foreign_header(image: ImageFile, kind: str) -> Header:
+    if image.mode in ("F", "LAB") or (image.mode == "I" and kind != "PPM"):
+        raise RejectedError(Code.UNSUPPORTED, f"{kind}: pixels of kind {image.mode}")
+    needs, depth, turned = ["format"], 8, 1
+    lossy = kind in ("AVIF", "HEIF", "JPEG2000")
+    try:
+        if getattr(image, "is_animated", False):
+            needs.append("animation")
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            depth = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+            lossy = image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
+            if image.tag_v2.get(0x0112, 1) in colour.TURNS:  # Pillow turns it on loading
+                needs.append("orientation")
+        else:
+            turned = headers.orientation(image.info.get("exif") or b"")
+    except formats.DAMAGE as error:
+        raise formats.rejected(error, kind) from error
+    return Header(
+        format=kind,
+        width=image.width,
+        height=image.height,
+        depth=depth,
+        orientation=turned,
+        profile=_profile(image),
+        lossy=lossy,
+        needs=(*needs, "depth") if depth > 8 else tuple(needs),
+    )
+
+
+def _profile(image: Image.Image) -> bytes | None:
+    profile = image.info.get("icc_profile")
+    return profile if isinstance(profile, bytes) else None
+
+
+def _converted(
+    image: Image.Image, header: Header, limits: Limits, recode: Recode | None
+) -> Picture:
+    done = set(header.needs)
+    image = colour.plain(image, header, done)
+    source_width, source_height = image.size
+    if recode:
+        done.add("recode")
+        shrunk = _shrunk(image, recode.max_side, limits.min_side)
+        if shrunk is not image:
+            done.add("resize")
+            image = shrunk
+    extension, data = _encoded(image, header.lossy, recode)
+    return Picture(
+        data=data,
+        extension=extension,
+        width=image.width,
+        height=image.height,
+        source_width=source_width,
+        source_height=source_height,
+        changes=tuple(change for change in CHANGES if change in done),
+    )
+
+
+def _shrunk(image: Image.Image, max_side: int, min_side: int) -> Image.Image:
+    shorter, longer = sorted(image.size)
+    scale = max(max_side / longer, min_side / shorter) if max_side else 1.0
+    if scale >= 1:
+        return image
+    width, height = (
+        max(1, min_side if side == shorter else 1, round(side * scale)) for side in image.size
+    )
+    # A box filter to three times the size, then Lanczos: as good to the eye, and much faster.
+    return image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _encoded(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:
+    image.info = {}  # or Pillow would write the profile and comments of the source
+    out = BytesIO()
+    if (lossy or recode) and max(image.size) <= _JPEG_MAX_SIDE:
+        image.save(out, "JPEG", quality=recode.quality if recode else 95, subsampling=0)
+        return "jpg", out.getvalue()
+    image.save(out, "PNG", compress_level=1)
+    return "png", out.getvalue()

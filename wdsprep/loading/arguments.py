@@ -1,0 +1,185 @@
+"""What a loader serves and how it reads: decided, and refused, before anything is read."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from wdsprep.errors import UsageError
+from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.effects import TEXT_ARRAYS, TEXTS, Effects
+from wdsprep.loading.grid import short
+from wdsprep.loading.order import Order
+from wdsprep.loading.shelves.cache import CacheDir, check_room
+from wdsprep.runners.local import usable_cpus
+from wdsprep.text import whole
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.on_the_way import Encode, Encoding
+
+
+THREADS = 3
+CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
+OF_IMAGES = ("image", "txt", "key")
+OF_ALL = (*TEXTS, "json", "key")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadPlan:
+    """All that a loader keeps, but for its step."""
+
+    datasets: tuple[Dataset, ...]
+    order: Order
+    rank: int
+    world: int
+    epochs: int | None
+    names: tuple[str, ...]
+    effects: Effects
+    raw: bool
+    threads: int
+    ahead: int
+    pin: bool
+    device: torch.device | None
+    skip_missing: bool
+    cache: CacheDir | None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
+        _check_devices(pin=self.pin, device=self.device)
+        if self.cache is not None:
+            check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
+        _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
+        for dataset in self.datasets:
+            if not self.raw:
+                _check_alike(
+                    self.datasets[0],
+                    dataset,
+                    pixels=self.effects.pixels,
+                    homogeneous=self.order.homogeneous,
+                )
+
+    @property
+    def share(self) -> int:
+        return self.order.global_batch // self.world
+
+    @property
+    def pinned(self) -> bool:
+        """Whether batches are made in pinned memory; copies to a GPU need it to run beside."""
+        return self.pin or (self.device is not None and self.device.type == "cuda")
+
+
+def encoding_of(
+    encode: "Encode | None",
+    device: str | torch.device | None,
+    *,
+    raw: bool,
+    pixels: int,
+    tee: str,
+) -> "Encoding | None":
+    """How images become latents on the way, if they do."""
+    if encode is None:
+        if tee:
+            raise UsageError("tee= keeps what encode= makes: give both, or none")
+        return None
+    if raw or pixels:
+        raise UsageError("encode= makes latents: leave out raw= and pixels=")
+    # all that encoding needs, which stored latents do not
+    from wdsprep.encoding.on_the_way import find_encoding
+
+    own = "cuda" if torch.cuda.is_available() else "cpu"
+    return find_encoding(encode, own if device is None else str(device))
+
+
+def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise UsageError("give both rank and world_size, or none")
+        return whole("rank", rank), whole("world_size", world_size)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    own, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    here = f"RANK is {own!r} and WORLD_SIZE {size!r} here"
+    try:
+        rank, world = int(own or 0), int(size or 1)
+    except ValueError:
+        raise UsageError(f"{here}: set whole numbers") from None
+    if (rank and not size) or (world > 1 and not own):
+        raise UsageError(f"{here}: set both, or give both")
+    return rank, world
+
+
+def threads_for(encoding: "Encoding | None") -> int:
+    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
+    cpus = usable_cpus()
+    return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
+
+
+def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
+    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
+    if encoding is None:
+        return threads + 1
+    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
+
+
+def _check_devices(*, pin: bool, device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device={device}: torch finds no such GPU on this machine")
+    if pin and not torch.accelerator.is_available():
+        raise UsageError("pin=True is for copies to a GPU, and torch finds none on this machine")
+
+
+def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
+    """Refuse to leave out captions where a batch can have none."""
+    arrays = {short(field.name) for dataset in datasets for field in dataset.fields}
+    has_texts = not {*TEXTS, *TEXT_ARRAYS, "json"}.isdisjoint({*names, *arrays})
+    if drop_text and datasets[0].kind == "latents" and not has_texts:
+        raise UsageError(
+            f"{datasets[0].store.url} was made with --text none: leave out drop_text, or ask for "
+            'the captions (fields=("latent", "txt"))'
+        )
+
+
+def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: bool) -> None:
+    """What is to stand in one batch must be of one kind and shape."""
+    if dataset.kind == "tars" and not pixels:
+        raise UsageError(
+            f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
+        )
+    if (dataset.kind == "latents") != (first.kind == "latents"):
+        raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
+    same = (dataset.fields, dataset.has_moments) == (first.fields, first.has_moments)
+    if not same and not homogeneous:
+        raise UsageError(
+            f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
+            "homogeneous=True keeps each batch to one stream"
+        )
+    if pixels and dataset.kind == "latents":
+        raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
+
+
+def names_of(
+    datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
+) -> tuple[str, ...]:
+    """What a batch holds; where streams differ, what any of them has."""
+    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.fields))
+    if datasets[0].kind == "latents":
+        usual, known = (*arrays, "key"), {*arrays, *OF_ALL}
+    else:
+        usual, known = OF_IMAGES, {"image", *OF_ALL}
+        if pixels:
+            usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
+    if fields is None:
+        return usual
+    given = (fields,) if isinstance(fields, str) else fields
+    names = tuple(dict.fromkeys(short(str(name)) for name in given))
+    if not names or not known.issuperset(names):
+        raise UsageError(
+            f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "
+            f"{datasets[0].kind}, which have {', '.join(sorted(known))}"
+        )
+    return names

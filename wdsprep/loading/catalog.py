@@ -1,0 +1,274 @@
+"""What a loader is given, and what a dataset holds: its shards, their sizes, a digest, the layout.
+
+A dataset is known by what its shards hold, never by where it lies, so a state of the loader
+outlives a move to another disk or bucket. Tars without a manifest are known by names and sizes.
+
+Latent shards are known by the image shards they were made of, and by how many samples these gave.
+Both are known before anything is encoded, so latents that are made on the way to the trainer come
+in the order of those that are stored, as long as encoding rejects nothing. How they were made, the
+settings say: a state carries their fingerprint.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.reindex import is_older, is_whole
+from wdsprep.dataset.state import read_manifest
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.loading import order
+from wdsprep.loading.order.chance import Ints
+from wdsprep.loading.order.mixing import Want
+from wdsprep.store import open_store
+from wdsprep.store.base import Entry, Store
+from wdsprep.store.local import LocalStore
+from wdsprep.text import plural
+
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One dataset among those a loader mixes.
+
+    At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
+    comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
+    default each sample comes once. `buckets` names the folders to take, by default all.
+    """
+
+    url: "str | os.PathLike[str]"
+    weight: float | None = None
+    repeat: float | None = None
+    count: int | None = None
+    buckets: Sequence[str | int] | str | int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """An opened stream. `kind` is latents, images, or tars where there is no manifest."""
+
+    store: Store
+    kind: str
+    names: tuple[str, ...]
+    contents: tuple[str, ...]  # what changes when a shard's bytes do
+    sizes: tuple[int, ...]
+    nbytes: int
+    digest: str
+    want: Want
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    images: "Dataset | None" = None
+    """What the latents are made from on the way, where they are not stored."""
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The arrays of a sample, the first members of it; none but in latent shards."""
+        return fields_of(self.settings["layout"]) if self.kind == "latents" else ()
+
+    @cached_property
+    def ends(self) -> Ints:
+        """Where each shard ends, if the samples of all are counted through."""
+        return np.cumsum(np.asarray(self.sizes, np.int64))
+
+    @cached_property
+    def filled(self) -> int:
+        """The shards that hold samples."""
+        return sum(size > 0 for size in self.sizes)
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The mean, so that reading ahead can be bounded in bytes."""
+        return max(1, self.nbytes // int(self.ends[-1]))
+
+    @property
+    def has_moments(self) -> bool:
+        return self.settings.get("latents") == "moments"
+
+    def urls(self) -> list[str]:
+        """Of a folder from the root on, wherever the program goes."""
+        place = self.store.root if isinstance(self.store, LocalStore) else self.store.url
+        return [f"{place}/{name}" for name in self.names]
+
+    def as_stream(self) -> order.OrderStream:
+        sizes = np.asarray(self.sizes, np.int64)
+        return order.OrderStream(
+            digest=self.digest, sizes=sizes, want=self.want, place=self.store.url
+        )
+
+
+Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
+
+
+def open_all(streams: Streams) -> tuple[Dataset, ...]:
+    """The datasets behind what `load` was given."""
+    return tuple(open_dataset(stream) for stream in as_streams(streams))
+
+
+def as_streams(streams: Streams) -> list[Stream]:
+    given: list[Any] = [streams]
+    if isinstance(streams, Iterable) and not isinstance(streams, str | bytes | Mapping):
+        given = list(streams)
+    if not given:
+        raise UsageError("nothing to load: give the path or URL of a dataset")
+    for each in given:
+        if not isinstance(each, str | os.PathLike | Stream):
+            raise UsageError(
+                f"{each!r} is no dataset: give paths, URLs, or Stream(url, weight=...)"
+            )
+    return [each if isinstance(each, Stream) else Stream(each) for each in given]
+
+
+def open_dataset(stream: Stream) -> Dataset:
+    """One GET where there is a manifest; a listing for tars that something else made."""
+    store = open_store(os.fspath(stream.url))
+    want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
+    chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
+    buckets = None if chosen is None else frozenset(map(str, chosen))
+    manifest = read_manifest(store)
+    if manifest is None:
+        return _of_tars(store, want, buckets)
+    return _of_manifest(store, manifest, want, buckets)
+
+
+def _of_manifest(
+    store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None"
+) -> Dataset:
+    there = {shard.name.partition("/")[0] for shard in manifest.shards}
+    made_of = _sources(manifest)
+    shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
+    if not there:
+        command = "encode" if manifest.dataset == "latents" else "pack"
+        raise UsageError(
+            f'{store.url} holds no shards yet: "wdsprep {command}", the same as before, goes on'
+        )
+    lacking = sorted((buckets or frozenset()) - there)
+    if lacking or not shards:
+        wrong = ", ".join(lacking) or "none"
+        raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
+    if not any(shard.samples for shard in shards):
+        raise UsageError(f"{store.url} holds no samples: its shards are empty")
+    if not manifest.complete:
+        what = f"{store.url} is not complete"
+        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
+    return Dataset(
+        store=store,
+        kind=manifest.dataset,
+        names=tuple(shard.name for shard in shards),
+        contents=tuple(shard.sha256 for shard in shards),
+        sizes=tuple(shard.samples for shard in shards),
+        nbytes=sum(shard.nbytes for shard in shards),
+        digest=_digest((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
+        want=want,
+        settings=manifest.settings,
+    )
+
+
+def _sources(manifest: Manifest) -> dict[str, str]:
+    """By the shard's name, the digest of what it was made of; of images, and where a receipt does
+    not say, its own."""
+    found = {shard.name: shard.sha256 for shard in manifest.shards}
+    if manifest.dataset == "latents":
+        columns = map(manifest.ledger.column, ("input", "shards"))
+        for source, shards in zip(*columns, strict=True):
+            if source:
+                found.update((shard["name"], source) for shard in shards)
+    return found
+
+
+def _digest(parts: Iterable[tuple[str, int, str | int]]) -> str:
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """The latents that images will be: those of the phase, in the order of the stored ones."""
+    if images.kind != "images":
+        raise UsageError(
+            f"{images.store.url} holds {images.kind}: encode= is for image shards that "
+            '"wdsprep pack" has made'
+        )
+    chosen = of_phase(images, settings["resolution"])
+    return replace(chosen, kind="latents", settings=settings, images=chosen)
+
+
+def of_phase(images: Dataset, resolution: int) -> Dataset:
+    """The images that are large enough."""
+    phase = set(map(str, buckets_of_phase(resolution, images.settings["buckets"])))
+    chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
+    if not chosen:
+        there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
+        raise UsageError(
+            f"{images.store.url}: none of the buckets to load ({there}) is of {resolution} pixels"
+        )
+    names = tuple(images.names[n] for n in chosen)
+    sizes = tuple(images.sizes[n] for n in chosen)
+    contents = tuple(images.contents[n] for n in chosen)
+    share = sum(sizes) / sum(images.sizes)
+    digest = _digest(zip(names, sizes, contents, strict=True))
+    return replace(
+        images,
+        names=names,
+        sizes=sizes,
+        contents=contents,
+        nbytes=round(images.nbytes * share),
+        digest=digest,
+    )
+
+
+def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
+    """An index tells the samples of its tar by its length, so nothing but the listing is read."""
+    listed = {entry.name: entry for entry in store.list()}
+    names = [n for n in listed if n.endswith(".tar")]
+    _check_place(store.url, listed, bool(names))
+    names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
+    if not names:
+        raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
+    bare = [n for n in names if not is_whole(listed.get(f"{n}.idx"))]
+    if bare:
+        raise UsageError(
+            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
+            f'run "wdsprep index {store.url}" first'
+        )
+    old = [n for n in names if is_older(listed[f"{n}.idx"], listed[n])]
+    if old:
+        many = plural(len(old), "tar is", "tars are")
+        what = f"{store.url}: {many} newer than the index, as {old[0]}"
+        _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
+    sizes = [listed[f"{name}.idx"].nbytes // 8 - 1 for name in names]
+    if not any(sizes):
+        raise UsageError(f"{store.url} holds no samples: its tars are empty")
+    nbytes = [listed[name].nbytes for name in names]
+    return Dataset(
+        store=store,
+        kind="tars",
+        names=tuple(names),
+        contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
+        sizes=tuple(sizes),
+        nbytes=sum(nbytes),
+        digest=_digest(zip(names, sizes, nbytes, strict=True)),
+        want=want,
+    )
+
+
+def _check_place(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
+    """Without a manifest: whether these are tars of another program, or a dataset is elsewhere."""
+    inside = sorted(name for name in listed if name.endswith(f"/{MANIFEST}"))
+    if inside:
+        raise UsageError(
+            f"{url} is no dataset, but holds some: load {url}/{PurePosixPath(inside[0]).parent}"
+        )
+    if any(name.startswith("receipts/") for name in listed):
+        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+    if not has_tars:
+        is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
+        hint = ": give the folder that the tars are in" if is_pattern else ""
+        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} and no tars{hint}")

@@ -1,0 +1,147 @@
+"""What chance does to a batch on its way: noise for moments, captions that are left out.
+
+Chance is a function of the step, the place in the global batch and the key. So it is the same for
+any number of ranks and threads, and after a resume; each pass over the data gets its own.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.receipts import fingerprint
+from wdsprep.dataset.tar.read import TarSample
+from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.limits import MAX_AREA
+from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.grid import short
+from wdsprep.loading.memory import Batch
+from wdsprep.loading.order.chance import draw, key_of
+from wdsprep.text import real
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.on_the_way import Prepared
+
+
+TEXT_ARRAYS = ("emb", "tokens")
+TEXTS = ("txt", "caption")
+Empty = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Effects:
+    """`drop_text` is the rate at which captions are left out, `pixels` the side of a crop."""
+
+    datasets: tuple[Dataset, ...]
+    seed: int
+    global_batch: int
+    drop_text: float = 0.0
+    pixels: int = 0
+    max_area: int = MAX_AREA
+    empty: tuple[Empty, ...] = field(default=())
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What a state must agree with, beside the order: of latents, also how they were made."""
+        made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
+        latents = {"latents": f"{key_of(*made):016x}"} if made else {}
+        area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
+        return {"drop_text": self.drop_text, "pixels": self.pixels} | latents | area
+
+    def crop(self, image: bytes) -> torch.Tensor:
+        from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
+
+        return crop(image, self.pixels, max_area=self.max_area).pixels
+
+    def prepare(self, found: TarSample, tar: str) -> "Prepared":
+        """The same for the models, which want to know more of it."""
+        from wdsprep.encoding.on_the_way import prepared
+
+        return prepared(found, tar, resolution=self.pixels, max_area=self.max_area)
+
+    def finish(self, batch: Batch, rows: range) -> None:
+        if batch.moments is not None:
+            self._sample(batch, batch.moments, rows)
+        if self.drop_text:
+            self._drop(batch, rows)
+
+    def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
+        """(z - shift) * scale, with z from the distribution that the moments are of."""
+        some = slice(rows.start, rows.stop)
+        mean, logvar = moments[some].float().chunk(2, dim=1)
+        names = [f"{batch.step}:{key}" for key in batch.keys[some]]
+        noise = normal(noise_keys(self.seed, names), tuple(mean.shape[1:]))
+        z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
+        for number in set(batch.stream[some]):
+            settings = self.datasets[number].settings
+            own = torch.tensor([stream == number for stream in batch.stream[some]])
+            z[own] = (z[own] - settings["shift"]) * settings["scale"]
+        batch.out["latent"][some] = z
+
+    def _drop(self, batch: Batch, rows: range) -> None:
+        for row in self.dropped(batch, rows):
+            for name, array in (self.empty[batch.stream[row]] if self.empty else {}).items():
+                if name in batch.out:
+                    batch.out[name][row] = array
+            for name in TEXTS:
+                if name in batch.out:
+                    batch.out[name][row] = ""
+            facts = batch.out["json"][row] if "json" in batch.out else None
+            if isinstance(facts, dict) and "caption" in facts:
+                facts["caption"] = ""
+                facts.pop("captions", None)
+
+    def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
+        if self.drop_text == 1:  # no number is beyond the last one that may be drawn
+            return rows
+        first = batch.step * self.global_batch + batch.first
+        chance = draw(key_of("drop_text", self.seed), np.arange(rows.start, rows.stop) + first)
+        hit: list[int] = np.flatnonzero(chance < np.uint64(self.drop_text * 2.0**64)).tolist()
+        return [rows.start + number for number in hit]
+
+
+def effects_of(
+    datasets: tuple[Dataset, ...],
+    *,
+    seed: int,
+    global_batch: int,
+    drop_text: float,
+    pixels: int,
+    max_area: int,
+) -> Effects:
+    """The same with the stored arrays of the empty caption, where they will be needed."""
+    if not 0 <= real("drop_text", drop_text) <= 1:
+        raise UsageError(f"drop-text {drop_text}: a rate is from 0 to 1")
+    if pixels < 0:
+        raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
+    return Effects(
+        datasets=datasets,
+        seed=seed,
+        global_batch=global_batch,
+        drop_text=float(drop_text),
+        pixels=pixels,
+        max_area=max_area,
+        empty=tuple(map(empty_of, datasets)) if drop_text and not datasets[0].images else (),
+    )
+
+
+def empty_of(dataset: Dataset) -> Empty:
+    """What the dataset stores for the empty caption."""
+    found = {}
+    for item in dataset.fields:
+        name = short(item.name)
+        if name in TEXT_ARRAYS:
+            what = f"empty.{item.name}"
+            try:
+                data = dataset.store.read(what)
+            except NotFoundError as error:
+                raise NotFoundError(f"{error}: drop_text needs the empty caption's array") from None
+            if field_of(item.name, data) != item:
+                raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
+            found[name] = torch.from_numpy(np.load(io.BytesIO(data)))
+    return found

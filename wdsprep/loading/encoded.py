@@ -1,0 +1,258 @@
+"""Batches of latents that are made from images on the way, beside the trainer's steps.
+
+The loader reads image shards in the order of the latent shards, its threads decode, and the models
+run on the trainer's own device a few steps ahead of it. A thread of its own joins the two, and puts
+finished batches into a short queue: the trainer waits only when the device cannot keep up.
+"""
+
+import json
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from wdsprep.dataset.rejects import Code, Reject
+from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.engine import Result
+from wdsprep.encoding.latent_shard import json_of
+from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
+from wdsprep.encoding.tee import Tee
+from wdsprep.errors import FormatError
+from wdsprep.limits import MAX_AREA
+from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.effects import TEXTS
+from wdsprep.loading.grid import short
+from wdsprep.loading.memory import Batch, Memory
+from wdsprep.loading.reading import ATTEMPTS, Reader
+from wdsprep.loading.serving import filled, open_reader
+from wdsprep.runners.local import usable_cpus
+
+BEGUN = 2  # steps that the device has
+READY = 2  # finished steps that wait for the trainer
+POLL_S = 0.2
+READ = ("pixels", "key", "made")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow:
+    """What became of one sample, and which it is."""
+
+    key: str
+    sample: Sample
+    result: Result
+    shard: int
+    index: int
+
+
+class EncodingReader:
+    """Reads images and encodes them, for a plan whose datasets are latents yet to be made."""
+
+    def __init__(self, plan: LoadPlan, encoder: BatchEncoder) -> None:
+        self.plan, self.encoder = reading_plan(plan, encoder.encoder.device), encoder
+        self.reader = open_reader(self.plan)
+
+    def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
+        """Each step's images and what became of them, some steps being under way."""
+        begun: deque[tuple[Batch, StepBegun]] = deque()
+        for batch in filled(self.plan, steps, self.reader):
+            begun.append((batch, self.begin(batch)))
+            if len(begun) >= BEGUN:
+                yield self._finished(*begun.popleft())
+        while begun:
+            yield self._finished(*begun.popleft())
+
+    def begin(self, batch: Batch) -> StepBegun:
+        captions = [made.sample.caption for made in batch.out["made"]]
+        return self.encoder.begin(batch.out["pixels"], captions, batch.keys)
+
+    def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
+        return batch, self.rows(batch, begun)
+
+    def rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
+        """Where numbers are not finite, those of another sample, as where an image is damaged."""
+        return [
+            self._instead(batch, row) if arrays is None else _row(batch, row, tokens, arrays)
+            for row, (tokens, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
+        ]
+
+    def _instead(self, batch: Batch, row: int) -> EncodedRow:
+        wanted, made = (batch.shard[row], batch.index[row]), batch.out["made"][row]
+        batch.refused[wanted] = Reject(
+            key=batch.keys[row], source=made.sample.source, code=Code.NOT_FINITE
+        )
+        for attempt in range(ATTEMPTS):
+            one = self.reader.instead(batch, row, wanted, attempt)
+            begun = self.begin(one)
+            if (arrays := begun.rows()[0]) is not None:
+                return _row(one, 0, begun.tokens[0], arrays)
+        raise FormatError(
+            f"{batch.keys[row]} and {ATTEMPTS} samples in its place have no finite latents: encode "
+            'in another dtype, such as "bf16" or "fp32"'
+        )
+
+
+def _row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
+    made = batch.out["made"][row]
+    result = Result(crop=made.crop, tokens=tokens, arrays=arrays)
+    return EncodedRow(batch.keys[row], made.sample, result, batch.shard[row], batch.index[row])
+
+
+def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
+    """How the images are read that a plan wants to have as latents."""
+    images = tuple(dataset.images for dataset in plan.datasets if dataset.images is not None)
+    settings = plan.datasets[0].settings
+    effects = replace(
+        plan.effects,
+        datasets=images,
+        drop_text=0.0,
+        pixels=settings["resolution"],
+        max_area=settings.get("max_area", MAX_AREA),
+        empty=(),
+    )
+    pin = device.type == "cuda"
+    return replace(plan, datasets=images, effects=effects, names=READ, pin=pin, device=None)
+
+
+class BatchLayout:
+    """Lays rows out as the batches that stored latents would give."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._effects = plan.effects
+        self._fields = tuple(field.name for field in plan.datasets[0].fields)
+        memory = Memory(pin=plan.pinned, keep=2 * (READY + 4))
+        self._reader = Reader(
+            datasets=plan.datasets,
+            shelves=(),
+            names=plan.names,
+            effects=plan.effects,
+            memory=memory,
+        )
+
+    def batch(
+        self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Sequence[torch.Tensor]] = ()
+    ) -> Batch:
+        """`runs` have the arrays of some rows after others, by field, where rows have none."""
+        made = Batch(read.step, read.first, read.stream, read.shard, read.index)
+        self._reader.begin(made)
+        for number, row in enumerate(rows):
+            made.keys[number] = row.key
+            self._put(made, number, row.result.arrays)
+            self._put_texts(made, number, row)
+        start = 0
+        for arrays in runs:
+            end = start + len(arrays[0])
+            self._put(made, slice(start, end), arrays)
+            start = end
+        self._effects.finish(made, range(len(made)))
+        return made
+
+    def _put(self, made: Batch, rows: "int | slice", arrays: Sequence[torch.Tensor]) -> None:
+        for member, array in zip(self._fields, arrays, strict=False):
+            name = short(member)
+            if name == "latent" and made.moments is not None:
+                made.moments[rows] = array
+            elif name in made.out:
+                made.out[name][rows] = array
+
+    def _put_texts(self, made: Batch, number: int, row: EncodedRow) -> None:
+        for name in TEXTS:
+            if name in made.out:
+                text = row.sample.caption.encode("utf-8", "replace").decode()
+                made.out[name][number] = text
+        if "json" in made.out:
+            data = json_of(row.key, row.sample, row.result, is_packed=True)
+            made.out["json"][number] = json.loads(data)
+
+
+class Session:
+    """The models of one trainer, loaded once for all its epochs, and what they need around them."""
+
+    def __init__(self, plan: LoadPlan, encoding: Encoding, tee_url: str = "") -> None:
+        self._encoder = BatchEncoder(
+            encoding.load(),
+            seed=encoding.recipe.seed,
+            most=plan.share,
+            batch_size=encoding.batch_size,
+            lanes=usable_cpus(),
+        )
+        self._plan = with_empty(plan, self._encoder.empty() if plan.effects.drop_text else {})
+        self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
+        weakref.finalize(self, _close, self._encoder, self._tee)
+
+    def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Batches in order, made by a thread of their own."""
+        ready: queue.Queue[Any] = queue.Queue(READY)
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=_make, args=(self._batches(steps), ready, stop), name="encode", daemon=True
+        )
+        thread.start()
+        try:
+            while (found := ready.get()) is not None:
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+        finally:
+            stop.set()
+            thread.join()
+            if self._tee is not None:
+                self._tee.publish()
+
+    def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
+        kitchen, table = EncodingReader(self._plan, self._encoder), BatchLayout(self._plan)
+        for batch, rows in kitchen.batches(steps):
+            if self._tee is not None:
+                for row in rows:
+                    self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
+                self._tee.refuse(batch.refused)
+            yield batch.step, table.batch(batch, rows).out
+
+
+def open_tee(
+    url: str, plan: LoadPlan, encoding: Encoding, empty: Callable[[], Mapping[str, torch.Tensor]]
+) -> Tee | None:
+    images = plan.datasets[0]
+    return Tee(url, images.store.url, images.names, encoding, empty) if url else None
+
+
+def _close(encoder: BatchEncoder, tee: Tee | None) -> None:
+    encoder.close()
+    if tee is not None:
+        tee.close()
+
+
+def _make(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
+    """Fill the queue; what goes wrong is raised where batches are taken."""
+    end: BaseException | None = None
+    try:
+        for batch in batches:
+            if not _put(ready, batch, stop):
+                return
+    except BaseException as error:  # noqa: BLE001  it belongs to the trainer
+        end = error
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+    _put(ready, end, stop)
+
+
+def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ready.put(value, timeout=POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def with_empty(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
+    """Where captions are dropped, what the empty one becomes, by the members' names."""
+    arrays = {short(name): array for name, array in empty.items()}
+    known = (arrays,) * len(plan.datasets) if arrays else ()
+    return replace(plan, effects=replace(plan.effects, empty=known))

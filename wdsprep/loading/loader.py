@@ -1,0 +1,309 @@
+"""Serves a dataset, or a mixture of several, to a trainer: one order, whatever the cluster.
+
+    loader = wdsprep.load("shards/latents-256", global_batch=1024)
+    for epoch in range(10):
+        for batch in loader:                     # this rank's share: latent, emb, key
+            train(batch)
+            state = loader.state_dict()          # the same on every rank
+
+The order is `wdsprep.loading.order`'s, a function of seed and step in which each sample comes
+exactly once a pass (the proof is in `wdsprep.loading.order.shuffle`). So the whole state is the
+number of steps served. A state may be resumed on any number of ranks, threads and workers, with
+nothing lost or repeated; one that belongs to other data, another seed or batch is refused. It
+counts what was *yielded*, never what was read ahead.
+
+Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
+num_workers=V)` each of the V workers takes every V-th step, and the DataLoader's taking turns gives
+the order back; in raw mode each takes every V-th sample. Workers are other processes, so there the
+count is the trainer's: set `loader.step` before each epoch, or the DataLoader repeats the first.
+
+    for batch in DataLoader(loader, batch_size=None, num_workers=2):
+        step += 1                                # resume: load(..., step=step)
+
+torchdata's StatefulDataLoader asks each worker for its state, and needs as many workers again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from wdsprep.errors import FingerprintError, FormatError, UsageError
+from wdsprep.limits import MAX_AREA
+from wdsprep.loading.arguments import LoadPlan, ahead_of, encoding_of, names_of, placed, threads_for
+from wdsprep.loading.catalog import Streams, of_phase, open_all, to_be_encoded
+from wdsprep.loading.effects import effects_of
+from wdsprep.loading.order import MAX_STEP, RUN, Order
+from wdsprep.loading.serving import serve, serve_raw
+from wdsprep.loading.shelves.cache import cache_dir
+from wdsprep.loading.to_device import transferred
+from wdsprep.text import whole, whole_or_none
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.on_the_way import Encode, Encoding
+    from wdsprep.loading.encoded import Session
+
+
+NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
+
+
+def load(
+    streams: Streams,
+    *,
+    global_batch: int,
+    encode: "Encode | None" = None,
+    tee: str = "",
+    seed: int = 0,
+    epochs: int | None = 1,
+    step: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    fields: Iterable[str] | None = None,
+    raw: bool = False,
+    pixels: int = 0,
+    max_area: int = MAX_AREA,
+    drop_text: float = 0.0,
+    homogeneous: bool = False,
+    window: int = 256,
+    run: int = RUN,
+    epoch_steps: int | None = None,
+    threads: int | None = None,
+    ahead: int | None = None,
+    skip_missing: bool = False,
+    cache: str | Path | None = None,
+    cache_nbytes: int | None = None,
+    pin: bool = False,
+    device: str | torch.device | None = None,
+) -> "Loader":
+    """A loader of one dataset or of a mixture; each step is `global_batch` samples over all ranks.
+
+    `epochs` is the length of an iteration, None for one without end, and `step` where to begin.
+    `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
+    names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
+    with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
+    samples one by one, as webdataset has them. `drop_text` is the rate at which captions become the
+    empty one; `homogeneous` keeps a step to one stream; `window` is how far the order shuffles
+    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
+    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
+    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share.
+    `device` copies batches there one step ahead, `pin` leaves that to the trainer.
+
+    `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
+    of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
+    """
+    if raw and (pixels or drop_text or pin or fields is not None or device is not None):
+        raise UsageError("raw=True gives samples as they are stored: leave out the other options")
+    global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
+    pixels, step = whole("pixels", pixels), whole("step", step)
+    threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
+    datasets = open_all(streams)
+    encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
+    if max_area != MAX_AREA and not pixels:
+        raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
+    if encoding is not None:
+        if tee and len(datasets) > 1:
+            raise UsageError("tee= is for one dataset: encode a mixture without it")
+        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+    if pixels > 0:
+        datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
+    threads = threads or threads_for(encoding)
+    effects = effects_of(
+        datasets,
+        seed=seed,
+        global_batch=global_batch,
+        drop_text=drop_text,
+        pixels=pixels,
+        max_area=max_area,
+    )
+    order = Order(
+        streams=tuple(dataset.as_stream() for dataset in datasets),
+        global_batch=global_batch,
+        seed=seed,
+        window=window,
+        run=run,
+        homogeneous=homogeneous,
+        epoch_steps=epoch_steps,
+        also=effects.parameters,
+    )
+    rank, world = placed(rank, world_size)
+    order.check(step, rank=rank, world=world)
+    plan = LoadPlan(
+        datasets=datasets,
+        order=order,
+        rank=rank,
+        world=world,
+        epochs=whole_or_none("epochs", epochs),
+        names=() if raw else names_of(datasets, fields, pixels),
+        effects=effects,
+        raw=raw,
+        threads=threads,
+        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
+        pin=pin,
+        device=None if device is None else torch.device(device),
+        skip_missing=skip_missing,
+        cache=cache_dir(cache, cache_nbytes),
+    )
+    return Loader(plan, step=step, encoding=encoding, tee=tee)
+
+
+class Loader(IterableDataset[dict[str, Any]]):
+    """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
+    ends with the epoch; `step` is the number of steps served so far."""
+
+    def __init__(
+        self, plan: LoadPlan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
+    ) -> None:
+        self._plan, self._encoding, self._tee = plan, encoding, tee
+        self._unit = plan.share if plan.raw else 1  # items a step
+        self._place = step * self._unit  # a step, or in raw mode a sample
+        self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
+        self._is_entered = False  # as a worker, and not yet at the end
+        self._moves = 0  # of the place, but for that of the newest iteration
+
+    @property
+    def step(self) -> int:
+        """The steps served so far. Set, it is where the next iteration begins."""
+        return self._place // self._unit
+
+    @step.setter
+    def step(self, step: int) -> None:
+        step = whole("step", step)
+        self._plan.order.check(step, rank=self._plan.rank, world=self._plan.world)
+        if (step * self._unit, None) != (self._place, self._worker):
+            self._move(step * self._unit, None)
+
+    def __len__(self) -> int:
+        """The batches, or in raw mode the samples, of an iteration from its start."""
+        if self._plan.epochs is None:
+            raise TypeError("an endless loader has no length")
+        steps = self._plan.epochs * self._plan.order.steps_per_epoch
+        return steps * self._unit
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._plan.order.epoch(self.step)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._plan.order.steps_per_epoch
+
+    @property
+    def end(self) -> int:
+        """The step at which an iteration that begins now ends."""
+        return self._end(self.step)
+
+    @property
+    def plan(self) -> LoadPlan:
+        """What is served and how it is read: all that a loader keeps, but for its step."""
+        return self._plan
+
+    @property
+    def encoding(self) -> "Encoding | None":
+        """How images become latents, where they do."""
+        return self._encoding
+
+    def urls(self) -> list[str]:
+        """The shards, as `webdataset.WebDataset` takes them."""
+        return [url for dataset in self._plan.datasets for url in dataset.urls()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Under 1 KB of JSON, the same on every rank: resume with `load_state_dict`."""
+        state = self._plan.order.state(self.step)
+        if row := self._place % self._unit:
+            state["row"] = [row, self._plan.world]
+        if self._worker:
+            state["worker"] = list(self._worker)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the step of a state, or say why it does not belong to this loader."""
+        if not isinstance(state, Mapping):
+            raise FormatError(f"this is no state of a loader, but {state!r:.40}")
+        own = {name: state[name] for name in state if name not in ("row", "worker")}
+        step = self._plan.order.resume(own)
+        row, world = state.get("row", (0, self._plan.world))
+        if row and (world != self._plan.world or not self._plan.raw):
+            raise FingerprintError(
+                f"the state was made {row} samples into a step by one of {world} ranks: resume raw "
+                "mode with as many, or save states between steps"
+            )
+        worker = state.get("worker")
+        self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
+
+    def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
+        """Let the next iteration begin at this place."""
+        self._place, self._worker, self._is_entered = place, worker, False
+        self._moves += 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        if info is not None and self._encoding is not None:
+            raise UsageError("encode= has threads of its own: leave out the DataLoader's workers")
+        if info is not None and (self._plan.device or self._plan.pin):
+            raise UsageError(
+                "device= and pin= are for threads: DataLoader(pin_memory=True) pins what its "
+                "workers read, and the trainer copies it"
+            )
+        if info is None and self._worker is not None:
+            raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
+        stride = 1 if info is None else info.num_workers
+        end = self._unit * (self._end(self.step) if info is None else self._enter(info.id, stride))
+        self._moves += 1
+        moves = self._moves
+        for place, item in self._serve(range(self._place, max(self._place, end), stride)):
+            self._place = place + stride
+            yield item
+            if self._moves != moves:
+                raise UsageError(
+                    f"this iteration has ended: the loader was moved, or iterated anew, and is at "
+                    f"step {self.step}"
+                )
+        self._place, self._worker, self._is_entered = end, None, False
+
+    def _serve(self, places: range) -> NumberedBatches:
+        if self._plan.raw:
+            return serve_raw(self._plan, places)
+        if self._encoding is not None:
+            return self._session.serve(places)
+        batches = serve(self._plan, places)
+        device = self._plan.device
+        return batches if device is None else transferred(batches, device)
+
+    @cached_property
+    def _session(self) -> "Session":
+        """The models, loaded when the first batch is wanted."""
+        from wdsprep.loading.encoded import Session
+
+        if self._encoding is None:
+            raise UsageError("stored latents need no models")
+        return Session(self._plan, self._encoding, self._tee)
+
+    def _end(self, step: int) -> int:
+        """The step at which an iteration that begins here ends."""
+        epochs, length = self._plan.epochs, self._plan.order.steps_per_epoch
+        return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
+
+    def _enter(self, number: int, workers: int) -> int:
+        """Begin as a worker, whose place is its own next one from then on; at which step it ends.
+
+        A DataLoader's persistent workers live on when an iteration is broken off, but have read
+        ahead by then: only the trainer knows how far it came."""
+        if self._is_entered:
+            raise UsageError(
+                "the last iteration was broken off, and its workers have read ahead of it: make a "
+                "new DataLoader, of a loader whose step is the next one"
+            )
+        if self._worker is None:
+            self._worker = (number, workers, self._end(self.step))
+            self._place += number
+        elif self._worker[:2] != (number, workers):
+            raise FingerprintError(
+                f"the state is of worker {self._worker[0]} of {self._worker[1]}: resume with as "
+                "many workers, or count steps in the trainer and set loader.step"
+            )
+        self._is_entered = True
+        return self._worker[2]

@@ -1,0 +1,145 @@
+"""The order of one stream: pass after pass, each of which serves every sample exactly once.
+
+The stream is a row of places x = 0, 1, 2, ... without end. Place x holds
+
+    pass p = x div n        block j = x div q        slot c = j mod C        row = j div C
+
+so blocks of q samples are taken from the C slots in turn, and a single stream's step (C blocks) is
+one block from every slot. What a place serves is found in three moves:
+
+1. From place to slot. Slot c has places of its own, the ones with its c, and counts them through:
+   its i-th place has i = row * q + x mod q. Before pass p, which begins at place p * n, it has had
+   A(c, p) = q * ((p * n) div G) + clip((p * n) mod G - c * q, 0, q) of them, where G = C * q; so in
+   pass p it serves L(c, p) = A(c, p + 1) - A(c, p) samples, with local number i - A(c, p).
+2. From slot to axis. The axis [0, n) of a pass is cut into C contiguous slots of those lengths, and
+   each slot into windows of `window` numbers, the last of them shorter. A window of s numbers is
+   permuted in runs of r neighbours: its s div r whole runs change places among each other, and the
+   s mod r numbers behind them stay. r is `run`, or what leaves at least 16 runs in the window.
+3. From axis to shard. The axis is turned by a hash of the pass, so that slots and windows begin
+   elsewhere in each pass, and laid over the shards, which are permuted anew in each pass.
+
+Each sample is served exactly once a pass, for every n, C and q. Pass p consists of the n places
+[p * n, (p + 1) * n). Each of them has one slot and one local number, and no two have both the same,
+as i tells apart the places of a slot. Those in slot c are L(c, p) by definition, with numbers 0 to
+L(c, p) - 1, as i rises by one from each place of a slot to its next. So the L(c, p) sum to n, the
+slots fill the axis without gap or overlap, and places go to the axis one to one. In a window of s
+numbers, k * r + j with k < s div r and j < r goes to f(k) * r + j, where f permutes the whole runs,
+and the numbers from (s div r) * r on go to themselves: one to one, each part onto itself. Turning
+the axis and permuting shards are one to one as well. q.e.d. Nothing is dropped or padded: where n
+is no multiple of G, the pass ends in the middle of a round of slots and the next one goes on from
+there, so that the slots' extra samples go round the circle.
+
+Runs are for reading: a slot serves a run without a break, in q samples a step, so what is asked of
+a shard is ranges of r neighbours, which matters on S3, where a request costs as much as a megabyte.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.loading.order.chance import Ints, Words, draw, key_of, permuted, shuffled
+
+RUNS = 16  # at least, in a window that has as many samples
+CHUNK = 1 << 13  # shards laid on the axis at once
+KEPT = 2  # passes whose order of shards is remembered: a step may touch two
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Axis:
+    """One pass: what each slot had served before it, where the slots begin on its axis (and the
+    last one ends), how far the axis is turned, and the shards on it with their ends."""
+
+    had: Ints
+    starts: Ints
+    turn: int
+    shards: NDArray[np.int32]
+    ends: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passes:
+    """The places of a stream with shards of these sizes; `name` is what its chance depends on."""
+
+    sizes: Ints
+    slots: int
+    block: int
+    window: int
+    run: int
+    name: tuple[str | int, ...]
+    _kept: dict[int, Axis] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def samples(self) -> int:
+        return int(self.sizes.sum())
+
+    def find(self, places: Ints) -> tuple[Ints, Ints]:
+        """The shard and the index in it that each place serves."""
+        passes = places // self.samples
+        first, last = int(passes.min()), int(passes.max())
+        if first == last:
+            return self._find(places, first)
+        shards, indices = np.empty_like(places), np.empty_like(places)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            shards[here], indices[here] = self._find(places[here], number)
+        return shards, indices
+
+    def _find(self, places: Ints, number: int) -> tuple[Ints, Ints]:
+        axis = self._axis(number)
+        spots = self._on_axis(places, number, axis) + axis.turn
+        spots -= self.samples * (spots >= self.samples)
+        rank = np.searchsorted(axis.ends, spots, side="right")
+        shards = axis.shards[rank].astype(np.int64)
+        return shards, spots - (axis.ends[rank] - self.sizes[shards])
+
+    def _on_axis(self, places: Ints, number: int, axis: Axis) -> Ints:
+        blocks = places // self.block
+        rows = blocks // self.slots
+        slots = blocks - rows * self.slots
+        local = places - (blocks - rows) * self.block - axis.had[slots]
+        heads = local // self.window * self.window
+        starts, firsts, windows = np.unique(
+            axis.starts[slots] + heads, return_index=True, return_inverse=True
+        )
+        sizes = np.minimum(self.window, axis.starts[slots[firsts] + 1] - starts)
+        keys = draw(key_of(*self.name, "window", number), starts)
+        return starts[windows] + self._in_window(local - heads, windows, sizes, keys)
+
+    def _in_window(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
+        """Where each place of a window goes in it, the windows having these sizes and keys."""
+        lengths = np.clip(sizes // RUNS, 1, self.run)
+        counts = sizes // lengths
+        length, count = lengths[windows], counts[windows]
+        runs = places // length
+        moved = permuted(np.minimum(runs, count - 1), windows, counts, keys)
+        result: Ints = np.where(runs < count, (moved - runs) * length, 0) + places
+        return result
+
+    def _axis(self, number: int) -> Axis:
+        axis = self._kept.get(number)
+        if axis is None:
+            for old in list(self._kept)[: 1 - KEPT]:
+                self._kept.pop(old, None)
+            axis = self._kept[number] = self._new_axis(number)
+        return axis
+
+    def _new_axis(self, number: int) -> Axis:
+        ends = shuffled(len(self.sizes), key_of(*self.name, "shards", number))
+        shards = ends.astype(np.int32)
+        for start in range(0, len(ends), CHUNK):  # in place: fresh memory costs more than the sums
+            part = ends[start : start + CHUNK]
+            np.take(self.sizes, part, out=part, mode="clip")
+        np.cumsum(ends, out=ends)
+        had, before = self._served(number)
+        _, after = self._served(number + 1)
+        turn = key_of(*self.name, "turn", number) % self.samples
+        return Axis(had=had, starts=after - before, turn=turn, shards=shards, ends=ends)
+
+    def _served(self, passes: int) -> tuple[Ints, Ints]:
+        """What each slot, and all slots before it, have served in the first so many passes."""
+        rounds, rest = divmod(passes * self.samples, self.slots * self.block)
+        lead = np.arange(self.slots + 1) * self.block
+        own = rounds * self.block + np.clip(rest - lead, 0, self.block)
+        return own, rounds * lead + np.minimum(rest, lead)

@@ -1,0 +1,265 @@
+"""One step's rows: read where they belong, checked, and replaced where they are damaged.
+
+A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
+each. In latent shards all arrays lie at fixed places, so a read of a sample puts each array
+straight into its row of a tensor and the headers between them into a scratch row; headers are then
+checked for many rows at once. By a flame graph four fifths of a thread's time are the one call that
+reads all rows of a run, which needs no lock of the interpreter, and a seventh is checking headers.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.dataset.tar.read import TarSample, scan
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.effects import TEXTS, Effects
+from wdsprep.loading.grid import grid_of, short
+from wdsprep.loading.memory import Batch, Blocks, Memory
+from wdsprep.loading.order.chance import key_of
+from wdsprep.loading.shelves.local import ByteColumns, SamplePlace, Shelf, ShelfFound
+
+ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+MISSING = "the shard is missing"
+SCRATCHES = 8  # kept, of each size: one for each thread that reads
+END = bytes(2 * BLOCK)
+IMAGES = ("jpg", "jpeg", "png", "webp")
+DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
+LISTED = (*TEXTS, "json", "key", "image", "made")
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reader:
+    """Reads rows of some datasets. `names` is what a batch is to hold, beside arrays and key;
+    `scratch` is where headers are read to."""
+
+    datasets: tuple[Dataset, ...]
+    shelves: tuple[Shelf, ...]
+    names: tuple[str, ...]
+    effects: Effects
+    memory: Memory
+    raw: bool = False
+    skip_missing: bool = False
+    scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
+    _missing: dict[int, set[int]] = field(default_factory=dict)
+    """The shards of each stream that are known to be missing."""
+
+    def begin(self, batch: Batch) -> Batch:
+        """Make room for what is to be read."""
+        count = len(batch)
+        batch.keys = [""] * count
+        if self.raw:
+            batch.out["samples"] = [None] * count
+            return batch
+        dataset = self.datasets[batch.stream[0]]
+        shapes = {short(f.name): (DTYPES[f.dtype], f.shape) for f in dataset.fields}
+        if self.effects.pixels:
+            side = self.effects.pixels
+            shapes["pixels"] = (torch.uint8, (3, side, side))
+        for name in self.names:
+            if name in shapes:
+                dtype, shape = shapes[name]
+                made = self.memory.take(count * prod(shape) * dtype.itemsize)
+                batch.views[name] = made.numpy().reshape(count, -1)
+                batch.out[name] = made.view(dtype).view(count, *shape)
+            elif name in LISTED:
+                batch.out[name] = batch.keys if name == "key" else [None] * count
+        if dataset.has_moments and "latent" in self.names:
+            batch.moments = batch.out["latent"]
+            _, channels, *sides = batch.moments.shape
+            made = self.memory.take(batch.moments.nbytes // 2)
+            batch.out["latent"] = made.view(batch.moments.dtype).view(-1, channels // 2, *sides)
+        return batch
+
+    def fill(self, batch: Batch, rows: range) -> None:
+        """Read these rows. A damaged sample gives its place to another one of its stream, which
+        depends on nothing but the damaged one."""
+        whole = self.raw or not self.datasets[batch.stream[0]].fields
+        read = self._read_whole if whole else self._read_arrays
+        left = [rows]
+        wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
+        drawn, damaged = dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
+        while left:
+            faults = {row: why for some in left for row, why in read(batch, some).items()}
+            for row, reason in faults.items():
+                self._tell(batch, row, reason)
+                damaged[row] += reason != MISSING
+                if damaged[row] == ATTEMPTS:
+                    raise FormatError(self._lost(batch, row, reason))
+                drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
+            left = [range(row, row + 1) for row in faults]
+        self.effects.finish(batch, rows)
+
+    def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
+        """The sample that takes the place of one that was read, but came to nothing later."""
+        shard, index = self._draw(batch.stream[row], wanted, attempt)
+        one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
+        self.fill(self.begin(one), range(1))
+        return one
+
+    def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], drawn: int) -> int:
+        """Put another sample there, the next that is drawn whose shard is not known to be missing;
+        how many are drawn now. What is known changes nothing: those would be drawn and missed."""
+        stream = batch.stream[row]
+        dataset, missing = self.datasets[stream], self._missing.get(stream, set())
+        while len(missing) < dataset.filled:
+            shard, index = self._draw(stream, wanted, drawn)
+            drawn += 1
+            if shard not in missing:
+                batch.shard[row], batch.index[row] = shard, index
+                return drawn
+        raise NotFoundError(f"{dataset.store.url}: all its shards are missing")
+
+    def _draw(self, stream: int, wanted: tuple[int, int], attempt: int) -> tuple[int, int]:
+        dataset = self.datasets[stream]
+        number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
+        shard = int(np.searchsorted(dataset.ends, number, side="right"))
+        return shard, number - int(dataset.ends[shard]) + dataset.sizes[shard]
+
+    def _lost(self, batch: Batch, row: int, reason: str) -> str:
+        dataset = self.datasets[batch.stream[row]]
+        url = dataset.store.url
+        hint = "" if dataset.kind == "tars" else f': run "wdsprep verify {url}"'
+        return f"{url}: {ATTEMPTS} samples in a row cannot be served, the last ({reason}){hint}"
+
+    def _name(self, batch: Batch, row: int) -> str:
+        dataset = self.datasets[batch.stream[row]]
+        return f"{dataset.store.url}/{dataset.names[batch.shard[row]]}"
+
+    def _tell(self, batch: Batch, row: int, reason: str) -> None:
+        """Once a sample, or once for all of a missing shard."""
+        stream, shard, index = batch.stream[row], batch.shard[row], batch.index[row]
+        if reason == MISSING:
+            self._missing.setdefault(stream, set()).add(shard)
+        place = (stream, shard, index if reason != MISSING else -1)
+        if place in self._told:
+            return
+        self._told.add(place)
+        what = reason if reason == MISSING else f"sample {index} cannot be served ({reason})"
+        _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
+
+    def _get(
+        self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool
+    ) -> "list[memoryview | str]":
+        """Of each row what follows its part of the columns, or why the sample cannot be had."""
+        places: dict[int, dict[int, SamplePlace]] = {}
+        for number, row in enumerate(rows):
+            own = places.setdefault(batch.stream[row], {})
+            own[number] = batch.shard[row], batch.index[row]
+        found: dict[int, memoryview | str] = {}
+        for stream, own in places.items():
+            for number, came in self.shelves[stream].fill(own, columns, rest=rest).items():
+                found[number] = self._had(came)
+        return [found[number] for number in range(len(rows))]
+
+    def _had(self, found: ShelfFound) -> "memoryview | str":
+        if isinstance(found, NotFoundError):
+            if not self.skip_missing:
+                raise found
+            return MISSING
+        return str(found) if isinstance(found, BadSampleError) else found
+
+    def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
+        faults = {}
+        came = self._get(batch, rows, (), rest=True)
+        for row, data in zip(rows, came, strict=True):
+            sample = data if isinstance(data, str) else parsed(data)
+            fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
+            if fault:
+                faults[row] = fault
+                batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
+        return faults
+
+    def _take(self, batch: Batch, row: int, sample: TarSample) -> str:
+        """Keep what is wanted of a sample; why it cannot be, or nothing."""
+        batch.keys[row] = sample.key
+        if self.raw:
+            url = self._name(batch, row)
+            made = {"__key__": sample.key, "__url__": url, **sample.fields}
+            batch.out["samples"][row] = made
+            return ""
+        if "made" in self.names:
+            return self._prepare(batch, row, sample)
+        image = next((sample.fields[name] for name in IMAGES if name in sample.fields), None)
+        if image is None and {"image", "pixels"} & set(self.names):
+            return "it has no image"
+        if "image" in self.names:
+            batch.out["image"][row] = image
+        if "pixels" in self.names and image is not None:
+            try:
+                batch.out["pixels"][row] = self.effects.crop(image)
+            except RejectedError as error:
+                return str(error)
+        return self._take_texts(batch, row, sample)
+
+    def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
+        from wdsprep.encoding.on_the_way import reject_of  # with Pillow, which latents do not need
+
+        shard, index = batch.shard[row], batch.index[row]
+        tar = self.datasets[batch.stream[row]].names[shard]
+        try:
+            made = self.effects.prepare(sample, tar)
+        except RejectedError as refused:
+            batch.refused[shard, index] = reject_of(sample, tar, refused)
+            return str(refused.code)
+        batch.out["pixels"][row] = made.crop.pixels
+        batch.out["made"][row] = made.without_pixels()
+        return ""
+
+    def _take_texts(self, batch: Batch, row: int, sample: TarSample) -> str:
+        for name in self.names:
+            try:
+                if name in TEXTS:
+                    batch.out[name][row] = sample.fields.get("txt", b"").decode("utf-8", "replace")
+                elif name == "json":
+                    batch.out[name][row] = parse_json(sample.fields.get("json", b"{}"))
+            except (ValueError, RecursionError):  # a hostile one is nested 1,000 deep
+                return "its json is damaged"
+        return ""
+
+    def _read_arrays(self, batch: Batch, rows: range) -> dict[int, str]:
+        fields = self.datasets[batch.stream[0]].fields
+        grid = grid_of(fields, tuple(batch.views))
+        heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
+        own = {name: view[rows.start : rows.stop] for name, view in batch.views.items()}
+        rest = not {*TEXTS, "json"}.isdisjoint(self.names)
+        came = self._get(batch, rows, grid.columns(heads, own), rest=rest)
+        faults: dict[int, str] = {}
+        for row, tail, key in zip(rows, came, grid.keys(heads), strict=True):
+            if isinstance(tail, str):
+                faults[row] = tail
+            elif key is None or rest:
+                fault = self._take_tail(batch, row, tail, grid.padding, key)
+                if fault:
+                    faults[row] = fault
+            batch.keys[row] = key or ""
+        return faults
+
+    def _take_tail(
+        self, batch: Batch, row: int, tail: memoryview, padding: int, key: "str | None"
+    ) -> str:
+        if key is None:
+            return "its headers are not those of the dataset"
+        sample = parsed(tail[padding:])
+        if isinstance(sample, str):
+            return sample
+        if sample.key != key:
+            return "its members have different keys"
+        return self._take_texts(batch, row, sample)
+
+
+def parsed(data: memoryview) -> "TarSample | str":
+    """The one sample in these bytes of a tar, or what is wrong with it."""
+    whole = bytes(data) + END
+    found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
+    return str(found) if isinstance(found, BadSampleError) else found

@@ -1,0 +1,169 @@
+"""Many positioned reads in one system call.
+
+Between two reads a thread needs the interpreter's lock for a moment, and where a few threads read
+a hundred kilobytes at a time they spend as long waiting for it as reading. `io_submit` of Linux
+takes a list of reads; those of a file that is opened as usual it does before it returns, as if each
+had been a `preadv`. Where there is none, because the kernel leaves it out, a sandbox forbids it, or
+others have used up what the machine allows (`fs.aio-max-nr`), each read is a call of its own.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.loading.order.chance import Ints
+
+AT_ONCE = 64  # reads in a call
+_PREADV = 7
+_READ = np.dtype(
+    {
+        "names": ["data", "what", "fd", "vectors", "count", "start"],
+        "formats": ["u8", "u2", "u4", "u8", "u8", "i8"],
+        "offsets": [0, 16, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+_EVENT = np.dtype(
+    {"names": ["data", "result"], "formats": ["u8", "i8"], "offsets": [0, 16], "itemsize": 32}
+)
+_libc = ctypes.CDLL(None, use_errno=True)
+# Calls for which the C library has no functions.
+_NUMBERS = {
+    ("linux", "x86_64"): {
+        "io_setup": 206,
+        "io_destroy": 207,
+        "io_getevents": 208,
+        "io_submit": 209,
+    },
+    ("linux", "aarch64"): {
+        "io_setup": 0,
+        "io_destroy": 1,
+        "io_getevents": 4,
+        "io_submit": 2,
+    },
+}
+Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length for each part
+
+
+def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
+    """How many bytes each read brought to its addresses; where it is not all, the caller tries
+    again and learns why."""
+    came = np.zeros(len(fds), np.int64)
+    queue = _taken()
+    read = _one_by_one if queue is None else queue.read
+    try:
+        for top in range(0, len(fds), AT_ONCE):
+            some = slice(top, top + AT_ONCE)
+            came[some] = read(fds[some], starts[some], vectors[some])
+    except BaseException:
+        if queue is not None:
+            queue.end()
+        raise
+    if queue is not None:
+        _spare.append(queue)
+    return came
+
+
+def address_of(data: NDArray[Any]) -> int:
+    """Where its first byte lies. Whoever reads to there holds the array meanwhile."""
+    address: int = data.__array_interface__["data"][0]
+    return address
+
+
+class _Queue:
+    """The kernel's room for as many reads, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._id = ctypes.c_ulong(0)
+        _call("io_setup", ctypes.c_uint(AT_ONCE), ctypes.byref(self._id))
+        self._reads = np.zeros(AT_ONCE, _READ)
+        self._reads["what"] = _PREADV
+        self._reads["data"] = np.arange(AT_ONCE)
+        steps = np.arange(AT_ONCE, dtype=np.uint64) * _READ.itemsize
+        self._list = address_of(self._reads) + steps
+        self._events = np.zeros(AT_ONCE, _EVENT)
+        try:  # nothing yet: a sandbox may allow one call and forbid another
+            _call("io_submit", self._id, ctypes.c_long(0), ctypes.c_void_p(address_of(self._list)))
+            self._found(least=0, most=1)
+        except OSError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Wait for what is being read, and give the room back."""
+        _call("io_destroy", self._id)
+
+    def read(self, fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
+        reads = self._reads[: len(fds)]
+        reads["fd"], reads["start"], reads["count"] = fds, starts, vectors.shape[1]
+        reads["vectors"] = address_of(vectors) + np.arange(len(fds)) * vectors.strides[0]
+        came = np.zeros(len(fds), np.int64)
+        begun = self._submitted(len(fds))
+        while begun:
+            found = self._found(least=1, most=begun)
+            came[found["data"]] = found["result"]
+            begun -= len(found)
+        return came
+
+    def _submitted(self, count: int) -> int:
+        """How many were begun: a call ends before a read that cannot be."""
+        first = begun = 0
+        while first < count:
+            where = ctypes.c_void_p(address_of(self._list[first:]))
+            try:
+                some = _call("io_submit", self._id, ctypes.c_long(count - first), where)
+            except OSError:
+                first += 1
+            else:
+                first += some
+                begun += some
+        return begun
+
+    def _found(self, *, least: int, most: int) -> NDArray[Any]:
+        where = ctypes.c_void_p(address_of(self._events))
+        counts = ctypes.c_long(least), ctypes.c_long(most)
+        while True:
+            try:
+                count = _call("io_getevents", self._id, *counts, where, None)
+            except InterruptedError:
+                continue
+            return self._events[:count]
+
+
+def _call(name: str, *words: Any) -> int:
+    numbers = _NUMBERS.get((sys.platform, platform.machine()))
+    if numbers is None or sys.maxsize < 2**32:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    result: int = _libc.syscall(ctypes.c_long(numbers[name]), *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+_spare: list[_Queue] = []  # a thread's after another's: making one and ending it takes long
+os.register_at_fork(after_in_child=lambda: _spare.clear())  # they are the parent's
+
+
+def _taken() -> _Queue | None:
+    with suppress(IndexError):
+        return _spare.pop()
+    with suppress(OSError):
+        return _Queue()
+    return None
+
+
+def _one_by_one(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> list[int]:
+    count = vectors.shape[1]
+    places = [ctypes.c_void_p(address_of(parts)) for parts in vectors]
+    return [
+        _libc.preadv(fd, where, count, ctypes.c_longlong(start))
+        for fd, where, start in zip(fds, places, starts, strict=True)
+    ]

@@ -1,0 +1,273 @@
+"""Samples of S3 shards kept on a local disk, for the next pass, the next start, other processes.
+
+Each shard has one sparse file, named by what the shard holds, so a changed dataset has other files.
+It begins with a word for each sample, 0 until the sample is there; behind them, samples lie as far
+apart as in the tar. A word is the sample's length and CRC-32, and is written after the sample.
+
+What a shard should hold says nothing of what came: a damaged one is known by the same digest as the
+one that replaces it, and its SHA-256 proves nothing before all of it is here. So the CRC-32 begins
+with the stamp of the object that the bytes are from, its ETag and time, which is looked up when a
+loader opens the shard (one HEAD, beside the GET of its index). A shard that was written anew has
+another stamp: no word fits any more, whatever the bytes are, and its samples are fetched again.
+
+So no lock is needed. A process that is killed leaves samples without words, and a machine that goes
+down leaves, at worst, words that do not fit: both are fetched again. Two processes that fetch the
+same sample write the same bytes to the same place. A file that another process removes can be read
+by those who have it open, and is made anew by the next.
+
+What is kept is what was fetched, sample by sample. A first batch of 1,024 samples out of 64 windows
+would otherwise need 327 times its bytes as whole shards, 14 times as pieces of 4 MB.
+
+The limit holds over all processes: each looks how full the folder is, may then add a 64th of what
+is free, and looks again. When the folder is full, what is there stays, since every pass over the
+data has another order: with room for half the shards half the reads are served from here, whereas
+dropping the longest unused would serve 16 %. Only files that no loader has claimed for a while give
+way. A loader claims those of its dataset by touching them as it goes.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
+from pathlib import Path
+
+from wdsprep.errors import StoreError, UsageError
+from wdsprep.text import whole_or_none
+
+VERSION = 1
+STALE_S = 900  # without a claim: then a file gives way to others
+CLAIM_S = STALE_S // 4
+FULL_S = 10  # a full cache is looked at again after so long
+SHARERS = 64  # processes that may fill one cache at a time without going over its limit
+PAGE, WORD = 4096, 8
+NAME = re.compile(r"[0-9a-f]{32}\.samples")
+Fetch = Callable[[int, int, memoryview], int]
+"""Puts the samples [first, stop) into memory; how many bytes came."""
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheDir:
+    """A folder on a local disk, and how much of it cached samples may take."""
+
+    folder: Path
+    nbytes: int
+
+
+def cache_dir(folder: "str | Path | None", nbytes: int | None) -> CacheDir | None:
+    """What a user asked for, with the folder made."""
+    if folder is None and nbytes is None:
+        return None
+    nbytes = whole_or_none("cache_nbytes", nbytes)
+    if folder is None or nbytes is None or nbytes < 1:
+        raise UsageError("give cache, a folder, together with cache_nbytes, what it may hold")
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}: give cache another folder") from error
+    return CacheDir(folder=path, nbytes=nbytes)
+
+
+def check_room(cache: CacheDir, sample_nbytes: int) -> None:
+    """Refuse a cache that could not take a sample at a time."""
+    least = SHARERS * sample_nbytes
+    if cache.nbytes < least:
+        raise UsageError(f"cache_nbytes {cache.nbytes:,}: give {least:,} or more for such samples")
+
+
+class Cache:
+    """What is cached of one dataset, for any number of threads. `contents` says for each shard what
+    it holds."""
+
+    def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
+        self._paths = [where.folder / _name(content) for content in contents]
+        self._room = _Room(where, frozenset(path.name for path in self._paths))
+        self._complained = False
+
+    def read(
+        self,
+        shard: int,
+        offsets: Sequence[int],
+        first: int,
+        stop: int,
+        data: memoryview,
+        fetch: Fetch,
+        *,
+        stamp: str = "",
+    ) -> int:
+        """Fill `data` with the samples [first, stop) of a shard; how many bytes came. `fetch`
+        brings those from the first to the last one that is not here. `stamp` is that of the object
+        as it is now."""
+        file = _File(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
+        missing = [first, stop - 1]
+        with self._complaining():
+            self._room.claim()
+            missing = file.read(first, stop, data)
+        if not missing:
+            return len(data)
+        low, high = missing[0], missing[-1] + 1
+        start, end = (offsets[number] - offsets[first] for number in (low, high))
+        count = fetch(low, high, data[start:end])
+        with self._complaining():
+            file.write(low, high, data[start : start + count], self._room)
+        return len(data) if count == end - start else start + count  # the tar was cut
+
+    @contextmanager
+    def _complaining(self) -> Iterator[None]:
+        """A disk that fails costs speed, not the run."""
+        try:
+            yield
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                _log.warning("the cache fails (%s): what it lacks is read from S3", error)
+
+
+class _File:
+    """The samples of one shard that are here, and where they lie."""
+
+    def __init__(self, path: Path, offsets: Sequence[int], seed: int) -> None:
+        self._path, self._offsets, self._seed = path, offsets, seed
+        self._start = -(-len(offsets) * WORD // PAGE) * PAGE
+
+    def read(self, first: int, stop: int, data: memoryview) -> list[int]:
+        """Fill `data` as far as may be; the numbers of the samples that are missing."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return [first, stop - 1]
+        try:
+            words = _words(fd, first, stop)
+            if any(words):
+                os.preadv(fd, [data], self._start + self._offsets[first])
+        finally:
+            os.close(fd)
+        return [
+            number
+            for number, word in enumerate(words, first)
+            if not word or word != self._word(number, data, first)
+        ]
+
+    def _word(self, number: int, data: memoryview, first: int) -> int:
+        """What tells that a sample is whole, if `data` begins with the first."""
+        start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
+        return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
+
+    def write(self, first: int, stop: int, data: memoryview, room: "_Room") -> None:
+        """Keep as many of these samples as are whole and granted."""
+        begin = self._offsets[first]
+        stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            stop = self._granted(_words(fd, first, stop), first, room)
+            words = [self._word(number, data, first) for number in range(first, stop)]
+            _write(fd, data[: self._offsets[stop] - begin], self._start + begin)
+            _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
+        finally:
+            os.close(fd)
+
+    def _granted(self, words: Sequence[int], first: int, room: "_Room") -> int:
+        """Up to which sample there is room. One that has a word lies there already."""
+        starts = self._offsets[first : first + len(words) + 1]
+        sizes = map(sub, starts[1:], starts)
+        needed = list(
+            accumulate(0 if word else size for word, size in zip(words, sizes, strict=True))
+        )
+        granted = room.grant(needed[-1], least=needed[0]) if needed else 0
+        count = bisect_right(needed, granted)
+        room.take_back(granted - (needed[count - 1] if count else 0))
+        return first + count
+
+
+class _Room:
+    """How much may be added: found out by looking at the folder, now and then."""
+
+    def __init__(self, where: CacheDir, own: frozenset[str]) -> None:
+        self._where, self._own = where, own
+        self._lock = threading.Lock()
+        self._granted = 0  # and not yet used
+        self._claimed = self._full = float("-inf")  # when that was last
+
+    def claim(self) -> None:
+        """Say now and then that the files of this dataset are in use."""
+        if time.monotonic() - self._claimed > CLAIM_S:
+            with self._lock:
+                self._look()
+
+    def grant(self, nbytes: int, *, least: int) -> int:
+        """How much of that may be written. When not even the least may, the folder is full."""
+        with self._lock:
+            now = time.monotonic()
+            if self._granted < nbytes and now - self._full > FULL_S:
+                self._look()
+                if self._granted < least:
+                    self._full = now
+            given = min(nbytes, self._granted)
+            self._granted -= given
+            return given
+
+    def take_back(self, nbytes: int) -> None:
+        """What was granted and not used."""
+        with self._lock:
+            self._granted += nbytes
+
+    def _look(self) -> None:
+        self._claimed = time.monotonic()
+        used = 0
+        idle: list[tuple[float, int, Path]] = []
+        live: list[tuple[float, int, Path]] = []
+        for name, status in _files(self._where.folder):
+            age = time.time() - status.st_mtime
+            path = self._where.folder / name
+            if name in self._own and age > CLAIM_S:
+                with suppress(FileNotFoundError):
+                    os.utime(path)
+            stale = name not in self._own and age > STALE_S
+            (idle if stale else live).append((status.st_mtime, status.st_blocks * 512, path))
+            used += status.st_blocks * 512
+        limit = self._where.nbytes
+        for most, files in ((limit - limit // 10, idle), (limit, live)):
+            for _, nbytes, path in sorted(files):
+                if used > most:
+                    path.unlink(missing_ok=True)
+                    used -= nbytes
+        self._granted = max(0, limit - used) // SHARERS
+
+
+def _name(content: str) -> str:
+    digest = hashlib.blake2b(f"{VERSION} {content}".encode(), digest_size=16)
+    return f"{digest.hexdigest()}.samples"
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in os.scandir(folder):
+        if NAME.fullmatch(entry.name):
+            with suppress(FileNotFoundError):
+                yield entry.name, entry.stat()
+
+
+def _words(fd: int, first: int, stop: int) -> tuple[int, ...]:
+    nbytes = (stop - first) * WORD
+    return struct.unpack(
+        f"<{stop - first}Q", os.pread(fd, nbytes, first * WORD).ljust(nbytes, b"\0")
+    )
+
+
+def _write(fd: int, view: memoryview, start: int) -> None:
+    while view:
+        count = os.pwrite(fd, view, start)
+        view, start = view[count:], start + count

@@ -1,0 +1,168 @@
+"""Samples of a dataset on S3, where a request costs too much for one sample: those that are wanted
+soon are fetched beforehand, neighbours together, and copied from what has come."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.errors import NotFoundError
+from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.memory import Blocks
+from wdsprep.loading.shelves.cache import Cache, CacheDir
+from wdsprep.loading.shelves.local import (
+    NONE,
+    OPEN_SHARDS,
+    ByteColumns,
+    OpenShards,
+    SamplePlace,
+    ShelfFound,
+    WantedRows,
+    bring_back,
+    reach,
+    too_short,
+)
+from wdsprep.loading.worker_memory import Bytes
+from wdsprep.store.s3 import S3Store
+
+PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
+STEP_NBYTES = 256 << 10  # by which the memory for requests grows
+MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
+LARGE_NBYTES = 1 << 20
+LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
+GAP = 1  # unwanted samples between two wanted ones that are fetched with them
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
+
+    start: int
+    data: memoryview
+
+    def part(self, start: int, end: int) -> memoryview:
+        """What it has of the bytes from start to end."""
+        return self.data[start - self.start : end - self.start] if start >= self.start else NONE
+
+
+class RemoteShelf:
+    """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
+    been asked for; what nobody announced is a request of its own, as is what its range, by a
+    damaged index, does not hold."""
+
+    fetches = True
+
+    def __init__(
+        self, dataset: Dataset, store: S3Store, fetchers: int, cache: CacheDir | None = None
+    ) -> None:
+        self._dataset, self._store = dataset, store
+        self._cache = Cache(cache, dataset.contents) if cache else None
+        self._shards = OpenShards(
+            dataset,
+            lambda _name: -1,
+            lambda: OPEN_SHARDS,
+            lambda name: store.stamp(name) if cache else "",
+        )
+        self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
+        self._coming: dict[SamplePlace, Future[_Piece]] = {}
+        self._large = threading.Semaphore(LARGE_AT_ONCE)
+        self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
+
+    def fill(
+        self, places: Mapping[int, SamplePlace], columns: ByteColumns, *, rest: bool = False
+    ) -> dict[int, ShelfFound]:
+        found: dict[int, ShelfFound] = {}
+        for row, place in places.items():
+            try:
+                found[row] = self._fill(place, [column[row] for column in columns], rest)
+            except (BadSampleError, NotFoundError) as error:
+                found[row] = error
+        return found
+
+    def _fill(self, place: SamplePlace, buffers: Sequence[Bytes], rest: bool) -> memoryview:
+        data = np.frombuffer(self._bytes(*place), np.uint8)
+        if len(data) < sum(map(len, buffers)):
+            raise too_short()
+        start = 0
+        for buffer in buffers:  # NumPy lets other threads go on meanwhile
+            np.copyto(buffer, data[start : start + len(buffer)])
+            start += len(buffer)
+        return data[start:].data if rest else NONE
+
+    def _bytes(self, shard: int, index: int) -> memoryview:
+        coming = self._coming.pop((shard, index), None)
+        piece = coming.result() if coming else None
+        start, end = reach(self._shards.get(shard), index)
+        data = piece.part(start, end) if piece else NONE
+        if len(data) < end - start:
+            data = self._fetch(shard, index, index + 1).part(start, end)
+        if len(data) < end - start:
+            raise too_short()
+        return data
+
+    def _fetch(self, shard: int, first: int, stop: int) -> _Piece:
+        opened, name = self._shards.get(shard), self._dataset.names[shard]
+        offsets = opened.offsets
+
+        def fetch(first: int, _stop: int, buffer: memoryview) -> int:
+            with self._large if len(buffer) > LARGE_NBYTES else nullcontext():
+                return self._store.read_into(name, buffer, start=offsets[first])
+
+        nbytes = offsets[stop] - offsets[first]
+        if not 0 < nbytes <= MOST_NBYTES:
+            return _Piece(offsets[first], NONE)
+        data = self._blocks.take(nbytes).data
+        try:
+            if self._cache is None:
+                count = fetch(first, stop, data)
+            else:
+                count = self._cache.read(
+                    shard, offsets, first, stop, data, fetch, stamp=opened.stamp
+                )
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}: {bring_back(self._dataset)}") from None
+        return _Piece(offsets[first], data[:count])
+
+    def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
+        most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
+        left = self._not_coming(wanted), self._not_coming(soon)
+        for shard, indices in pieces_of(*left, gap=GAP, most=most):
+            coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
+            self._coming.update(((shard, index), coming) for index in indices)
+
+    def _not_coming(self, wanted: WantedRows) -> WantedRows:
+        places = zip(*(numbers.tolist() for numbers in wanted), strict=True)
+        left = np.fromiter((place not in self._coming for place in places), np.bool_)
+        return wanted[0][left], wanted[1][left]
+
+    def close(self) -> None:
+        self._coming.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def pieces_of(
+    wanted: WantedRows, soon: WantedRows, *, gap: int, most: int
+) -> Iterator[tuple[int, list[int]]]:
+    """The wanted samples in groups to fetch together, those first that hold the most urgent one;
+    with each, those wanted soon that are its neighbours. A group reaches over `most` samples."""
+    shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
+    if not len(wanted[0]):
+        return
+    by = np.lexsort((indices, shards))
+    shards, indices = shards[by], indices[by]
+    new = np.diff(shards, prepend=-1) != 0
+    new[1:] |= np.diff(indices) > gap + 1
+    heads = np.flatnonzero(new)
+    reached = indices - np.repeat(indices[heads], np.diff(heads, append=len(by)))
+    new[1:] |= np.diff(reached // most) != 0
+    starts = np.flatnonzero(new)
+    urgency = np.minimum.reduceat(by, starts)
+    stops = np.append(starts[1:], len(by))
+    for group in np.argsort(urgency):
+        if urgency[group] < len(wanted[0]):
+            some = slice(starts[group], stops[group])
+            yield int(shards[starts[group]]), indices[some].tolist()

@@ -1,0 +1,194 @@
+"""Latents straight into trainers: read and decoded here, encoded there, on one Ray cluster.
+
+    feed = wdsprep.stream(
+        "shards/images", resolution=256, model="sd2", global_batch=1024, trainers=8
+    )
+    # in the process of trainer `rank`, which was given feed.trainers[rank]:
+    for batch in trainer:                        # latent, emb, key: this rank's share
+        train(batch)
+        state = trainer.state_dict()
+
+1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace and the
+   object store allow (`source`, `line`).
+2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
+   grow and shrink (`stages`, `works`).
+3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
+   is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
+
+The batches are those of `wdsprep.load` on the stored latents, and so are the states: a run may stop
+in one and go on in the other. A decoder or encoder that dies is replaced by Ray, and its piece is
+made again; a trainer or the driver that dies begins a new stream from its last state.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.encoding.on_the_way import Encode
+from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_AREA
+from wdsprep.loading.catalog import Stream, as_streams
+from wdsprep.loading.loader import load
+from wdsprep.loading.order import RUN
+from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
+from wdsprep.loading.streaming.pipeline import Pipeline, Pool, ahead_of, least_ahead
+from wdsprep.loading.streaming.trainer import Stage, Trainer
+from wdsprep.runners.ray.cluster import connected
+from wdsprep.store.base import absolute
+
+LEAST = 2  # cores of a Ray that is started here: one worker of each stage
+
+
+def stream(
+    images: str | Stream | Iterable[str | Stream],
+    *,
+    resolution: int,
+    global_batch: int,
+    model: str = "sd2",
+    trainers: int = 1,
+    latents: str = "sample",
+    text: str = "emb",
+    dtype: str = "auto",
+    noise_seed: int = 0,
+    max_area: int = MAX_AREA,
+    batch_size: int = 0,
+    device: str = "auto",
+    seed: int = 0,
+    epochs: int | None = 1,
+    step: int = 0,
+    state: Mapping[str, Any] | None = None,
+    fields: Iterable[str] | None = None,
+    drop_text: float = 0.0,
+    homogeneous: bool = False,
+    window: int = 256,
+    run: int = RUN,
+    epoch_steps: int | None = None,
+    skip_missing: bool = False,
+    tee: str = "",
+    decoders: Pool | None = None,
+    encoders: Pool | None = None,
+    gpus_per_encoder: float = 1.0,
+    ray_address: str | None = None,
+) -> "Feed":
+    """Batches for `trainers` trainers, made of image shards by other processes on a Ray cluster:
+    that of this process, of `ray_address`, or one started here.
+
+    Up to `device` the options are those of `wdsprep encode` (its seed is `noise_seed`), up to
+    `skip_missing` those of `wdsprep.load`. `state` is what `state_dict` gave, in any mode. `tee`
+    is where to keep the latent shards. `decoders` and `encoders` are the least and the most workers
+    of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders
+    share a GPU.
+    """
+    streams = [replace(each, url=absolute(os.fspath(each.url))) for each in as_streams(images)]
+    tee = tee and absolute(tee)  # workers and trainers may run in other folders
+    stack = ExitStack()
+    with stack:
+        stack.enter_context(connected(ray_address, cpus=LEAST, dashboard=False))
+        device = device if device != "auto" else "cuda" if _total("GPU") else "cpu"
+        gpus = gpus_per_encoder if device.startswith("cuda") else 0.0
+        _check_room(gpus)
+        how = Encode(
+            resolution=resolution,
+            model=model,
+            latents=latents,
+            text=text,
+            dtype=dtype,
+            seed=noise_seed,
+            max_area=max_area,
+            batch_size=batch_size,
+            device=device,
+        )
+        loader = load(
+            streams,
+            global_batch=global_batch,
+            encode=how,
+            tee=tee,
+            seed=seed,
+            epochs=epochs,
+            step=step,
+            rank=0,
+            world_size=trainers,
+            fields=fields,
+            drop_text=drop_text,
+            homogeneous=homogeneous,
+            window=window,
+            run=run,
+            epoch_steps=epoch_steps,
+            skip_missing=skip_missing,
+            threads=1,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        if loader.encoding is None:
+            raise UsageError("a stream is of images")
+        arrays = fields_of(loader.encoding.settings["layout"])
+        room = StreamRoom.of(_total("object_store_memory"), resolution, arrays)
+        decoders = decoders or (1, max(1, int(_total("CPU"))))
+        encoders = encoders or (1, max(1, int(_most_encoders(gpus))))
+        least = least_ahead(decoders, encoders, trainers)
+        line = Pieces(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
+        works = Pipeline(
+            line=line,
+            decoders=decoders,
+            encoders=encoders,
+            gpus=gpus,
+            ahead=ahead_of(line, room, least),
+        )
+        made = works.trainers(loader.step, loader.end, tee=tee)
+        stack.callback(_end, made[0])
+        return Feed(made, stack.pop_all())
+
+
+class Feed:
+    """A stream under way. `trainers` are given to the processes that train, one to each; they have
+    to be iterated at the same time. Leaving or closing it ends the stream, wherever they are, and a
+    Ray that was started for it."""
+
+    def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
+        self.trainers, self._stack = trainers, stack
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._stack as stack:
+            for trainer in self.trainers:
+                stack.callback(trainer.close)
+
+
+def _end(trainer: Trainer) -> None:
+    """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
+    cluster has their CPUs and GPUs again."""
+    for actor in trainer.actors:
+        ray.kill(actor)
+
+
+def _check_room(gpus: float) -> None:
+    """Ray waits without end for what a cluster does not have."""
+    cores = 1 if gpus else 2
+    if _total("CPU") < cores:
+        raise UsageError(
+            f"a stream needs {cores} CPUs or more, one for each decoder and each encoder without "
+            f"a GPU, and the Ray cluster has {_total('CPU'):g}: start it with more"
+        )
+    if _total("GPU") < gpus:
+        raise UsageError(
+            f"an encoder needs {gpus:g} GPUs, and the Ray cluster has {_total('GPU'):g}: add one, "
+            'or encode with device="cpu"'
+        )
+
+
+def _total(kind: str) -> float:
+    return float(ray.cluster_resources().get(kind, 0))
+
+
+def _most_encoders(gpus: float) -> float:
+    return _total("GPU") / gpus if gpus else _total("CPU") / 2

@@ -1,0 +1,88 @@
+"""What all parts of a stream agree on: which piece of which step a number stands for.
+
+A *piece* is a run of samples of one step and one trainer. Pieces are numbered in the order in which
+trainers need them: part by part of a step, one for each trainer in turn. So every W-th number is a
+trainer's own, and dealing pieces out one after the other gives each trainer its steps in order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from wdsprep.dataset.arrays import Field
+from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.loading.arguments import LoadPlan
+
+PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
+FILL = 0.5  # of Ray's object store, which moves to disk what is more than 0.8 of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamRoom:
+    """The object store that a stream may use, in samples: each is there as pixels or as arrays."""
+
+    samples: int
+
+    @classmethod
+    def of(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "StreamRoom":
+        """For an object store of so many bytes."""
+        arrays = sum(field.array_nbytes for field in fields)
+        return cls(samples=int(FILL * nbytes / max(3 * resolution**2, arrays)))
+
+    def most(self, pieces: int) -> int:
+        """The samples of a piece, where so many pieces are under way at once."""
+        return max(1, min(PIECE, self.samples // pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiecePlace:
+    """Where a piece belongs: rows [start, end) of a trainer's share of a step."""
+
+    number: int
+    step: int
+    rank: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """A plan and how it is cut. Picklable, for all workers of a stream."""
+
+    plan: LoadPlan
+    encoding: Encoding
+    most: int
+
+    @cached_property
+    def size(self) -> int:
+        """The samples of a piece, as even as can be; a share's last one may be shorter."""
+        return _divided(self.plan.share, _divided(self.plan.share, self.most))
+
+    @property
+    def parts(self) -> int:
+        """The pieces of a trainer's step."""
+        return _divided(self.plan.share, self.size)
+
+    @property
+    def per_step(self) -> int:
+        return self.parts * self.plan.world
+
+    def place(self, number: int) -> PiecePlace:
+        step, rest = divmod(number, self.per_step)
+        part, rank = divmod(rest, self.plan.world)
+        start = part * self.size
+        end = min(start + self.size, self.plan.share)
+        return PiecePlace(number=number, step=step, rank=rank, start=start, end=end)
+
+    def numbers(self, step: int, rank: int) -> list[int]:
+        """The pieces of a trainer's step."""
+        first = step * self.per_step + rank
+        return [first + part * self.plan.world for part in range(self.parts)]
+
+    def plan_of(self, rank: int) -> LoadPlan:
+        return replace(self.plan, rank=rank)
+
+
+def _divided(count: int, size: int) -> int:
+    """Rounded up."""
+    return -(-count // size)

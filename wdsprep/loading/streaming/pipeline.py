@@ -1,0 +1,157 @@
+"""The pipeline of a stream, as Ray Data runs it: numbers of pieces, pixels, arrays, trainers."""
+
+import logging
+import sys
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+from ray import cloudpickle
+from ray.data import ActorPoolStrategy, DataContext, read_datasource
+from ray.data._internal.execution.backpressure_policy import (
+    ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
+)
+
+from wdsprep.encoding.models.encoder import turn_off_tf32
+from wdsprep.encoding.step_batches import BatchEncoder
+from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
+from wdsprep.loading.streaming.source import Numbers, new_pace
+from wdsprep.loading.streaming.stages import DecodeStage, EncodeStage
+from wdsprep.loading.streaming.trainer import READY, Trainer
+
+PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
+PER_TRAINER = 4  # steps, or pieces where the object store is small
+
+Pool = tuple[int, int]
+
+
+def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
+    """The pieces under way that leave no worker idle."""
+    return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
+
+
+def ahead_of(line: Pieces, room: StreamRoom, least: int) -> int:
+    """The pieces under way: some steps of each trainer as well, if there is room for them."""
+    wanted = least + PER_TRAINER * (line.per_step - line.plan.world)
+    return max(least, min(wanted, room.samples // line.size))
+
+
+class Pipeline:
+    """How many workers each stage has, what they need, and how many pieces are under way."""
+
+    def __init__(
+        self, *, line: Pieces, decoders: Pool, encoders: Pool, gpus: float, ahead: int
+    ) -> None:
+        self._line, self._gpus, self._ahead = line, gpus, ahead
+        self._decoders, self._encoders = decoders, encoders
+
+    def trainers(self, step: int, end: int, *, tee: str) -> list[Trainer]:
+        line, world = self._line, self._line.plan.world
+        pace = new_pace(step * line.per_step, world, self._ahead)
+        pieces = self._pieces(Numbers(step * line.per_step, end * line.per_step, pace))
+        empty = self._empty() if line.plan.effects.drop_text or tee else {}
+        return [
+            Trainer(
+                replace(line, plan=line.plan_of(rank)),
+                source,
+                pace,
+                step=step,
+                end=end,
+                ready=max(1, min(READY * line.parts, self._ahead // world // 2)),
+                empty=empty,
+                tee=tee,
+            )
+            for rank, source in enumerate(pieces.streaming_split(world, equal=False))
+        ]
+
+    def _pieces(self, numbers: Numbers) -> Any:
+        """The stages differ in what they need, so Ray Data does not melt any into one."""
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
+        luggage = _luggage(self._line)
+        decoded = read.map_batches(
+            DecoderOf,
+            fn_constructor_args=(luggage,),
+            batch_size=1,
+            batch_format="numpy",
+            compute=_pool(self._decoders),
+            num_cpus=1,
+        )
+        encoded = decoded.map_batches(
+            EncoderOf,
+            fn_constructor_args=(luggage,),
+            batch_size=1,
+            batch_format="numpy",
+            compute=_pool(self._encoders, calls=2),
+            num_gpus=self._gpus,
+            num_cpus=0 if self._gpus else 1,
+        )
+        _tune(encoded.context)
+        return encoded
+
+    def _empty(self) -> dict[str, torch.Tensor]:
+        """What the empty caption becomes, found where an encoder could run."""
+        options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
+        found: dict[str, torch.Tensor] = ray.get(
+            ray.remote(**options)(_empty).remote(_luggage(self._line))
+        )
+        return found
+
+
+class DecoderOf(DecodeStage):
+    """Ray Data names its stages after these."""
+
+    def __init__(self, luggage: Any) -> None:
+        super().__init__(_unpacked(luggage))
+
+
+class EncoderOf(EncodeStage):
+    def __init__(self, luggage: Any) -> None:
+        super().__init__(_unpacked(luggage))
+
+
+def _luggage(line: Pieces) -> Any:
+    """A line for workers, and where they find modules, as the driver does."""
+    return ray.put((sys.path, cloudpickle.dumps(line)))
+
+
+def _unpacked(luggage: Any) -> Pieces:
+    path, data = ray.get(luggage) if isinstance(luggage, ray.ObjectRef) else luggage
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    line: Pieces = cloudpickle.loads(data)
+    return line
+
+
+def _empty(luggage: Any) -> dict[str, torch.Tensor]:
+    turn_off_tf32()
+    encoder = BatchEncoder(_unpacked(luggage).encoding.load(), seed=0, most=1)
+    try:
+        return encoder.empty()
+    finally:
+        encoder.close()
+
+
+def _tune(context: DataContext) -> None:
+    """For this stream alone. What is dealt out is blocks, so each piece is one, of one row.
+
+    Ray Data's own ways to bound memory are off: they stop a stage by what they guess of others, and
+    start it again only where nothing runs at all, while the task that gives out numbers always
+    does. So a stream could stand for ever. The pace bounds it, by what pieces take.
+    """
+    context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, [])
+    context.execution_options.preserve_order = True
+    context.target_max_block_size = 1
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+
+
+def _pool(size: Pool, *, calls: int = 1) -> ActorPoolStrategy:
+    """Workers that do so many pieces at a time, and have as many more waiting."""
+    return ActorPoolStrategy(
+        min_size=size[0],
+        max_size=size[1],
+        max_tasks_in_flight_per_actor=2 * calls,
+        max_concurrent_calls_per_actor=calls,
+        enable_true_multi_threading=calls > 1,
+    )

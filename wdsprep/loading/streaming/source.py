@@ -1,0 +1,78 @@
+"""Where a stream begins: numbers of pieces, as many ahead of the trainers as memory is meant for.
+
+A small actor, the *pace*, knows how far each trainer is, and numbers are given out at a fixed
+distance before the slowest. That bounds all that is between here and the trainers: Ray's object
+store never has more pieces than that.
+What it knows nobody else does, so it is not restarted, and the stream ends with it. It runs on the
+driver's machine, as the pipeline does, which is lost only with the stream anyway.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.data import Datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+class StreamPace:
+    """An actor. A trainer says which numbers it has had."""
+
+    def __init__(self, first: int, trainers: int, ahead: int) -> None:
+        self._had = [first] * trainers
+        self._ahead = ahead
+        self._moved = asyncio.Condition()
+
+    async def had(self, rank: int, number: int) -> None:
+        """The trainer has had all its pieces below this number."""
+        async with self._moved:
+            self._had[rank] = max(self._had[rank], number)
+            self._moved.notify_all()
+
+    async def until(self, number: int) -> int:
+        """Wait until the number may be given out; the end of those that may."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: number < self._end)
+            return self._end
+
+    @property
+    def _end(self) -> int:
+        return min(self._had) + self._ahead
+
+
+def new_pace(first: int, trainers: int, ahead: int) -> Any:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    pace = ray.remote(num_cpus=0, scheduling_strategy=here)(StreamPace)
+    return pace.remote(first, trainers, ahead)
+
+
+class Numbers(Datasource):  # type: ignore[misc]
+    """The numbers from `first` on, a row a block, in one task that takes no core."""
+
+    def __init__(self, first: int, end: int, pace: Any) -> None:
+        self._span, self._pace = (first, end), pace
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        del parallelism
+        span, pace = self._span, self._pace
+
+        def read() -> Iterable[pa.Table]:
+            return _paced(*span, pace)
+
+        unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(read, unknown)]
+
+
+def _paced(first: int, end: int, pace: Any) -> Iterator[pa.Table]:
+    allowed = first
+    for number in range(first, end):
+        if number >= allowed:
+            allowed = ray.get(pace.until.remote(number))
+        yield pa.table({"number": [number]})

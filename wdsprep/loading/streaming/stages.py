@@ -1,0 +1,172 @@
+"""The two stages of a stream, each a class that its workers make once and call for each piece.
+
+A decoder reads a piece's images and crops them, one core a worker; an encoder makes arrays of the
+crops. Pieces travel as rows of Ray Data: uint8 pixels, then fp16 arrays, with what else is known of
+the samples beside them. Neither stage keeps anything between calls, so a worker that dies is
+replaced, and its piece is made again, the same.
+"""
+
+import os
+import pickle
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from wdsprep.encoding.models.encoder import turn_off_tf32
+from wdsprep.encoding.step_batches import BatchEncoder
+from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
+from wdsprep.loading.memory import Batch
+from wdsprep.loading.order import Samples
+from wdsprep.loading.serving import NOTHING, open_reader
+from wdsprep.loading.streaming.pieces import PIECE, PiecePlace, Pieces
+
+PackedPiece = dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class Worked:
+    """What one worker has done since its first piece."""
+
+    stage: str
+    worker: str
+    samples: int = 0
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+    _began: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def at(cls, stage: str) -> "Worked":
+        return cls(stage=stage, worker=f"{socket.gethostname()}:{os.getpid()}")
+
+    @contextmanager
+    def on(self, samples: int) -> Iterator[None]:
+        started = time.monotonic()
+        self._began = self._began or started
+        yield
+        now = time.monotonic()
+        self.samples += samples
+        self.busy_s += now - started
+        self.wall_s = now - self._began
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PieceFacts:
+    """What travels beside the pixels or arrays of a piece."""
+
+    batch: Batch
+    rows: tuple[EncodedRow, ...] = ()
+    worked: tuple[Worked, ...] = ()
+
+
+class DecodeStage:
+    def __init__(self, line: Pieces) -> None:
+        torch.set_num_threads(1)
+        self._line = line
+        self._reader = open_reader(reading_plan(line.plan, torch.device("cpu")))
+        self._worked = Worked.at("decode")
+        self._share = lru_cache(maxsize=4)(self._found)
+
+    def __call__(self, wire: PackedPiece) -> PackedPiece:
+        place = self._line.place(int(wire["number"][0]))
+        with self._worked.on(place.end - place.start):
+            batch = self._read(place)
+        pixels = batch.out.pop("pixels")
+        batch.views.clear()
+        facts = PieceFacts(batch=batch, worked=(self._worked,))
+        return packed(place.number, facts, {"pixels": pixels})
+
+    def _read(self, place: PiecePlace) -> Batch:
+        share = self._share(place.step, place.rank)
+        rows = slice(place.start, place.end)
+        batch = Batch(
+            step=place.step,
+            first=place.rank * self._line.plan.share + place.start,
+            stream=share.stream[rows].tolist(),
+            shard=share.shard[rows].tolist(),
+            index=share.index[rows].tolist(),
+        )
+        for number, shelf in enumerate(self._reader.shelves):
+            here = share.stream[rows] == number
+            shelf.expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
+        self._reader.fill(self._reader.begin(batch), range(len(batch)))
+        return batch
+
+    def _found(self, step: int, rank: int) -> Samples:
+        return self._line.plan.order.step(step, rank=rank, world=self._line.plan.world)
+
+
+class EncodeStage:
+    def __init__(self, line: Pieces) -> None:
+        encoding = line.encoding
+        turn_off_tf32()
+        is_cuda = encoding.device.startswith("cuda")
+        encoder = BatchEncoder(
+            encoding.load(),
+            seed=encoding.recipe.seed,
+            most=min(line.plan.share, PIECE),  # whatever the object store has room for
+            batch_size=encoding.batch_size,
+        )
+        self._kitchen = EncodingReader(line.plan, encoder)
+        self._fields = tuple(field.name for field in encoder.encoder.fields)
+        self._pin = is_cuda
+        self._encoder = encoder
+
+    def _worked(self) -> Worked:
+        """By the device, which calls share."""
+        stats, worked = self._encoder.stats, Worked.at("encode")
+        worked.samples, worked.busy_s, worked.wall_s = stats.samples, stats.busy_s, stats.wall_s
+        return worked
+
+    def __call__(self, wire: PackedPiece) -> PackedPiece:
+        """May be called by two threads: while one waits for the device, the other prepares."""
+        number, facts, tensors = unpacked(wire)
+        batch = facts.batch
+        rows = self._encoded(batch, tensors["pixels"])
+        arrays = {
+            name: torch.stack([row.result.arrays[n] for row in rows])
+            for n, name in enumerate(self._fields)
+        }
+        rows = [replace(row, result=replace(row.result, arrays=())) for row in rows]
+        bare = _bare(batch)
+        facts = PieceFacts(batch=bare, rows=tuple(rows), worked=(*facts.worked, self._worked()))
+        return packed(number, facts, arrays)
+
+    def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
+        batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
+        return self._kitchen.rows(batch, self._kitchen.begin(batch))
+
+
+def _bare(batch: Batch) -> Batch:
+    """The same rows, and nothing that was read of them."""
+    return Batch(
+        batch.step,
+        batch.first,
+        batch.stream,
+        batch.shard,
+        batch.index,
+        keys=batch.keys,
+        refused=batch.refused,
+    )
+
+
+def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) -> PackedPiece:
+    """A piece as one row."""
+    arrays = {name: tensor.numpy()[None] for name, tensor in tensors.items()}
+    data = np.empty(1, object)
+    data[0] = pickle.dumps(facts)
+    return {"number": np.array([number]), "facts": data, **arrays}
+
+
+def unpacked(wire: PackedPiece, row: int = 0) -> tuple[int, PieceFacts, dict[str, torch.Tensor]]:
+    """The tensors are copies: what comes out of Ray's memory must not be written to."""
+    facts: PieceFacts = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
+    names = wire.keys() - {"number", "facts"}
+    tensors = {name: torch.from_numpy(np.array(wire[name][row])) for name in names}
+    return int(wire["number"][row]), facts, tensors

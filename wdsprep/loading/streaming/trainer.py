@@ -1,0 +1,239 @@
+"""The end of a stream in a trainer: pieces become batches, in order, and are counted.
+
+Ray Data hands a trainer its pieces in their order, also when workers die. That is looked at for
+each piece: one that is lost, repeated or out of its turn is an error here, never a wrong batch.
+"""
+
+import re
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from ray.data.collate_fn import NumpyBatchCollateFn
+from ray.exceptions import RayError
+
+from wdsprep import errors
+from wdsprep.encoding.tee import Tee
+from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
+from wdsprep.loading.memory import Batch
+from wdsprep.loading.streaming.pieces import Pieces
+from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
+
+READY = 2  # batches that are fetched before they are wanted, if there is room for them
+RECENT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """How a stage fares: its workers (host:process), those that are gone too; and of those that had
+    a part in what came in the last two minutes, what they make in a second together, and the share
+    of the time in which they work rather than wait."""
+
+    name: str
+    workers: tuple[str, ...]
+    rate: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What has come: its number, what is known of it, and its arrays."""
+
+    number: int
+    facts: PieceFacts
+    arrays: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeard:
+    """What a worker had done when it was last heard of."""
+
+    worked: Worked
+    at: float
+
+
+class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
+    """In a thread beside the trainer. A piece leaves Ray's memory by itself, not with its step,
+    which may be more than there is room for."""
+
+    def __init__(self, line: Pieces) -> None:
+        super().__init__()
+        self._names = [field.name for field in line.plan.datasets[0].fields]
+
+    def __call__(self, wire: PackedPiece) -> Piece:
+        number, facts, tensors = unpacked(wire)
+        return Piece(number, facts, [tensors[name] for name in self._names])
+
+
+class Trainer:
+    """One trainer's share of a stream; picklable until it is iterated. It may be left and taken up
+    again, and ends with the stream."""
+
+    def __init__(
+        self,
+        line: Pieces,
+        source: Any,
+        pace: Any,
+        *,
+        step: int,
+        end: int,
+        ready: int,
+        empty: Mapping[str, torch.Tensor],
+        tee: str = "",
+    ) -> None:
+        """`ready` pieces are fetched before they are wanted."""
+        self._line, self._source, self._pace = line, source, pace
+        self._ready = ready
+        self._empty, self._tee_url = empty, tee
+        self._end = end
+        self.step = step
+        self._workers: dict[tuple[str, str], WorkerHeard] = {}
+
+    def __len__(self) -> int:
+        """The batches that are left."""
+        return self._end - self.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._line.plan.order.epoch(self.step)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._line.plan.order.steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of a loader of the stored latents, the same on every trainer."""
+        return self._line.plan.order.state(self.step)
+
+    def stages(self) -> list[Stage]:
+        """What the batches so far tell of the workers that had a part in them."""
+        return [_stage(name, self._of(name)) for name in ("decode", "encode")]
+
+    def _of(self, stage: str) -> list[WorkerHeard]:
+        return [heard for (name, _), heard in self._workers.items() if name == stage]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while self.step < self._end:
+            batch = self._next()
+            self.step += 1
+            yield batch
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing more. What of the latent shards is whole is listed in their manifest."""
+        made = vars(self)
+        with ExitStack() as stack:  # from the last one on, whatever fails
+            if tee := made.get("_tee"):
+                stack.callback(tee.close)
+                stack.callback(tee.publish)
+            if "_made" in made:
+                stack.callback(self._made.close)
+
+    @property
+    def actors(self) -> tuple[Any, Any]:
+        """What a stream cannot be without: the pipeline, and the pace."""
+        return self._source._coord_actor, self._pace
+
+    def _next(self) -> dict[str, Any]:
+        rank = self._line.plan.rank
+        pieces = [self._piece(number) for number in self._line.numbers(self.step, rank)]
+        batch = self._table.batch(*_joined(pieces), [piece.arrays for piece in pieces])
+        if self._tee is not None:
+            self._keep(self._tee, pieces)
+        return batch.out
+
+    def _piece(self, wanted: int) -> Piece:
+        try:
+            piece = next(self._made)
+        except StopIteration:
+            raise WorkError(f"the stream ended at step {self.step} of {self._end}") from None
+        except RayError as error:
+            raise _reason(error) from error
+        self._check(piece, wanted)
+        self._pace.had.remote(self._line.plan.rank, wanted + self._line.plan.world)
+        self._note(piece)
+        return piece
+
+    def _check(self, piece: Piece, wanted: int) -> None:
+        if piece.number != wanted:
+            raise WorkError(
+                f"step {self.step} of the stream is lost: piece {piece.number} came where "
+                f"{wanted} should be: begin a new stream from the state of the last batch"
+            )
+
+    def _note(self, piece: Piece) -> None:
+        now = time.monotonic()
+        for worked in piece.facts.worked:
+            name = worked.stage, worked.worker
+            known = self._workers.get(name)
+            if known is None or known.worked.samples < worked.samples:
+                self._workers[name] = WorkerHeard(worked, now)
+
+    def _keep(self, tee: Tee, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            for number, row in enumerate(piece.facts.rows):
+                result = replace(row.result, arrays=tuple(array[number] for array in piece.arrays))
+                tee.add(row.shard, row.index, row.key, row.sample, result)
+            tee.refuse(piece.facts.batch.refused)
+
+    @cached_property
+    def _made(self) -> "Generator[Piece, None, None]":
+        pieces: Generator[Piece, None, None] = iter(
+            self._source.iter_torch_batches(
+                batch_size=1,
+                collate_fn=_Collate(self._line),
+                prefetch_batches=self._ready,
+            )
+        )
+        return pieces
+
+    @cached_property
+    def _table(self) -> BatchLayout:
+        return BatchLayout(with_empty(self._line.plan, self._empty))
+
+    @cached_property
+    def _tee(self) -> Tee | None:
+        return open_tee(self._tee_url, self._line.plan, self._line.encoding, lambda: self._empty)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("_made", "_table", "_tee")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
+    """The pieces of a step as one."""
+    batches = [piece.facts.batch for piece in pieces]
+    whole = Batch(
+        step=batches[0].step,
+        first=batches[0].first,
+        stream=[n for batch in batches for n in batch.stream],
+        shard=[n for batch in batches for n in batch.shard],
+        index=[n for batch in batches for n in batch.index],
+    )
+    return whole, [row for piece in pieces for row in piece.facts.rows]
+
+
+def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
+    last = max((heard.at for heard in workers), default=0.0)
+    recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
+    wall = sum(worked.wall_s for worked in recent)
+    return Stage(
+        name=name,
+        workers=tuple(heard.worked.worker for heard in workers),
+        rate=sum(w.samples / w.wall_s for w in recent if w.wall_s),
+        busy=sum(w.busy_s for w in recent) / wall if wall else 0.0,
+    )
+
+
+def _reason(error: RayError) -> WdsprepError:
+    """What a worker had to say, out of all that Ray wraps around it: only its text comes here."""
+    text = str(error).strip()
+    for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
+        return cast(WdsprepError, getattr(errors, name)(message))
+    return WorkError(f"the stream has ended: {text.splitlines()[-1]}")

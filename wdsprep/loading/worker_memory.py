@@ -1,0 +1,153 @@
+"""Batches on their way from a DataLoader's worker to the trainer, in memory that is used again.
+
+torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
+a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
+trainer as torch sends it the first time, and by its number from then on. A word in the block says
+whether it is in use; the trainer clears it when no tensor is left in the block. It is used again
+once the worker has let go of the batch as well. There is no lock and no name, and the memory is
+gone with the last process that has it.
+
+What else a worker makes of a batch, and sends, is copied as torch does it: only whole batches, and
+only by multiprocessing's pickler, go by number. A trainer lets go of the blocks of workers that
+have ended when it meets those of new ones.
+"""
+
+import os
+import secrets
+import weakref
+from dataclasses import dataclass
+from math import prod
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
+MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
+Bytes = NDArray[np.uint8]
+
+
+class Shared(dict[str, Any]):
+    """A batch that a worker sends; the trainer gets a dict of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    number: int
+    tensor: torch.Tensor
+    data: Bytes
+    known: bool = False
+    """Whether the trainer has it."""
+    held: bool = False
+    """Whether the worker uses it: it may keep a batch longer than the trainer does."""
+    sent: bool = False
+    """Whether the trainer was told of this use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor as the trainer is told of it."""
+
+    worker: tuple[int, str]
+    number: int
+    block: torch.Tensor | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class WorkerBlocks:
+    """A worker's blocks."""
+
+    def __init__(self) -> None:
+        self.worker = (os.getpid(), secrets.token_hex(8))
+        self._blocks: dict[int, _Block] = {}  # by address
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """So many bytes, of any value, until neither this worker nor the trainer has them."""
+        unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
+        free = (b for b in unused if len(b.data) == WORD + nbytes)
+        block = next(free, None)
+        if block is None:
+            new = _shared(WORD + nbytes)
+            if len(self._blocks) == MOST:
+                return new[WORD:]
+            block = _Block(len(self._blocks), new, new.numpy())
+            self._blocks[new.data_ptr() + WORD] = block
+        block.data[0], block.held, block.sent = 1, True, False
+        used = block.data[WORD:]
+        weakref.finalize(used, self._end, block).atexit = False
+        return torch.from_numpy(used)
+
+    def _end(self, block: _Block) -> None:
+        if os.getpid() != self.worker[0]:
+            return
+        if not block.sent:
+            block.data[0] = 0
+        block.held = False
+
+    def send(self, value: Any) -> Any:
+        """What to pickle for a value: a block's number, where it lies in one."""
+        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+            return value
+        block = self._blocks.get(value.data_ptr())
+        if block is None or block.sent:
+            return value
+        told = None if block.known else block.tensor
+        block.known = block.sent = True
+        return _Sent(self.worker, block.number, told, value.dtype, tuple(value.shape))
+
+
+def _shared(nbytes: int) -> torch.Tensor:
+    """Memory that torch sends without a copy."""
+    memory = torch.empty(nbytes, dtype=torch.uint8)
+    memory.share_memory_()  # type: ignore[no-untyped-call]
+    return memory
+
+
+_rings: list[WorkerBlocks] = []  # the one of this process, if it is a worker
+_received: dict[tuple[int, str], dict[int, Bytes]] = {}
+
+
+def ring() -> WorkerBlocks:
+    """That of this process: a fork begins its own."""
+    if not _rings or _rings[0].worker[0] != os.getpid():
+        _rings[:] = [WorkerBlocks()]
+    return _rings[0]
+
+
+def _reduce(batch: Shared) -> tuple[Any, ...]:
+    own = ring()
+    return _batch, ({name: own.send(value) for name, value in batch.items()},)
+
+
+ForkingPickler.register(Shared, _reduce)
+
+
+def _batch(told: dict[str, Any]) -> dict[str, Any]:
+    return {n: _tensor(v) if isinstance(v, _Sent) else v for n, v in told.items()}
+
+
+def _tensor(sent: _Sent) -> torch.Tensor:
+    if sent.block is not None:
+        _forget_the_ended()
+        _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
+    data = _received[sent.worker][sent.number]
+    used = data[WORD : WORD + prod(sent.shape) * sent.dtype.itemsize]
+    weakref.finalize(used, _free, data, os.getpid()).atexit = False
+    return torch.from_numpy(used).view(sent.dtype).view(sent.shape)
+
+
+def _free(data: Bytes, owner: int) -> None:
+    """A fork of the trainer has its tensors as well, and no say in them."""
+    if os.getpid() == owner:
+        data[0] = 0
+
+
+def _forget_the_ended() -> None:
+    for worker in list(_received):
+        try:
+            os.kill(worker[0], 0)
+        except (ProcessLookupError, PermissionError):  # gone, or another user's by now
+            del _received[worker]

@@ -1,0 +1,80 @@
+"""Who packs: how many workers, with how many threads each, and what each may ask of web servers.
+
+The bounds on requests are those of a machine, and its workers share them. Where it has more cores
+than one host may be asked by, it has fewer workers with more threads each. The rules are in
+`staff`, which only computes; what machines there are is looked up in `find_hands`.
+"""
+
+from dataclasses import dataclass, replace
+
+from wdsprep.fetch.rules import FetchRules
+from wdsprep.runners.local import usable_cpus
+
+SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackCrewOptions:
+    """`workers` that are wanted. On a cluster 0 are as many as there is room for, and `node_cpus`
+    the cores of its largest machine; elsewhere all are on one machine."""
+
+    workers: int
+    node_cpus: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackCrew:
+    workers: int
+    threads: int
+    slices: int = 1
+    """That each worker has at a time."""
+    cpus: int = 1
+    """Of each worker, where Ray places them."""
+    fetch: FetchRules | None = None
+    """A worker's share, for a table of URLs."""
+
+
+def staff(hands: PackCrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+    """The crew for so many slices. Where these are fewer than the workers, each of fewer workers
+    decodes in several threads."""
+    threads = max(1, hands.workers // max(1, slices))
+    workers = min(hands.workers, slices)
+    if fetch is None:
+        return PackCrew(workers=workers, threads=threads)
+    bound = min(fetch.per_host, fetch.in_flight)
+    cpus, here = 1, min(workers, bound)
+    if cores := hands.node_cpus:
+        cpus = 1 if min(cores, workers or cores) <= bound else -(-cores // bound)
+        here = min(cores // cpus, workers or cores)
+        threads = max(threads, cpus)
+    elif here:
+        workers, threads = here, max(1, hands.workers // here)
+    return PackCrew(
+        workers=workers,
+        threads=threads,
+        slices=min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS,
+        cpus=cpus,
+        fetch=_share(fetch, here),
+    )
+
+
+def _share(rules: FetchRules, workers: int) -> FetchRules:
+    """One worker's part of what the machine may ask for at a time."""
+    return replace(
+        rules,
+        in_flight=max(1, rules.in_flight // max(1, workers)),
+        per_host=max(1, rules.per_host // max(1, workers)),
+    )
+
+
+def find_hands(runner: str, *, workers: int, address: str | None) -> PackCrewOptions:
+    """Look at the machines. Only Ray knows those of a cluster; one that is started for the run is
+    this machine."""
+    if runner == "ray":
+        from wdsprep.runners.ray.cluster import cluster_resources
+
+        nodes = cluster_resources(address)
+        if nodes is not None:
+            cpus = max((int(node.get("CPU", 0)) for node in nodes), default=0)
+            return PackCrewOptions(workers=workers, node_cpus=max(1, cpus))
+    return PackCrewOptions(workers=workers or usable_cpus())

@@ -1,0 +1,188 @@
+"""What becomes of each input of a slice: a picture to keep, or a refusal that says why not.
+
+What needs no image is asked first, so that no row of a table of URLs is fetched for nothing.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from typing import TypeVar, cast
+
+from wdsprep.dataset.rejects import Code, Refusal, RejectedError, as_rejected
+from wdsprep.dataset.samples import Sample
+from wdsprep.fetch.downloads import Downloads
+from wdsprep.images.rule import Limits, Picture, Recode, prepare
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
+from wdsprep.packing.filters import Filter
+from wdsprep.sources import Item, Slice, Source, Told, untold
+from wdsprep.sources.folder import check_nbytes
+from wdsprep.sources.url_tables import UrlSource
+
+REMOTE_READS = 16  # at a time and worker, where each one waits for a network
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digest:
+    """A column that has the digests of the images' bytes, and by which hash."""
+
+    column: str
+    hash: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackRules:
+    """What decides which samples are kept and what their shards look like. `kept` names the facts
+    that go into a shard (None: all of them)."""
+
+    buckets: tuple[int, ...] = (256, 512)
+    samples_per_shard: int = 10_000
+    max_shard_nbytes: int = 2_000_000_000
+    full_check: bool = True
+    min_size: int = 0
+    max_area: int = MAX_AREA
+    max_nbytes: int = MAX_NBYTES
+    max_aspect_ratio: float = 0.0
+    min_caption: int = 0
+    max_caption: int = 0
+    filter: Filter | None = None
+    recode: Recode | None = None
+    kept: tuple[str, ...] | None = None
+    verify: Digest | None = None
+    compute_hash: str = ""
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            min_side=max(self.buckets[0], self.min_size),
+            max_area=self.max_area,
+            max_aspect_ratio=self.max_aspect_ratio,
+        )
+
+
+Judged = Refusal | tuple[Sample, Picture]
+SampleOrRefusal = Sample | Refusal
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def judged(
+    source: Source,
+    rules: PackRules,
+    part: Slice,
+    *,
+    threads: int,
+    downloads: Downloads | None,
+    left_out: Told = untold,
+) -> Iterator[tuple[int, Judged] | None]:
+    """What becomes of each input of a slice, with its number in it, in order. None comes where
+    there is nothing to do but to wait."""
+    if source.kind == "folder":  # one sample an item: reading goes into the threads with it
+        threads = max(threads, REMOTE_READS if "://" in source.url else 1)
+
+        def read_and_judge(item: Item) -> list[Judged]:
+            return [_judge(rules, _checked(rules, row)) for row in source.read(item)]
+
+        found = _in_threads(read_and_judge, part.items, threads)
+        return enumerate(chain.from_iterable(one for one in found if one is not None))
+    checked = ((number, _checked(rules, row)) for number, row in _rows(source, part, left_out))
+    rows = checked if downloads is None else downloads.take(checked)
+    return _in_threads(partial(_judge_numbered, rules), rows, threads)
+
+
+def repeated_urls(source: Source, part: Slice) -> Counter[str]:
+    """The URLs that several rows of a slice have, and how many."""
+    tables = cast("UrlSource", source)
+    urls = (url for item in part.items for url in islice(tables.urls(item), item.take or None))
+    return Counter({url: count for url, count in Counter(urls).items() if count > 1})
+
+
+def _rows(source: Source, part: Slice, left_out: Told) -> Iterator[tuple[int, SampleOrRefusal]]:
+    read = partial(source.read, left_out=left_out)
+    rows = (row for item in part.items for row in islice(read(item), item.take or None))
+    for number, row in enumerate(rows):
+        if row.source not in part.elsewhere:
+            yield number, row
+
+
+def _in_threads(
+    act: Callable[[In], Out], inputs: Iterable[In | None], threads: int
+) -> Iterator[Out | None]:
+    """Like map, with a few inputs ahead in threads: what they wait for holds nobody else up. Where
+    None says that an input keeps us waiting, what is ahead is given out meanwhile."""
+    if threads == 1:
+        yield from (None if one is None else act(one) for one in inputs)
+        return
+    ahead: deque[Future[Out]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for one in inputs:
+            if one is not None:
+                ahead.append(pool.submit(act, one))
+            while ahead and (one is None or len(ahead) > threads + 4):
+                yield ahead.popleft().result()
+            if one is None:
+                yield None
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _judge_numbered(rules: PackRules, numbered: tuple[int, SampleOrRefusal]) -> tuple[int, Judged]:
+    number, row = numbered
+    return number, _judge(rules, row)
+
+
+def _judge(rules: PackRules, row: SampleOrRefusal) -> Judged:
+    """By its image."""
+    if isinstance(row, Refusal):
+        return row
+    try:
+        check_nbytes("the image", len(row.image), rules.max_nbytes)
+        row = _identified(rules, row)
+        limits, full, recode = rules.limits, rules.full_check, rules.recode
+        return row, prepare(row.image, limits=limits, full=full, recode=recode)
+    except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
+        return _refusal(row, as_rejected(error, Code.CORRUPT))
+
+
+def _checked(rules: PackRules, row: SampleOrRefusal) -> SampleOrRefusal:
+    """By all but its image."""
+    if isinstance(row, Refusal):
+        return row
+    try:
+        _check_text(rules, row)
+    except Exception as error:  # noqa: BLE001
+        return _refusal(row, as_rejected(error, Code.UNREADABLE))
+    return row
+
+
+def _refusal(row: Sample, refused: RejectedError) -> Refusal:
+    return Refusal(source=row.source, code=refused.code, detail=refused.detail, url=row.url)
+
+
+def _check_text(rules: PackRules, sample: Sample) -> None:
+    length = len(sample.caption)
+    if length < rules.min_caption:
+        raise RejectedError(Code.CAPTION_TOO_SHORT, f"{length} characters")
+    if 0 < rules.max_caption < length:
+        raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
+    if rules.filter is not None and not rules.filter({"caption": sample.caption, **sample.facts}):
+        facts = {"caption": sample.caption, **sample.facts}
+        values = (f"{name} is {facts.get(name, 'missing')}" for name in sorted(rules.filter.names))
+        raise RejectedError(Code.FILTERED, ", ".join(values))
+
+
+def _identified(rules: PackRules, sample: Sample) -> Sample:
+    """With the digest that is wanted, and certain to be what the table speaks of."""
+    if rules.verify is not None:
+        wanted = str(sample.facts.get(rules.verify.column) or "").strip().lower()
+        found = hashlib.new(rules.verify.hash, sample.image).hexdigest()
+        if found != wanted:
+            expected = wanted or f"nothing in column {rules.verify.column}"
+            raise RejectedError(Code.HASH_MISMATCH, f"{found}, expected {expected}"[:200])
+    if not rules.compute_hash:
+        return sample
+    digest = hashlib.new(rules.compute_hash, sample.image).hexdigest()
+    return replace(sample, digests={rules.compute_hash: digest})

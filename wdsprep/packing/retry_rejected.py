@@ -1,0 +1,206 @@
+"""Trying again what failed for a reason that passes: rows of older slices in slices of their own.
+
+1. What a retry slice is made from, rows of older slices, is written down before anything is
+   fetched. So it is wanted until its receipt is there, like any slice, and a retry that was killed
+   resumes.
+2. Its receipt moves its rows: from then on they are in its shards or among its rejects.
+3. What the older slices say is brought in line after that: the rows leave their rejects, and their
+   receipts count them as `retried`. The receipt is written first, with the digest of the rejects as
+   they will be and, as `UNSETTLED`, as they were; then the rejects, and the receipt once more. A
+   run that is killed in between is mended by the next one, which does the same again.
+4. Where an older slice has to be done again from the start, the rows of retry slices stay out of
+   it, whether those are done or not.
+
+A retry slice may itself be tried again. The numbers of retry slices begin far above all others, so
+that neither a `limit` nor an append can meet them.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from io import BytesIO
+
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import (
+    FIRST_RETRY,
+    RETRIED,
+    Receipt,
+    inputs_name,
+    receipt_name,
+    rejects_name,
+)
+from wdsprep.dataset.rejects import UNSETTLED, RejectsFile, read_rejects
+from wdsprep.dataset.state import done_units, read_receipt
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.fetch.rules import PASSING
+from wdsprep.packing.slices import packed_items
+from wdsprep.sources import Item, Slice
+from wdsprep.sources.url_tables import some_rows, source_name, sources_of
+from wdsprep.store.base import Store, write_bytes
+
+Moved = Mapping[str, frozenset[str]]
+"""By slice, the sources of the rows that others have taken over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retries:
+    """The retry slices of a dataset, done or not."""
+
+    edition: Edition
+    slices: tuple[Slice, ...] = ()
+
+    @property
+    def store(self) -> Store:
+        return self.edition.store
+
+    def pending(self, manifest: Manifest) -> list[Slice]:
+        """Those without a receipt."""
+        done = set(manifest.ledger.units())
+        return [part for part in self.slices if part.name not in done]
+
+    def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
+        """The same slices without the rows that (other) retry slices have."""
+        planned = _rows_of(self.slices)
+        return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
+
+    def taken_from(self, unit: str) -> frozenset[str]:
+        """The sources of the rows that retry slices which are done have from a slice."""
+        done = set(done_units(self.store))
+        return _rows_of(part for part in self.slices if part.name in done).get(unit, frozenset())
+
+    def settle(self, manifest: Manifest) -> Manifest:
+        """Bring what older slices say in line with the retry slices that are done."""
+        done = set(manifest.ledger.units())
+        moved = _rows_of(part for part in self.slices if part.name in done)
+        if not moved:
+            return manifest
+        planned = _rows_of(self.slices)
+        receipts = (
+            receipt
+            if not (gone := moved.get(receipt.unit)) or _is_settled(receipt, gone, planned)
+            else self._settled(receipt.unit, gone)
+            for receipt in manifest.receipts
+        )
+        return replace(manifest, receipts=tuple(r for r in receipts if r is not None))
+
+    def _settled(self, unit: str, gone: frozenset[str]) -> Receipt | None:
+        with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
+            return _settled(self.store, read_receipt(self.store, unit), gone)
+        return None
+
+    def extended(self, manifest: Manifest, *, size: int) -> "Retries":
+        """With new slices of up to `size` rows for all that may succeed now and is not in one."""
+        with self.edition.holding_manifest():
+            slices = read_retries(self.edition).slices  # another run may have planned some
+            planned = _rows_of(slices)
+            items = (
+                item
+                for receipt in manifest.receipts
+                if PASSING & set(receipt.rejects)
+                for item in _items(self.store, receipt.unit, planned.get(receipt.unit, frozenset()))
+            )
+            first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
+            new = tuple(_cut(items, size=size, first=first))
+            for part in new:
+                write_bytes(self.store, inputs_name(part.name), part.inputs)
+        return replace(self, slices=slices + new)
+
+
+def retryable(manifest: Manifest) -> int:
+    """How many rejects another attempt may cure."""
+    return sum(n for code, n in manifest.rejects.items() if code in PASSING)
+
+
+def read_retries(edition: Edition) -> Retries:
+    store = edition.store
+    start, end = len("inputs/"), -len(".jsonl")
+    units = [entry.name[start:end] for entry in store.list("inputs/1")]
+    numbers = sorted(int(unit) for unit in units if unit.isdecimal())
+    slices = (_read(store, number) for number in numbers if number >= FIRST_RETRY)
+    return Retries(edition=edition, slices=tuple(slices))
+
+
+def _read(store: Store, number: int) -> Slice:
+    bare = Slice(number=number, items=())
+    items = packed_items(store, [bare.name])
+    counted = (replace(item, samples=sum(1 for _ in sources_of(item))) for item in items)
+    return replace(bare, items=tuple(counted))
+
+
+def _rows_of(parts: Iterable[Slice]) -> Moved:
+    found: dict[str, set[str]] = defaultdict(set)
+    for part in parts:
+        for item in part.items:
+            found[item.name].update(sources_of(item))
+    return {unit: frozenset(sources) for unit, sources in found.items()}
+
+
+def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
+    """Whether all that was ever to leave the slice has left it, so that nothing need be read."""
+    if UNSETTLED in receipt.files:
+        return False
+    return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
+
+
+def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
+    """Take the rows from the slice's receipt and its rejects. Each step may be done twice."""
+    name = rejects_name(receipt.unit)
+    before, after = store.read(name), BytesIO()
+    digest = hashlib.sha256(before).hexdigest()
+    if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
+        raise FormatError(
+            f'{store.url}/{name} is damaged: run "wdsprep repair {store.url}", then the same again'
+        )
+    rejects = RejectsFile(after)
+    for reject in read_rejects(before):
+        if reject.source not in gone:
+            rejects.add(reject)
+    inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
+    retried = receipt.counts.get(RETRIED, 0) + receipt.inputs - inputs
+    settled = replace(
+        receipt,
+        inputs=inputs,
+        rejects=dict(rejects.counts),
+        counts={**receipt.counts, RETRIED: retried},
+        files={name: rejects.sha256},
+    )
+    if digest != rejects.sha256:
+        _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
+        write_bytes(store, name, after.getvalue())
+    if settled != receipt:
+        _rewrite(store, settled)
+    return settled
+
+
+def _rewrite(store: Store, receipt: Receipt) -> None:
+    write_bytes(store, receipt_name(receipt.unit), receipt.to_bytes())
+
+
+def _items(store: Store, unit: str, planned: frozenset[str]) -> Iterator[Item]:
+    """The rows of a slice that failed for a passing reason, item by item of what it was made of."""
+    wanted = {
+        reject.source
+        for reject in read_rejects(store.read(rejects_name(unit)))
+        if reject.code in PASSING and reject.source not in planned
+    }
+    for item in packed_items(store, [unit]):
+        table = item.parts[0][0]
+        of_retry = frozenset(sources_of(item))
+        mine = {source for source in wanted if not of_retry or source in of_retry}
+        start = len(source_name(table, 0)) - 1
+        if mine:
+            yield some_rows(item, sorted(int(source[start:]) for source in mine), name=unit)
+
+
+def _cut(items: Iterable[Item], *, size: int, first: int) -> Iterator[Slice]:
+    held: list[Item] = []
+    for item in items:
+        if held and sum(one.samples for one in held) + item.samples > size:
+            yield Slice(number=first, items=tuple(held))
+            first, held = first + 1, []
+        held.append(item)
+    if held:
+        yield Slice(number=first, items=tuple(held))

@@ -1,0 +1,291 @@
+"""What is left to pack: slices wanted minus receipts present, and whether the source still is
+what it was.
+
+The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
+out differently, the source has changed, and that is an error before any work is done. An append
+leaves the packed slices as they are and cuts what is new into further ones: a new *generation*,
+whose first slice the manifest records, so that an append that was killed resumes like any run. Of
+a slice of an earlier generation that a repair has taken out, a *hole*, the inputs file is left: it
+alone still tells what was in it.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import FIRST_RETRY, Receipt, inputs_name
+from wdsprep.dataset.state import find_receipt
+from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.runners.base import HopelessError
+from wdsprep.sources import Item, LeftOut, Slice, Source, Told, slices, untold
+from wdsprep.sources.folder import MetadataFound
+from wdsprep.store.base import Store, write_bytes
+from wdsprep.text import shown
+
+RETRIES = f"inputs/{FIRST_RETRY}"[:-6]  # how the names of what retry slices are made of begin
+KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSurvey:
+    """What a first pass over the source found: its items, or their number if there are many."""
+
+    source: Source
+    limit: int
+    count: int
+    samples: int
+    captioned: int
+    nbytes: int
+    kept: tuple[Item, ...] | None
+    left_out: Mapping[str, int]
+    """How many files of which kinds are beside the items, and no input."""
+
+    def items(self) -> Iterator[Item]:
+        return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicePlan:
+    """The slices of the last generation and the holes of earlier ones; `older` identifies the items
+    that earlier ones hold."""
+
+    survey: SourceSurvey
+    slice_size: int
+    generations: tuple[int, ...]
+    older: frozenset[int]
+    packed: Mapping[str, str]  # the digests of what the slices that are done were made from
+    holes: tuple[Slice, ...] = ()
+    count: int = 0  # of slices pending
+
+    def wanted(self) -> Iterator[Slice]:
+        items = self.survey.items()
+        if self.older:
+            items = (item for item in items if identity(item) not in self.older)
+        return slices(items, size=self.slice_size, first=self.generations[-1])
+
+    def pending(self) -> Iterator[Slice]:
+        """Slices wanted minus receipts present, cut as they are asked for."""
+        yield from self.holes
+        for part in self.wanted():
+            if part.name not in self.packed:
+                yield part
+            elif self.survey.kept is None and part.digest != self.packed[part.name]:
+                raise FingerprintError(f"{self.survey.source.url} changes while it is packed")
+
+
+def survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
+    """Go over the source; `tell` hears from time to time how many items were seen."""
+    try:
+        return _survey(source, limit, tell)
+    except MetadataFound as found:
+        return _survey(found.source, limit, tell)
+
+
+def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
+    kept: list[Item] = []
+    count = samples = nbytes = captioned = 0
+    left_out = LeftOut()
+    for item in limited(source, limit, left_out.note):
+        count += 1
+        samples += item.samples
+        nbytes += item.nbytes
+        captioned += bool(item.samples and (len(item.parts) > 1 or item.extra))
+        if count <= KEPT_ITEMS:
+            kept.append(item)
+        if count % 1_000 == 0:
+            tell(count)
+    if not count:
+        raise SourceError(f"{source.url} holds nothing to pack: put images in it")
+    return SourceSurvey(
+        source=source,
+        limit=limit,
+        count=count,
+        samples=samples,
+        captioned=captioned,
+        nbytes=nbytes,
+        kept=tuple(kept) if count <= KEPT_ITEMS else None,
+        left_out=dict(left_out.kinds),
+    )
+
+
+def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Item]:
+    """The items that hold the first `limit` samples (0: all), the last one cut where they end."""
+    left = limit
+    items = source.items(left_out)
+    for item in items:
+        there = source.count(item) if limit else 0
+        if limit and there >= left:
+            yield replace(item, take=left) if there > left else item
+            break
+        left -= there
+        yield item
+    if source.kind == "folder":  # what is left may hold the captions of what was taken
+        for _ in items:
+            pass
+
+
+def make_plan(
+    store: Store, manifest: Manifest, seen: SourceSurvey, *, slice_size: int, append: bool
+) -> SlicePlan:
+    """Hold the source against what is packed; an error says what differs."""
+    packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
+    start = manifest.generations[-1]
+    holes = _holes(store, packed, start, seen)
+    filled = [part.name for part in holes]
+    earlier = [*filled, *(unit for unit in packed if int(unit) < start)]
+    plan = SlicePlan(
+        survey=seen,
+        slice_size=slice_size,
+        generations=manifest.generations,
+        older=frozenset(map(identity, packed_items(store, earlier))),
+        packed=packed,
+        holes=holes,
+    )
+    pending = _pending_if_unchanged(plan, complete=manifest.complete)
+    if pending is not None:
+        return replace(plan, count=pending)
+    added = _check_only_added(store, manifest, seen, filled, append=append)
+    if not added:  # all of it is packed, cut otherwise
+        return replace(plan, survey=replace(seen, kept=()), count=len(holes))
+    plan = replace(
+        plan,
+        generations=(*manifest.generations, max(map(int, packed)) + 1),
+        older=frozenset(map(identity, packed_items(store, [*filled, *packed]))),
+    )
+    return replace(plan, count=len(holes) + sum(1 for _ in plan.wanted()))
+
+
+def _holes(
+    store: Store, packed: Mapping[str, str], start: int, seen: SourceSurvey
+) -> tuple[Slice, ...]:
+    """The slices before `start` that have inputs and no receipt, where the source still has all of
+    them and no other slice does. Otherwise a killed run has left them, and they mean nothing."""
+    gone = {f"{number:06d}" for number in range(start)} - packed.keys()
+    there = {inputs_name(unit): unit for unit in gone}
+    units = [there[e.name] for e in store.list("inputs/") if e.name in there] if there else []
+    if not units:
+        return ()
+    items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
+    wanted = {one for ones in items.values() for one in ones}
+    wanted -= set(map(identity, packed_items(store, packed)))
+    real = {found: item for item in seen.items() if (found := identity(item)) in wanted}
+    return tuple(
+        Slice(number=int(unit), items=tuple(real[one] for one in ones))
+        for unit, ones in items.items()
+        if ones and real.keys() >= set(ones)
+    )
+
+
+def _pending_if_unchanged(plan: SlicePlan, *, complete: bool) -> int | None:
+    """How many slices are left to do, or None where a packed slice does not come out of the source
+    as it was, or a complete dataset does not cover the source."""
+    unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
+    pending = len(plan.holes)
+    for part in plan.wanted():
+        if part.name not in plan.packed:
+            pending += 1
+        elif plan.packed[part.name] != part.digest:
+            return None
+        unseen.discard(part.name)
+    return None if unseen or (pending and complete) else pending
+
+
+def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
+    """Write again what packed slices of one item each were made of, where that is gone and the
+    source still has it."""
+    there = {entry.name for entry in edition.store.list("inputs/")}
+    own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
+    gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}
+    for item in seen.items() if gone else ():
+        part = Slice(number=0, items=(item,))
+        if unit := gone.get(part.digest):
+            with edition.holding(unit):
+                if find_receipt(edition.store, unit, part.digest, manifest.settings):
+                    write_bytes(edition.store, inputs_name(unit), part.inputs)
+
+
+def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
+    """Of the slices that have rows of their own, and are not there to try others' again."""
+    return (receipt for receipt in manifest.receipts if int(receipt.unit) < FIRST_RETRY)
+
+
+def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
+    """Refuse to finish a slice with rows that a retry has taken from an earlier one of its number
+    since this run began, which knows other retries."""
+    names = (entry.name for entry in store.list(RETRIES))
+    units = {name[len("inputs/") : -len(".jsonl")] for name in names} - set(known)
+    new = [unit for unit in units if unit.isdecimal() and int(unit) >= FIRST_RETRY]
+    items = packed_items(store, sorted(new)) if not part.is_retry else ()
+    if any(item.name == part.name for item in items):
+        raise HopelessError(
+            f"a retry has taken rows of {part.name}: run the same command again to pack the rest"
+        )
+
+
+def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
+    for unit in units:
+        for line in store.read(inputs_name(unit)).splitlines():
+            yield Item.from_json(line.decode())
+
+
+def identity(item: Item) -> int:
+    """64 bits that change when anything about the item does."""
+    return _hash(item.to_json())
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")  # a name may be bytes that are no UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _check_only_added(
+    store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
+) -> int:
+    """The number of new items, where the source may have gained some and has not changed else."""
+    units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
+    known = {_hash(item.name): identity(item) for item in packed_items(store, units)}
+    added, changed = _Names("added"), _Names("changed")
+    for item in seen.items():
+        before = known.pop(_hash(item.name), None)
+        if before is None:
+            added.note(item.name)
+        elif before != identity(item):
+            changed.note(item.name)
+    removed = _Names("removed")
+    for item in packed_items(store, units) if known else ():
+        if _hash(item.name) in known:
+            removed.note(item.name)
+    if changed.count or removed.count or (added.count and not append):
+        limit = manifest.extra.get("limit", 0)
+        how = f" with --limit {limit}" if limit != seen.limit and limit else ""
+        _refuse(seen.source.url, how, added, changed, removed)
+    return added.count
+
+
+def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_Names") -> None:
+    what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
+    ways = "--overwrite starts over"
+    if not changed.count and not removed.count:
+        ways = f"--append packs what is new into further shards, {ways}"
+    raise FingerprintError(f"{url} has changed since it was packed{how}: {what}: {ways}")
+
+
+class _Names:
+    """Counts names and keeps the first few to show."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._examples: list[str] = []
+        self.count = 0
+
+    def note(self, name: str) -> None:
+        self.count += 1
+        if self.count <= EXAMPLES:
+            self._examples.append(shown(name))
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > EXAMPLES else ""
+        return f"{self.count:,} {self._what} ({', '.join(self._examples)}{more})"

@@ -1,0 +1,233 @@
+"""The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt.
+
+Where the time of a worker goes, by `tools/bench pack --profile`, for a folder and header checks: a
+third is SHA-256, in threads beside the rest; a seventh is opening and reading three files a sample,
+a tenth the tar; nothing else is above a twentieth.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from wdsprep import fetch
+from wdsprep.dataset.buckets import bucket_of
+from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.draft import Draft, DraftTar
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import RETRIED, Receipt, Settings, Shard, inputs_name, rejects_name
+from wdsprep.dataset.rejects import Refusal, RejectsFile
+from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.state import find_receipt
+from wdsprep.fetch.downloads import Downloads, DownloadTurns
+from wdsprep.images.rule import Picture
+from wdsprep.packing.judge import Judged, PackRules, judged, repeated_urls
+from wdsprep.packing.slices import check_rows
+from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.sources import LeftOut, Slice, Source
+from wdsprep.store import open_store
+
+PROGRESS_S = 0.25
+WORST_HOSTS = 20  # of a slice, to be told about
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackWork:
+    """The picklable recipe of a worker, as runners want it."""
+
+    source: Source
+    images: str
+    rules: PackRules
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's."""
+    generations: tuple[int, ...] = (0,)
+    threads: int = 1
+    retries: frozenset[str] = frozenset()
+    """The retry slices that are known."""
+    fetch_rules: fetch.FetchRules | None = None
+    """For a table of URLs."""
+
+    def open(self) -> "PackWorker":
+        return PackWorker(self)
+
+
+class PackWorker:
+    """One process, in which the slices of a table of URLs share one client."""
+
+    def __init__(self, packer: PackWork) -> None:
+        self._packer = packer
+        self._edition = Edition(store=open_store(packer.images), mark=packer.edition)
+        self._fetcher = fetch.Fetcher(packer.fetch_rules) if packer.fetch_rules else None
+        self._pace = DownloadTurns()
+
+    def __call__(self, part: Slice) -> Generator[RunProgress, None, Receipt]:
+        return pack_slice(self._packer, self._edition, part, self._downloads)
+
+    def _downloads(self, part: Slice) -> Downloads | None:
+        rules = self._packer.fetch_rules
+        if self._fetcher is None or rules is None:
+            return None
+        repeated = partial(repeated_urls, self._packer.source, part)
+        minds_outage = rules.minds_outage and not part.is_retry
+        return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
+
+    def close(self) -> None:
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+
+def pack_slice(
+    packer: PackWork, edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
+) -> Generator[RunProgress, None, Receipt]:
+    """Write all of a slice, its receipt last."""
+    if done := find_receipt(edition.store, part.name, part.digest, packer.settings):
+        return done
+    with Draft(edition, part.name) as draft:
+        shards, rejects, left_out = _Shards(draft, packer.rules), draft.rejects, LeftOut()
+        downloads = fetching(part)
+        with downloads or nullcontext():
+            told = time.monotonic()
+            for found in _judged(packer, part, downloads, left_out):
+                if found is not None:
+                    number, what = found
+                    key = f"{part.name}{number:06d}"
+                    if isinstance(what, Refusal):
+                        rejects.add(what.to_reject(key))
+                    else:
+                        shards.add(key, *what)
+                if time.monotonic() - told > PROGRESS_S:
+                    told = time.monotonic()
+                    yield _progress(part, shards, rejects, downloads)
+        counts = shards.counts + left_out.counts()
+        receipt = _receipt(packer, part, shards.finish(), rejects, counts)
+        yield _progress(part, shards, rejects, downloads)
+        check = partial(check_rows, edition.store, part, packer.retries)
+        return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
+
+
+def _judged(
+    packer: PackWork, part: Slice, downloads: Downloads | None, left_out: LeftOut
+) -> Iterator[tuple[int, Judged] | None]:
+    return judged(
+        packer.source,
+        packer.rules,
+        part,
+        threads=packer.threads,
+        downloads=downloads,
+        left_out=left_out.note,
+    )
+
+
+def _progress(
+    part: Slice, shards: "_Shards", rejects: RejectsFile, downloads: Downloads | None
+) -> RunProgress:
+    inputs = shards.samples + rejects.counts.total()
+    return RunProgress(
+        samples=shards.samples,
+        nbytes=shards.nbytes,
+        share=share_of(inputs, part.samples),
+        rejects=dict(rejects.counts),
+        failed_hosts=dict(downloads.failed_hosts.most_common(WORST_HOSTS)) if downloads else {},
+    )
+
+
+def _receipt(
+    packer: PackWork,
+    part: Slice,
+    written: tuple[Shard, ...],
+    rejects: RejectsFile,
+    counts: Counter[str],
+) -> Receipt:
+    return Receipt(
+        dataset="images",
+        unit=part.name,
+        generation=0 if part.is_retry else max(g for g in packer.generations if g <= part.number),
+        settings=packer.settings,
+        input=part.digest,
+        inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
+        shards=written,
+        rejects=dict(rejects.counts),
+        counts=dict(counts) | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {}),
+        files={rejects_name(part.name): rejects.sha256},
+    )
+
+
+@dataclass(slots=True)
+class _Shards:
+    """The open shard of each bucket, and the finished ones."""
+
+    draft: Draft
+    rules: PackRules
+    samples: int = 0
+    nbytes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    _open: dict[int, DraftTar] = field(default_factory=dict)
+    _rolled: Counter[int] = field(default_factory=Counter)
+    _done: list[Shard] = field(default_factory=list)
+
+    def add(self, key: str, sample: Sample, picture: Picture) -> None:
+        bucket = bucket_of(picture.width, picture.height, self.rules.buckets)
+        fields = _fields(key, sample, picture, bucket, self.rules.kept)
+        nbytes = sum(len(data) for _, data in fields)
+        current = self._open.get(bucket)
+        if current is not None and self._is_full(current, nbytes):
+            self._done.append(self._open.pop(bucket).finish(waits=True))
+            current = None
+        if current is None:
+            current = self._begin(bucket)
+        current.add(key, fields)
+        self.samples += 1
+        self.nbytes += nbytes
+        self.counts[bin_name("caption", len(sample.caption))] += 1
+        self.counts[bin_name("side", min(picture.width, picture.height))] += 1
+
+    def finish(self) -> tuple[Shard, ...]:
+        while self._open:
+            self._done.append(self._open.popitem()[1].finish())
+        return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
+
+    def _is_full(self, file: DraftTar, nbytes: int) -> bool:
+        too_many = file.samples >= self.rules.samples_per_shard
+        return too_many or file.nbytes + nbytes > self.rules.max_shard_nbytes
+
+    def _begin(self, bucket: int) -> DraftTar:
+        roll = self._rolled[bucket]
+        self._rolled[bucket] += 1
+        name = f"{bucket}/{self.draft.unit}{f'_{roll:02d}' if roll else ''}.tar"
+        self._open[bucket] = self.draft.tar(name)
+        return self._open[bucket]
+
+
+def _fields(
+    key: str, sample: Sample, picture: Picture, bucket: int, kept: tuple[str, ...] | None
+) -> list[tuple[str, bytes]]:
+    """The members of an image sample, in their order."""
+    meta = sample.facts
+    if kept is not None:
+        meta = {name: value for name, value in meta.items() if name in kept}
+    facts: dict[str, Any] = {
+        "bucket": bucket,
+        "caption": sample.caption,
+        "changes": picture.changes,
+        "height": picture.height,
+        "key": key,
+        "meta": meta,
+        "source": sample.source,
+        "source_height": picture.source_height,
+        "source_width": picture.source_width,
+        "width": picture.width,
+    }
+    if len(sample.captions) > 1:
+        facts["captions"] = sample.captions
+    if sample.url:
+        facts["url"] = sample.url
+    facts |= sample.digests
+    return [
+        (picture.extension, picture.data),
+        ("json", facts_bytes(facts)),
+        ("txt", sample.caption.encode("utf-8", "replace")),
+    ]

@@ -1,0 +1,104 @@
+"""The datasets that a report is about, opened: at most one of images, and latents made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.state import open_dataset, refreshed
+from wdsprep.errors import UsageError
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, absolute
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportDataset:
+    """One dataset. `shown` is its name as the user gave it, `url` where it lies."""
+
+    shown: str
+    store: Store
+    manifest: Manifest
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def samples(self) -> int:
+        return self.manifest.samples
+
+    @property
+    def nbytes(self) -> int:
+        return self.manifest.nbytes
+
+    @property
+    def inputs(self) -> int:
+        return self.manifest.inputs
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.manifest.rejects.values())
+
+    @property
+    def resolution(self) -> int:
+        """Of latents."""
+        return int(self.manifest.settings["resolution"])
+
+    @cached_property
+    def buckets(self) -> dict[str, list[Shard]]:
+        """The shards by the folder they are in."""
+        found: dict[str, list[Shard]] = {}
+        for shard in self.manifest.shards:
+            found.setdefault(shard.name.partition("/")[0], []).append(shard)
+        return found
+
+    @cached_property
+    def units(self) -> dict[str, Receipt]:
+        return {receipt.unit: receipt for receipt in self.manifest.receipts}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Datasets:
+    """All that were given, sorted out."""
+
+    images: ReportDataset | None
+    latents: tuple[ReportDataset, ...]
+
+    @property
+    def every(self) -> tuple[ReportDataset, ...]:
+        return (*((self.images,) if self.images else ()), *self.latents)
+
+
+def open_all(urls: Sequence[str]) -> Datasets:
+    """Open each; a run that is under way is seen as far as it has come."""
+    every = tuple(_opened(url) for url in dict.fromkeys(urls))
+    images = [given for given in every if given.manifest.dataset == "images"]
+    if not every:
+        raise UsageError("nothing to report on: give the path or URL of a dataset")
+    if len(images) > 1:
+        names = " and ".join(given.shown for given in images)
+        raise UsageError(f"{names} are both datasets of images: a report takes one of them")
+    latents = tuple(given for given in every if given.manifest.dataset != "images")
+    return Datasets(images=images[0] if images else None, latents=latents)
+
+
+def _opened(url: str) -> ReportDataset:
+    store, manifest = open_dataset(url)
+    return ReportDataset(shown=url, store=store, manifest=refreshed(store, manifest))
+
+
+def check_output(output: str, datasets: Datasets) -> None:
+    """Refuse to write a report over something else, or where `verify` would find it foreign."""
+    if not output.lower().endswith((".html", ".htm")):
+        raise UsageError(f"-o {output}: give the report a name that ends in .html")
+    where = _folder(output)
+    for given in datasets.every:
+        if f"{where}/".startswith(f"{_folder(given.url)}/"):
+            raise UsageError(
+                f"{output} lies in the dataset {given.shown}: write the report somewhere else"
+            )
+
+
+def _folder(url: str) -> str:
+    return absolute(open_store(url).url).rstrip("/")

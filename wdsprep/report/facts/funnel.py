@@ -1,0 +1,139 @@
+"""The way from the source to the shards, as rows of what is left and what was lost on the way.
+
+And how fast that went, by the times at which receipts were written: these hold no times: equal
+input gives equal bytes. But a store knows when each was written, and a receipt is written when its
+unit is done. A copy of a dataset may have lost these times, and a unit that was done again has
+those of the last time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from wdsprep.dataset.receipts import receipt_name
+from wdsprep.dataset.rejects import by_stage
+from wdsprep.report.facts.datasets import Datasets, ReportDataset
+
+LOST_BY_STAGE = {
+    "read": "could not be read",
+    "fetch": "could not be fetched",
+    "filter": "left out by a filter",
+    "check": "failed the image check",
+    "encode": "could not be encoded",  # of latents, all rejects are
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunnelRow:
+    """What is left after a step, or what was lost in one: `count` samples, drawn from `start`."""
+
+    label: str
+    count: int
+    start: int = 0
+    is_lost: bool = False
+
+
+def stages(rejects: Mapping[str, int]) -> dict[str, int]:
+    """The rejects by stage, in the order of the stages."""
+    found = by_stage(rejects)
+    return {stage: found[stage] for stage in LOST_BY_STAGE if found[stage]}
+
+
+def funnel(datasets: Datasets) -> list[FunnelRow]:
+    rows: list[FunnelRow] = []
+    images = datasets.images
+    if images:
+        rows.append(FunnelRow(label="samples in the source", count=images.inputs))
+        rows += _lost(images, images.inputs)
+        rows.append(FunnelRow(label="packed", count=images.samples))
+    for latents in datasets.latents:
+        rows += _encoded(images, latents)
+    return rows
+
+
+def _lost(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
+    for stage, count in stages(given.manifest.rejects).items():
+        left -= count
+        yield FunnelRow(label=LOST_BY_STAGE[stage], count=count, start=left, is_lost=True)
+
+
+def _encoded(images: ReportDataset | None, latents: ReportDataset) -> Iterator[FunnelRow]:
+    resolution, wanted = latents.resolution, latents.inputs
+    if images:
+        fit = [shard.samples for shard in images.manifest.shards if shard.bucket >= resolution]
+        wanted = max(wanted, sum(fit))
+    yield FunnelRow(label=f"for phase {resolution}", count=wanted)
+    if missing := wanted - latents.inputs:
+        label = f"not encoded at {resolution} so far"
+        yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
+    if lost := latents.rejected:
+        label = f"could not be encoded at {resolution}"
+        yield FunnelRow(label=label, count=lost, start=latents.inputs - lost, is_lost=True)
+    yield FunnelRow(label=f"encoded at {resolution}", count=latents.samples)
+
+
+BINS = 48
+PAUSE_S = 600.0
+PAUSE_TIMES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPace:
+    """`rates` are inputs a second over equal parts of the time in which work was done; pauses, as
+    between a kill and a resume, are left out of it."""
+
+    first_s: float
+    last_s: float
+    active_s: float
+    pauses: int
+    inputs: int
+    """of all units but those done at the first moment"""
+    rates: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return self.inputs / self.active_s
+
+
+def pace_of(given: ReportDataset) -> RunPace | None:
+    """None where fewer than three moments are told apart."""
+    times = {entry.name: entry.written_s for entry in given.store.list("receipts/")}
+    done: dict[float, int] = {}
+    for receipt in given.manifest.receipts:
+        at = times.get(receipt_name(receipt.unit), 0.0)
+        done[at] = done.get(at, 0) + receipt.inputs
+    moments = sorted((at, inputs) for at, inputs in done.items() if at)
+    return _pace(moments) if len(moments) > 2 else None
+
+
+def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
+    gaps = [b - a for (a, _), (b, _) in pairwise(moments)]
+    usual = sorted(gaps)[len(gaps) // 2]
+    longest = max(PAUSE_S, PAUSE_TIMES * usual)
+    steps: list[tuple[float, int]] = []  # a length of time, and what was done in it
+    for gap, (_, inputs) in zip(gaps, moments[1:], strict=True):
+        steps.append((usual if gap > longest else gap, inputs))
+    return RunPace(
+        first_s=moments[0][0],
+        last_s=moments[-1][0],
+        active_s=sum(length for length, _ in steps),
+        pauses=sum(gap > longest for gap in gaps),
+        inputs=sum(inputs for _, inputs in steps),
+        rates=_rates(steps),
+    )
+
+
+def _rates(steps: Sequence[tuple[float, int]]) -> tuple[float, ...]:
+    """What was done in each step is spread evenly over it, and then counted by bin."""
+    count = min(BINS, len(steps))
+    width = sum(length for length, _ in steps) / count
+    done = [0.0] * count
+    start = 0.0
+    for length, inputs in steps:
+        end = start + length
+        first, last = int(start / width), min(count - 1, int(end / width))
+        for at in range(min(first, count - 1), last + 1):
+            inside = min(end, (at + 1) * width) - max(start, at * width)
+            done[at] += inputs * max(0.0, inside) / length
+        start = end
+    return tuple(inputs / width for inputs in done)

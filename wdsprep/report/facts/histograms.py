@@ -1,0 +1,156 @@
+"""What the samples are like, told by some of them: sizes, aspect ratios, captions, latents.
+
+Receipts count caption lengths and shorter sides of all images, in coarse ranges. Everything else
+comes from a few hundred samples, picked by chance over the whole dataset.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from wdsprep.dataset.counts import bin_name, histogram
+from wdsprep.dataset.state import read_each
+from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.report.facts.spectrum import LATENT
+from wdsprep.report.sheet.picking import SheetSample, pick, read_facts
+
+SAMPLES = 256
+MAX_AREA = 1 << 60  # more is no size
+ASPECTS = (
+    (0.0, 1 / 3, "under 1:3"),
+    (1 / 3, 0.5, "1:3 to 1:2"),
+    (0.5, 0.6, "about 9:16"),
+    (0.6, 0.7, "about 2:3"),
+    (0.7, 0.8, "about 3:4"),
+    (0.8, 0.95, "about 7:8"),
+    (0.95, 1.05, "square"),
+    (1.05, 1.25, "about 8:7"),
+    (1.25, 1.43, "about 4:3"),
+    (1.43, 1.67, "about 3:2"),
+    (1.67, 2.0, "about 16:9"),
+    (2.0, 3.0, "2:1 to 3:1"),
+    (3.0, inf, "over 3:1"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One bin of a histogram: a short label for its place, and the whole range."""
+
+    label: str
+    range: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histogram:
+    """`is_of_all` says that every sample was counted, not some picked by chance."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+    is_of_all: bool
+
+    @property
+    def count(self) -> int:
+        return sum(bar.count for bar in self.bars)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """`picked` samples were to be read, and those of `samples` were."""
+
+    picked: int
+    samples: tuple[SheetSample, ...]
+    histograms: tuple[Histogram, ...]
+
+
+def survey(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Surveyed:
+    places = pick(given.manifest.shards, SAMPLES, seed)
+    wanted = (LATENT,) if given.manifest.dataset == "latents" else ()
+    read = read_each(lambda place: read_facts(given.store, place, wanted=wanted), places, heard)
+    samples = tuple(sample for sample in read if not sample.problem)
+    return Surveyed(
+        picked=len(places), samples=samples, histograms=tuple(_histograms(given, samples))
+    )
+
+
+def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Histogram]:
+    counts = given.manifest.counts
+    sizes = [size for sample in samples if (size := _size(sample))]
+    some = _counted("side", [min(size) for size in sizes])
+    captions = [len(str(sample.facts.get("caption", ""))) for sample in samples]
+    is_counted = bool(histogram(counts, "side"))
+    is_every = len(samples) == given.samples
+    found = [
+        Histogram(
+            title="Shorter side",
+            unit="pixels",
+            bars=_ranges(counts if is_counted else some, "side"),
+            is_of_all=is_counted or is_every,
+        ),
+        Histogram(title="Aspect ratio", unit="", bars=_aspects(sizes), is_of_all=is_every),
+        Histogram(
+            title="Caption length",
+            unit="characters",
+            bars=_ranges(counts if is_counted else _counted("caption", captions), "caption"),
+            is_of_all=is_counted or is_every,
+        ),
+    ]
+    return [histogram for histogram in found if histogram.count]
+
+
+def _size(sample: SheetSample) -> tuple[int, int] | None:
+    width, height = sample.facts.get("width"), sample.facts.get("height")
+    if isinstance(width, int) and isinstance(height, int) and 0 < width * height <= MAX_AREA:
+        return width, height
+    return None
+
+
+def _counted(what: str, numbers: Sequence[int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number in numbers:
+        name = bin_name(what, number)
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
+    """The bins that something was counted in, and the empty ones between them."""
+    found = dict(histogram(counts, what))
+    if not found:
+        return ()
+    first, last = min(found)[0], max(found)[0]
+    bars = []
+    least = first
+    while least <= last:
+        most = _next(least) - 1
+        shown = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        count = found.get((least, most), 0)
+        bars.append(Bar(label=f"{least:,}", range=shown, count=count))
+        least = most + 1
+    return tuple(bars)
+
+
+def _next(edge: int) -> int:
+    """The edge after one: 1, 2, 3, 4, 6, 8, 12, 16 and so on."""
+    if edge < 4:
+        return edge + 1
+    return edge * 3 // 2 if edge & (edge - 1) == 0 else edge * 4 // 3
+
+
+def _aspects(sizes: Sequence[tuple[int, int]]) -> tuple[Bar, ...]:
+    """Width over height; equal steps on both sides of the square."""
+    ratios = [width / height for width, height in sizes]
+    return tuple(
+        Bar(
+            label=_aspect_label(name),
+            range=name,
+            count=sum(least <= ratio < most for ratio in ratios),
+        )
+        for least, most, name in ASPECTS
+    )
+
+
+def _aspect_label(name: str) -> str:
+    return name.removeprefix("about ").replace("under ", "<").replace("over ", ">")

@@ -1,0 +1,112 @@
+"""What the rejects of a dataset look like: examples of each code, and the hosts that failed most.
+
+Receipts count all rejects; the lines themselves are read of a bounded number of units, picked so
+that each code is met and the rest by chance.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from wdsprep.dataset.receipts import Receipt, rejects_name
+from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.state import read_each
+from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.report.sheet.picking import DAMAGE
+
+UNITS = 24
+EXAMPLES = 4
+HOSTS = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """One host, and what its failures were."""
+
+    name: str
+    codes: tuple[tuple[str, int], ...]
+
+    @property
+    def failures(self) -> int:
+        return sum(count for _, count in self.codes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """Examples by code; the worst hosts, and how many failures they are picked from. Of the `units`
+    with rejects, `units_read` were read, and `units_damaged` could not be."""
+
+    examples: dict[str, tuple[Reject, ...]]
+    hosts: tuple[Host, ...]
+    failures: int
+    units_read: int
+    units_damaged: int
+    units: int
+
+
+def look_at_rejects(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Refused:
+    receipts = [receipt for receipt in given.manifest.receipts if receipt.rejects]
+    chosen = _chosen(receipts, seed)
+    lines = read_each(lambda receipt: _read(given, receipt), chosen, heard)
+    read = [some for some in lines if some is not None]
+    rejects = [reject for some in read for reject in some]
+    hosts = _hosts(rejects)
+    return Refused(
+        examples=_examples(rejects),
+        hosts=tuple(hosts[:HOSTS]),
+        failures=sum(host.failures for host in hosts),
+        units_read=len(read),
+        units_damaged=len(chosen) - len(read),
+        units=len(receipts),
+    )
+
+
+def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
+    """For each code a unit that has it, then others by chance."""
+    shuffled = random.Random(seed).sample(receipts, len(receipts))  # noqa: S311
+    found: dict[str, Receipt] = {}
+    met: set[str] = set()
+    for receipt in shuffled:
+        if not met >= receipt.rejects.keys():
+            met |= receipt.rejects.keys()
+            found[receipt.unit] = receipt
+    for receipt in shuffled[:UNITS]:
+        if len(found) < UNITS:
+            found[receipt.unit] = receipt
+    return sorted(found.values(), key=lambda receipt: receipt.unit)
+
+
+def _read(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
+    """None where the file is damaged or gone."""
+    try:
+        return read_rejects(given.store.read(rejects_name(receipt.unit)))
+    except (*DAMAGE, ValueError):
+        return None
+
+
+def _examples(rejects: Iterable[Reject]) -> dict[str, tuple[Reject, ...]]:
+    found: dict[str, list[Reject]] = defaultdict(list)
+    for reject in rejects:
+        if len(found[reject.code.value]) < EXAMPLES:
+            found[reject.code.value].append(reject)
+    return {code: tuple(some) for code, some in found.items()}
+
+
+def _hosts(rejects: Iterable[Reject]) -> list[Host]:
+    """By how many of their downloads failed."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for reject in rejects:
+        if reject.code.stage == "fetch" and (host := host_of(reject.url)):
+            counts[host][reject.code.value] += 1
+    hosts = (Host(name=name, codes=tuple(codes.most_common())) for name, codes in counts.items())
+    return sorted(hosts, key=lambda host: (-host.failures, host.name))
+
+
+def host_of(url: str) -> str:
+    """The host of a URL, or nothing where it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,125 @@
+"""What the latents of a dataset are like, channel by channel, against a normal distribution.
+
+A diffusion model begins with noise of mean 0 and deviation 1, and its latents are scaled to be like
+that. Where a channel is far from it, the wrong scale, shift or VAE is the first thing to look for.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import erf, sqrt
+from typing import Any
+
+import numpy as np
+
+from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.receipts import Settings
+from wdsprep.errors import FormatError
+from wdsprep.report.sheet.picking import SheetSample
+
+LATENT = "latent.npy"
+SIDES = 5.0  # of the histogram, beyond which values count into its outermost bins
+BINS = 40
+FAR, VERY_FAR = 3.0, 5.0
+EXTREMES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channel:
+    mean: float
+    std: float
+    least: float
+    most: float
+    far: float
+    """the share of values beyond 3"""
+    very_far: float
+    """beyond 5"""
+    shares: tuple[float, ...]
+    """of the values in each bin from -5 to 5"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extreme:
+    """A sample with a value far out."""
+
+    key: str
+    channel: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spectrum:
+    """`unsound` samples are not what the dataset says latents are, or not finite."""
+
+    samples: int
+    unsound: int
+    channels: tuple[Channel, ...]
+    extremes: tuple[Extreme, ...]
+
+
+def usual_share(beyond: float) -> float:
+    """How much of a normal distribution lies beyond so many deviations."""
+    return 1 - erf(beyond / sqrt(2))
+
+
+def latent_of(sample: SheetSample, settings: Settings) -> Any:
+    """The latent of a sample as a trainer takes it, in fp32; of moments, the mean. A FormatError
+    where it is no finite array of the shape that the dataset says."""
+    data = sample.member(LATENT)
+    found = field_of(LATENT, data)
+    wanted = next(tuple(line["shape"]) for line in settings["layout"] if line["name"] == LATENT)
+    if found.shape != wanted:
+        raise FormatError(f"{LATENT} of {sample.key} is {found.shape}, not {wanted}")
+    array = np.load(io.BytesIO(data), allow_pickle=False).astype(np.float32)
+    if not np.isfinite(array).all():
+        raise FormatError(f"{LATENT} of {sample.key} has values that are not finite")
+    if settings["latents"] == "moments":
+        return (array[: len(array) // 2] - settings["shift"]) * settings["scale"]
+    return array
+
+
+def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:
+    """None where not one of the samples could be read."""
+    keys, latents = [], []
+    for sample in samples:
+        try:
+            latents.append(latent_of(sample, settings))
+        except FormatError:
+            continue
+        keys.append(sample.key)
+    if not latents:
+        return None
+    stack = np.stack(latents)
+    return Spectrum(
+        samples=len(keys),
+        unsound=len(samples) - len(keys),
+        channels=tuple(_channel(stack[:, number]) for number in range(stack.shape[1])),
+        extremes=tuple(_extremes(keys, stack)),
+    )
+
+
+def _channel(values: Any) -> Channel:
+    wide = values.astype(np.float64)
+    counts, _ = np.histogram(wide.clip(-SIDES, SIDES), bins=BINS, range=(-SIDES, SIDES))
+    return Channel(
+        mean=float(wide.mean()),
+        std=float(wide.std()),
+        least=float(wide.min()),
+        most=float(wide.max()),
+        far=float((abs(wide) > FAR).mean()),
+        very_far=float((abs(wide) > VERY_FAR).mean()),
+        shares=tuple(float(share) for share in counts / wide.size),
+    )
+
+
+def _extremes(keys: Sequence[str], stack: Any) -> list[Extreme]:
+    """The samples with the values that are furthest out."""
+    flat = abs(stack).reshape(len(stack), -1)
+    order = np.argsort(-flat.max(1), kind="stable")[:EXTREMES]
+    found = []
+    for row in order:
+        place = int(flat[row].argmax())
+        channel = place // (flat.shape[1] // stack.shape[1])
+        value = float(stack[row].reshape(-1)[place])
+        found.append(Extreme(key=keys[row], channel=channel, value=value))
+    return found

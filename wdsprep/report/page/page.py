@@ -1,0 +1,156 @@
+"""The page as a whole: head, figures that matter most, the way around, sections, settings.
+
+It opens from a disk and asks for nothing: its policy lets no request out and no script run but the
+one that is in it, known by its digest.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.report.facts.gather import ReportFacts, shown_names
+from wdsprep.report.page.charts import note, share, table
+from wdsprep.report.page.markup import DASH, Child, Html, by, el
+from wdsprep.report.page.sections import (
+    buckets_section,
+    funnel_section,
+    hosts_section,
+    latents_section,
+    pace_section,
+    rejects_section,
+    samples_section,
+    section,
+)
+from wdsprep.report.page.sheet import sheet_section
+from wdsprep.text import human_bytes
+from wdsprep.version import __version__
+
+SECTIONS = {
+    "funnel": ("Funnel", funnel_section),
+    "buckets": ("Buckets", buckets_section),
+    "rejects": ("Rejects", rejects_section),
+    "sizes": ("Sizes", samples_section),
+    "pace": ("Throughput", pace_section),
+    "hosts": ("Hosts", hosts_section),
+    "latents": ("Latents", latents_section),
+    "samples": ("Samples", sheet_section),
+}
+
+
+def page_of(facts: ReportFacts) -> str:
+    style, script = _asset("page.css"), _asset("page.js")
+    made = {name: make(facts) for name, (_, make) in SECTIONS.items()}
+    there = {name: made[name] for name in made if made[name] is not None}
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", f"{shown_names(facts.datasets.every)} · wdsprep report"),
+        el("link", rel="icon", href="data:,"),
+        el("style", style),
+    )
+    body = el(
+        "body",
+        el("a", "Skip to the report", href="#report", class_="skip"),
+        _header(facts, list(there)),
+        el("main", *there.values(), _settings_section(facts), id="report"),
+        el("footer", f"Made by wdsprep {__version__}. This page asks for nothing from anywhere."),
+        el("script", script),
+    )
+    return f"<!DOCTYPE html>\n{el('html', head, body, lang='en')}\n"
+
+
+def _asset(name: str) -> Html:
+    return Html((files("wdsprep.report.page") / name).read_text("utf-8"))
+
+
+def _policy(style: str, script: str) -> str:
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+    return (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest(style)}'; "
+        f"script-src 'sha256-{digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _header(facts: ReportFacts, there: list[str]) -> Html:
+    links = ((name, SECTIONS[name][0]) for name in there)
+    return el(
+        "header",
+        el("p", "wdsprep report", class_="kicker"),
+        el("h1", shown_names(facts.datasets.every)),
+        el("p", *_state(facts), class_="lead"),
+        el("dl", *_figures(facts), class_="figures-of-note"),
+        el(
+            "nav",
+            el(
+                "ul",
+                *(el("li", el("a", text, href=f"#{name}")) for name, text in links),
+                el("li", el("a", "Settings", href="#settings")),
+            ),
+            aria_label="Sections",
+        ),
+    )
+
+
+def _state(facts: ReportFacts) -> Iterator[Child]:
+    for number, given in enumerate(facts.datasets.every):
+        state = "complete" if given.manifest.complete else "not complete"
+        yield f"{' ' if number else ''}{_kind(given)}: {state}."
+
+
+def _kind(given: ReportDataset) -> str:
+    if given.manifest.dataset == "images":
+        return "Images"
+    settings = given.manifest.settings
+    return f"Latents at {settings['resolution']} ({settings['latents']}, {settings['text']})"
+
+
+def _figures(facts: ReportFacts) -> Iterator[Html]:
+    images = facts.datasets.images
+    if images:
+        yield _figure(f"{images.samples:,}", f"images, {human_bytes(images.nbytes)}")
+        of = f"rejected, of {images.inputs:,}"
+        yield _figure(share(images.rejected, images.inputs), of)
+    for latents in facts.datasets.latents:
+        size = human_bytes(latents.nbytes)
+        yield _figure(f"{latents.samples:,}", f"latents at {latents.resolution}, {size}")
+
+
+def _figure(value: str, label: str) -> Html:
+    return el("div", el("dt", label), el("dd", value))
+
+
+def _settings_section(facts: ReportFacts) -> Html:
+    parts: list[Child] = [note("What decides the bytes of each dataset, as its manifest has it.")]
+    for given in facts.datasets.every:
+        manifest = given.manifest
+        shown = {**manifest.extra, **manifest.settings}
+        for line in shown.pop("layout", ()):
+            shown[line["name"]] = f"{line['dtype']} {by(*line['shape'])}"
+        rows = ((name.replace("_", "-"), el("code", _value(shown[name]))) for name in sorted(shown))
+        parts += [
+            el("h3", given.shown),
+            note(f"At {given.url}, {len(manifest.receipts):,} units."),
+            el(
+                "details",
+                el("summary", "Settings of ", given.shown),
+                table(f"Settings of {given.shown}", ("setting", "value"), rows),
+            ),
+        ]
+    return section("settings", "Settings", *parts)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+        return ", ".join(map(str, value)) or DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if value not in ("", None) else DASH

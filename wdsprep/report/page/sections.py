@@ -1,0 +1,345 @@
+"""The sections of the page that tell of whole datasets: where samples went, what they are like.
+
+That on latents has their statistics, channel by channel, against N(0, 1).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from wdsprep.dataset.rejects import Code, Reject
+from wdsprep.dataset.state import phases
+from wdsprep.errors import without_secrets
+from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.report.facts.funnel import RunPace, stages
+from wdsprep.report.facts.gather import Chapter, ReportFacts
+from wdsprep.report.facts.rejects import EXAMPLES, Refused
+from wdsprep.report.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
+from wdsprep.report.page.charts import (
+    bar,
+    columns,
+    distribution,
+    figure,
+    histogram_figure,
+    note,
+    share,
+    table,
+)
+from wdsprep.report.page.markup import MINUS, Child, Html, el
+from wdsprep.text import human_bytes, human_time, plural
+
+
+def section(name: str, title: str, *children: Child) -> Html:
+    return el(
+        "section",
+        el("h2", title, id=f"{name}-title"),
+        *children,
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
+
+
+def funnel_section(facts: ReportFacts) -> Html:
+    whole = facts.rows[0].count or 1
+    rows = (
+        (
+            row.label,
+            bar(row.start / whole, row.count / whole, "lost" if row.is_lost else "kept"),
+            f"{MINUS}{row.count:,}" if row.is_lost else f"{row.count:,}",
+            share(row.count, whole),
+        )
+        for row in facts.rows
+    )
+    head = ("step", "", "samples", "of the source")
+    return section("funnel", "From source to shards", table("Funnel", head, rows, numbers=2))
+
+
+def buckets_section(facts: ReportFacts) -> Html:
+    parts: list[Child] = []
+    for chapter in facts.chapters:
+        given = chapter.given
+        parts += [el("h3", given.shown), _buckets(given)]
+        if given.manifest.dataset == "images":
+            parts.append(_phases(given))
+    return section("buckets", "Buckets and phases", *parts)
+
+
+def _buckets(given: ReportDataset) -> Html:
+    counts = {b: sum(shard.samples for shard in some) for b, some in given.buckets.items()}
+    rows = (
+        (
+            bucket,
+            bar(0, counts[bucket] / max(counts.values()), "kept"),
+            f"{counts[bucket]:,}",
+            f"{len(shards):,}",
+            human_bytes(sum(shard.nbytes for shard in shards)),
+        )
+        for bucket, shards in given.buckets.items()
+    )
+    head = ("bucket", "", "samples", "shards", "size")
+    return table(f"Buckets of {given.shown}", head, rows, numbers=3)
+
+
+def _phases(given: ReportDataset) -> Html:
+    rows = (
+        (
+            f"phase {resolution}",
+            bar(0, samples / (given.samples or 1), "kept"),
+            f"{samples:,}",
+            f"{shards:,}",
+        )
+        for resolution, (samples, shards) in phases(given.manifest).items()
+    )
+    head = ("training phase", "", "samples", "shards")
+    return table(f"Phases of {given.shown}", head, rows, numbers=2)
+
+
+def rejects_section(facts: ReportFacts) -> Html | None:
+    chapters = [chapter for chapter in facts.chapters if chapter.given.rejected]
+    if not chapters:
+        return None
+    return section("rejects", "Rejects", *(_rejects(chapter) for chapter in chapters))
+
+
+def _rejects(chapter: Chapter) -> Iterator[Child]:
+    given, refused = chapter.given, chapter.refused
+    rejects = given.manifest.rejects
+    most, total = max(rejects.values()), given.rejected
+    ranked = sorted(rejects.items(), key=lambda pair: (-pair[1], pair[0]))
+    yield el("h3", given.shown)
+    yield note(
+        f"{plural(total, 'reject')} of {plural(given.inputs, 'sample')}: ",
+        ", ".join(f"{count:,} at {stage}" for stage, count in stages(rejects).items()),
+        ".",
+    )
+    rows = (
+        (
+            el("code", code),
+            Code.named(code).stage,
+            bar(0, count / most, "lost"),
+            f"{count:,}",
+            share(count, total),
+        )
+        for code, count in ranked
+    )
+    head = ("code", "stage", "", "rejects", "share")
+    yield table(f"Rejects of {given.shown} by code", head, rows, numbers=2)
+    yield from _examples(refused, [code for code, _ in ranked])
+
+
+def _examples(refused: Refused, codes: Sequence[str]) -> Iterator[Child]:
+    yield el(
+        "div",
+        *(
+            el(
+                "details",
+                el("summary", "examples of ", el("code", code)),
+                el("ul", *(el("li", _example(reject)) for reject in refused.examples[code])),
+            )
+            for code in codes
+            if code in refused.examples
+        ),
+        class_="examples",
+    )
+    yield note(f"Up to {EXAMPLES} examples each, from {_read(refused)}.")
+
+
+def _read(refused: Refused) -> str:
+    files = f"{plural(refused.units, 'file')} of rejects"
+    if refused.units_damaged:
+        damaged = f"{refused.units_damaged:,} could not be read: wdsprep verify says why"
+        return f"{refused.units_read:,} of {files}, of which {damaged}"
+    if refused.units_read < refused.units:
+        return f"{refused.units_read:,} of {files}"
+    return f"all {files}" if refused.units > 1 else "the file of rejects"
+
+
+def _example(reject: Reject) -> Iterator[Child]:
+    yield el("span", reject.source, class_="path", dir="auto")
+    if reject.detail:
+        yield el("span", " ", reject.detail, class_="detail", dir="auto")
+    if reject.url:
+        yield el("span", " ", without_secrets(reject.url), class_="path", dir="auto")
+
+
+def hosts_section(facts: ReportFacts) -> Html | None:
+    parts: list[Child] = []
+    for chapter in facts.chapters:
+        refused = chapter.refused
+        if not refused.hosts:
+            continue
+        most = refused.hosts[0].failures
+        rows = (
+            (
+                el("span", host.name, class_="path", dir="auto"),
+                bar(0, host.failures / most, "lost"),
+                ", ".join(f"{code} {count:,}" for code, count in host.codes[:3]),
+                f"{host.failures:,}",
+                share(host.failures, refused.failures),
+            )
+            for host in refused.hosts
+        )
+        head = ("host", "", "why", "failures", "share")
+        parts.append(table("Worst hosts", head, rows, numbers=2))
+        parts.append(note(f"Of {plural(refused.failures, 'failed download')} in {_read(refused)}."))
+    return section("hosts", "Worst hosts", *parts) if parts else None
+
+
+def samples_section(facts: ReportFacts) -> Html | None:
+    """Of latents made of these images, what the images' receipts tell is not told again."""
+    images = facts.datasets.images
+    chapters = [c for c in facts.chapters if images is None or c.given is images]
+    parts: list[Child] = []
+    for chapter in chapters:
+        shown = chapter.given.shown
+        figures = [histogram_figure(one, label=shown) for one in chapter.surveyed.histograms]
+        if figures:
+            parts += [el("h3", shown), el("div", *figures, class_="figures")]
+            parts.append(unread(chapter))
+    return section("sizes", "Sizes and captions", *parts) if parts else None
+
+
+def unread(chapter: Chapter) -> Html | None:
+    """What could not be read of the samples that were picked."""
+    surveyed = chapter.surveyed
+    if not (lost := surveyed.picked - len(surveyed.samples)):
+        return None
+    return note(
+        f"{lost:,} of {plural(surveyed.picked, 'picked sample')} could not be read: "
+        "wdsprep verify says why.",
+        is_problem=True,
+    )
+
+
+def pace_section(facts: ReportFacts) -> Html:
+    figures = [_pace(c.given.shown, c.pace) for c in facts.chapters if c.pace]
+    untold = [c.given.shown for c in facts.chapters if not c.pace]
+    return section(
+        "pace",
+        "Throughput",
+        el("div", *figures, class_="figures") if figures else None,
+        note(f"Too few receipts to tell the rate of {' and '.join(untold)}.") if untold else None,
+        note(
+            "By the times at which receipts were written, pauses left out. A copied dataset may "
+            "have other times, and a unit that was done again has its last."
+        ),
+    )
+
+
+def _pace(shown: str, pace: RunPace) -> Html:
+    width = pace.active_s / len(pace.rates)
+    paused = f", with {plural(pace.pauses, 'pause')}" if pace.pauses else ""
+    says = (
+        f"{pace.mean:,.1f} samples a second, over {_span(pace.active_s)}{paused}; "
+        f"{_moments(pace.first_s, pace.last_s)}"
+    )
+    rows = [(_span(number * width), f"{rate:,.1f}") for number, rate in enumerate(pace.rates)]
+    bars = [
+        (at, f"after {at}: {told} samples a second", rate)
+        for (at, told), rate in zip(rows, pace.rates, strict=True)
+    ]
+    return figure(
+        shown,
+        says,
+        columns(bars, f"{shown}: {says}", peak=f"{max(pace.rates):,.1f}/s", gap=0.06),
+        table(f"Throughput of {shown}", ("after", "samples a second"), rows, numbers=1),
+    )
+
+
+def _span(seconds: float) -> str:
+    return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.1f} s"
+
+
+def _moments(first_s: float, last_s: float) -> str:
+    first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in (first_s, last_s))
+    same_day = first[:10] == last[:10]
+    return f"{first} to {last[11:] if same_day else last} UTC"
+
+
+def latents_section(facts: ReportFacts) -> Html | None:
+    chapters = [
+        chapter for chapter in facts.chapters if chapter.given.manifest.dataset == "latents"
+    ]
+    if not chapters:
+        return None
+    return section("latents", "Latents", *(_chapter(chapter) for chapter in chapters))
+
+
+def _chapter(chapter: Chapter) -> Iterator[Child]:
+    given, spectrum = chapter.given, chapter.spectrum
+    yield el("h3", given.shown)
+    counts = given.manifest.counts
+    yield note(
+        f"{plural(counts.get('cut', 0), 'caption')} cut to what the text encoder takes, "
+        f"{counts.get('empty_caption', 0):,} empty, of {given.samples:,}."
+    )
+    yield unread(chapter)
+    if spectrum is None:
+        yield note("None of the latents that were picked could be read.")
+        return
+    kind = "means" if given.manifest.settings["latents"] == "moments" else "values"
+    picked = "" if chapter.surveyed.picked == given.samples else " picked by chance"
+    unsound = f" {spectrum.unsound:,} more could not be used." if spectrum.unsound else ""
+    yield note(
+        f"The {kind} of {plural(spectrum.samples, 'latent')}{picked}, as a trainer takes them, "
+        f"against the normal distribution that they should be like.{unsound}"
+    )
+    yield _table(given.shown, spectrum)
+    yield el("div", *(_bell(at, one) for at, one in enumerate(spectrum.channels)), class_="bells")
+    yield _extremes(spectrum)
+
+
+def _table(shown: str, spectrum: Spectrum) -> Html:
+    head = (
+        "channel",
+        "mean",
+        "std",
+        "least",
+        "most",
+        f"beyond ±{FAR:.0f}",
+        f"beyond ±{VERY_FAR:.0f}",
+    )
+    rows: list[tuple[Child, ...]] = [
+        (
+            f"{at}",
+            _signed(one.mean, 3),
+            f"{one.std:.3f}",
+            _signed(one.least, 2),
+            _signed(one.most, 2),
+            share(one.far, 1),
+            share(one.very_far, 1),
+        )
+        for at, one in enumerate(spectrum.channels)
+    ]
+    usual = (share(usual_share(beyond), 1) for beyond in (FAR, VERY_FAR))
+    rows.append(("N(0, 1)", "0", "1", "", "", *usual))
+    return table(f"Statistics of {shown} by channel", head, rows, numbers=6)
+
+
+def _bell(at: int, channel: Channel) -> Html:
+    says = f"mean {_signed(channel.mean, 2)}, std {channel.std:.2f}"
+    label = f"channel {at}: {says}; the curve is N(0, 1), from {MINUS}5 to 5"
+    return el(
+        "figure",
+        el("figcaption", el("strong", f"channel {at}"), " ", el("span", says)),
+        distribution(channel, label),
+        el(
+            "p",
+            el("span", f"{MINUS}5"),
+            el("span", "0"),
+            el("span", "5"),
+            class_="scale",
+            aria_hidden="true",
+        ),
+    )
+
+
+def _signed(value: float, places: int) -> str:
+    return f"{value:+.{places}f}".replace("-", MINUS)
+
+
+def _extremes(spectrum: Spectrum) -> Html:
+    parts = []
+    for number, one in enumerate(spectrum.extremes):
+        parts += [", "] if number else []
+        parts += [el("code", one.key), f" ({_signed(one.value, 1)} in channel {one.channel})"]
+    return note("Furthest out: ", *parts, ".")

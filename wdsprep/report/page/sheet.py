@@ -1,0 +1,134 @@
+"""The contact sheet. All items stand in the page; the script only hides those not asked for."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from wdsprep.report.facts.gather import ReportFacts
+from wdsprep.report.page.charts import note
+from wdsprep.report.page.markup import Child, Html, el
+from wdsprep.report.page.sections import section
+from wdsprep.report.sheet.items import SheetItem
+from wdsprep.report.sheet.pictures import SheetPicture
+from wdsprep.text import plural
+
+PAGE_SIZES = (12, 24, 48, 96)
+SHORT = 220
+
+
+def sheet_section(facts: ReportFacts) -> Html | None:
+    if not facts.items:
+        return None
+    is_decoded = any(c.decoding and c.decoding.model for c in facts.chapters)
+    groups = [(name, list(some)) for name, some in groupby(facts.items, lambda item: item.group)]
+    return section(
+        "samples",
+        "Samples",
+        note(f"{plural(len(facts.items), 'sample')}, picked by chance with seed {facts.seed}. "),
+        *_remarks(facts),
+        _controls([name for name, _ in groups]),
+        el(
+            "div",
+            *(
+                el(
+                    "section",
+                    el("h3", name),
+                    el("ul", *(_card(item) for item in items), class_="cards", role="list"),
+                    class_="group",
+                    aria_label=name,
+                    data_group=name,
+                )
+                for name, items in groups
+            ),
+            id="sheet",
+            class_=None if is_decoded else "undecoded",
+        ),
+    )
+
+
+def _remarks(facts: ReportFacts) -> Iterator[Html]:
+    for chapter in facts.chapters:
+        decoding = chapter.decoding
+        if decoding is None:
+            continue
+        shown = chapter.given.shown
+        if decoding.model is None:
+            yield note(f"{shown} is not decoded: {decoding.reason}.")
+        else:
+            warning = f" Beware: {decoding.reason}." if decoding.reason else ""
+            yield note(f"{shown} is decoded with {decoding.model.name}.{warning}")
+
+
+def _controls(groups: Sequence[str]) -> Html:
+    """Shown by the script, since nothing works without it."""
+    return el(
+        "div",
+        _labelled("Search", el("input", id="search", type="search", autocomplete="off")),
+        _labelled("Group", _select("group", [("", "all"), *((name, name) for name in groups)])),
+        _labelled("On a page", _select("size", [(str(n), str(n)) for n in PAGE_SIZES])),
+        el(
+            "div",
+            el("button", "Previous", type="button", id="previous"),
+            el("output", id="shown", aria_live="polite"),
+            el("button", "Next", type="button", id="next"),
+            class_="pages",
+        ),
+        id="controls",
+        role="search",
+        aria_label="Samples",
+        hidden=True,
+    )
+
+
+def _labelled(text: str, control: Html) -> Html:
+    return el("label", el("span", text), control)
+
+
+def _select(name: str, options: Sequence[tuple[str, str]]) -> Html:
+    return el("select", *(el("option", text, value=value) for value, text in options), id=name)
+
+
+def _card(item: SheetItem) -> Html:
+    return el("li", *_parts(item), class_="card")
+
+
+def _parts(item: SheetItem) -> Iterator[Child]:
+    yield el("h4", item.key, class_="path")
+    if item.problem:
+        yield el("p", f"It could not be read: {item.problem}", class_="problem", dir="auto")
+        return
+    yield el("div", *(_picture(one, item.key) for one in item.pictures), class_="pictures")
+    yield el("p", _short(item.caption), class_="caption", dir="auto")
+    facts = [*item.facts]
+    if len(item.caption) > SHORT:
+        facts.append(("whole caption", item.caption))
+    pairs = ((el("dt", name), el("dd", value, dir="auto")) for name, value in facts)
+    yield el(
+        "details",
+        el("summary", "ReportFacts", el("span", f" of {item.key}", class_="unseen")),
+        el("dl", *pairs),
+    )
+
+
+def _short(caption: str) -> Child:
+    if not caption.strip():
+        return el("em", "no caption")
+    return caption if len(caption) <= SHORT else f"{caption[:SHORT].rstrip()}…"
+
+
+def _picture(picture: SheetPicture, key: str) -> Html:
+    shown = el("p", picture.note, class_="problem", dir="auto")
+    if picture.source:
+        shown = el(
+            "img",
+            src=picture.source,
+            alt=f"{key}: {picture.alt}",
+            width=picture.width,
+            height=picture.height,
+            decoding="async",
+        )
+    return el(
+        "figure",
+        shown,
+        el("figcaption", picture.title, " ", el("span", picture.measure)),
+        class_=picture.kind or None,
+    )

@@ -1,0 +1,89 @@
+"""Which model latents can be decoded with, if it is at hand; nothing is ever fetched for a report.
+
+The model is loaded with the first latent that is decoded, by the one module that needs torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.encoding.models.find import Model, find_model
+from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.report.facts.datasets import ReportDataset
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.decoder import Decoder
+
+
+NONE = "none"
+PACKAGES = ("torch", "diffusers")  # without which nothing is decoded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """How the latents of a dataset are decoded: with `model`, or not, for the `reason`."""
+
+    model: Model | None
+    reason: str
+
+
+def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
+    """By the model that is wanted, or else the one that the dataset says it was made with."""
+    if wanted == NONE:
+        return Decoding(model=None, reason="--model none was given")
+    settings = latents.manifest.settings
+    name = wanted or str(latents.manifest.extra.get("model", ""))
+    if not name:
+        reason = "the dataset does not say which model made it: give it with --model"
+        return Decoding(model=None, reason=reason)
+    if missing := [package for package in PACKAGES if find_spec(package) is None]:
+        return Decoding(model=None, reason=f"{missing[0]} is not installed here")
+    try:
+        model = find_model(name, text=settings["text"], is_offline=True)
+    except WdsprepError as error:
+        if wanted:
+            raise
+        return Decoding(model=None, reason=f"its model is not at hand: {error}")
+    if model.weights == settings["weights"]:
+        return Decoding(model=model, reason="")
+    if not wanted:
+        return Decoding(model=None, reason=f"{name} has other weights here than made the latents")
+    _check_channels(model, latents)
+    return Decoding(model=model, reason=f"{name} has other weights than made the latents")
+
+
+def _check_channels(model: Model, latents: ReportDataset) -> None:
+    settings = latents.manifest.settings
+    channels = settings["layout"][0]["shape"][0] // (2 if settings["latents"] == "moments" else 1)
+    if channels != model.channels:
+        raise UsageError(
+            f"--model {model.name} has {model.channels} latent channels, {latents.shown} has "
+            f"{channels}: give the model that made them"
+        )
+
+
+class Decoders:
+    """Loads each model once."""
+
+    def __init__(self, heard: Callable[[str], None]) -> None:
+        self._heard = heard
+        self._loaded: dict[str, Decoder | WdsprepError] = {}
+
+    def decode(self, model: Model, latent: Any) -> Any:
+        if model.weights not in self._loaded:
+            self._loaded[model.weights] = self._load(model)
+        loaded = self._loaded[model.weights]
+        if isinstance(loaded, WdsprepError):
+            raise loaded
+        return loaded.decode(latent)
+
+    def _load(self, model: Model) -> "Decoder | WdsprepError":
+        """What cannot be loaded is not tried again for each sample."""
+        from wdsprep.encoding.models.decoder import Decoder
+
+        self._heard(f"loading the decoder of {model.name}")
+        try:
+            return Decoder(model)
+        except WdsprepError as error:
+            return error

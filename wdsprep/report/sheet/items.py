@@ -1,0 +1,220 @@
+"""The contact sheet's items: samples picked in each bucket, with all that is known and to be seen.
+
+Of images and latents together, an item is one key: the image as it came, the crop, and for each
+dataset of latents what it was made into. Latents alone are items of their own.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.state import read_each
+from wdsprep.encoding.models.find import Model
+from wdsprep.errors import FormatError, WdsprepError, without_secrets
+from wdsprep.report.facts.datasets import Datasets, ReportDataset
+from wdsprep.report.facts.spectrum import latent_of
+from wdsprep.report.page.markup import by
+from wdsprep.report.sheet.decoding import Decoders, Decoding
+from wdsprep.report.sheet.picking import Joined, Joiner, SheetSample, pick, read_sample
+from wdsprep.report.sheet.pictures import (
+    SheetPicture,
+    coloured,
+    crop_of,
+    from_levels,
+    likeness,
+    open_image,
+    thumbnail,
+)
+
+META_LENGTH = 400
+FactPairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SheetItem:
+    """One sample of the sheet, in the group of its dataset and bucket."""
+
+    group: str
+    key: str
+    caption: str
+    facts: FactPairs
+    pictures: tuple[SheetPicture, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """What pictures are made with."""
+
+    datasets: Datasets
+    decodings: Mapping[str, Decoding]
+    """by the URL of the latents"""
+    decoders: Decoders
+    max_area: int
+    heard: Callable[[str], None]
+
+    def items(self, count: int, seed: str) -> list[SheetItem]:
+        """So many of each bucket."""
+        bases = (self.datasets.images,) if self.datasets.images else self.datasets.latents
+        found: list[SheetItem] = []
+        for base in bases:
+            for bucket, shards in base.buckets.items():
+                places = pick(shards, count, f"{seed} {bucket}")
+                samples = read_each(
+                    lambda place, base=base: read_sample(base.store, place),  # type: ignore[misc]
+                    places,
+                    lambda done, bucket=bucket: self.heard(f"bucket {bucket}: {done} read"),  # type: ignore[misc]
+                )
+                found += self._of_bucket(base, bucket, samples)
+        return found
+
+    def _of_bucket(
+        self, base: ReportDataset, bucket: str, samples: Sequence[SheetSample]
+    ) -> Iterator[SheetItem]:
+        is_images = base is self.datasets.images
+        group = f"bucket {bucket}" if is_images else f"{base.shown}, {bucket}"
+        joins = self._joined(bucket, samples) if is_images else [()] * len(samples)
+        for number, (sample, joined) in enumerate(zip(samples, joins, strict=True), 1):
+            self.heard(f"{group}: picture {number:,} of {len(samples):,}")
+            if sample.problem:
+                yield _unread(group, sample)
+            elif is_images:
+                yield self._of_image(group, sample, joined)
+            else:
+                yield self._of_latent(base, group, sample)
+
+    def _joined(self, bucket: str, samples: Sequence[SheetSample]) -> list[tuple[Joined, ...]]:
+        """For each image what became of it, in each dataset of latents that takes its bucket."""
+        takers = [latents for latents in self.datasets.latents if latents.resolution <= int(bucket)]
+        columns = [
+            read_each(Joiner(latents).find, samples, lambda _done: None) for latents in takers
+        ]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(samples)
+
+    def _of_image(self, group: str, sample: SheetSample, joined: Sequence[Joined]) -> SheetItem:
+        facts = _facts_of_image(sample.facts)
+        image, first = _opened(sample, self.max_area)
+        pictures = [first]
+        for one in joined:
+            if one.sample is None:
+                facts += ((_label(one.latents), one.reason),)
+                continue
+            facts += _facts_of_latent(one.latents, one.sample.facts)
+            pictures += self._of_pair(one.latents, one.sample, image)
+        return SheetItem(
+            group=group,
+            key=sample.key,
+            caption=_caption(sample),
+            facts=facts,
+            pictures=tuple(pictures),
+        )
+
+    def _of_latent(self, base: ReportDataset, group: str, sample: SheetSample) -> SheetItem:
+        source = str(sample.facts.get("source", ""))
+        return SheetItem(
+            group=group,
+            key=sample.key,
+            caption=_caption(sample),
+            facts=(("source", source), *_facts_of_latent(base, sample.facts)),
+            pictures=tuple(self._of_pair(base, sample, None)),
+        )
+
+    def _of_pair(
+        self, latents: ReportDataset, sample: SheetSample, image: Any
+    ) -> Iterator[SheetPicture]:
+        """The crop, the latent made of it, and what the decoder makes of that."""
+        crop = None
+        side = latents.resolution
+        if image is not None:
+            try:
+                crop = crop_of(image, sample.facts, side)
+            except (KeyError, TypeError, ValueError, ZeroDivisionError):
+                yield SheetPicture(title="crop", note="its json names no crop", kind="crop")
+            else:
+                yield replace(
+                    thumbnail(crop, "crop", f"the square that was encoded at {side} pixels"),
+                    measure=by(*crop.size),
+                    kind="crop",
+                )
+        try:
+            latent = latent_of(sample, latents.manifest.settings)
+        except FormatError as error:
+            yield SheetPicture(title="latent", note=str(error))
+            return
+        yield coloured(latent, f"its latent for {side} pixels in false colours")
+        decoding = self.decodings[latents.url]
+        if decoding.model is not None:
+            yield self._decoded(decoding.model, latent, crop)
+
+    def _decoded(self, model: Model, latent: Any, crop: Any) -> SheetPicture:
+        try:
+            shown = from_levels(self.decoders.decode(model, latent))
+        except WdsprepError as error:
+            return SheetPicture(title="decoded", note=str(error))
+        same = crop is not None and crop.size == shown.size
+        measure = f"{likeness(crop, shown):.1f} dB" if same else by(*shown.size)
+        made = thumbnail(shown, "decoded", "what the VAE's decoder makes of the latent")
+        return replace(made, measure=measure)
+
+
+def _opened(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
+    """The image, and its thumbnail or why there is none."""
+    try:
+        image = open_image(dict(sample.members), max_area)
+    except RejectedError as error:
+        note = f"{error.code} {error.detail}".strip()
+        return None, SheetPicture(title="original", note=note)
+    made = thumbnail(image, "original", "the image")
+    return image, replace(made, measure=by(*image.size))
+
+
+def _unread(group: str, sample: SheetSample) -> SheetItem:
+    name = f"sample {sample.place.number:,} of {sample.place.shard.name}"
+    return SheetItem(
+        group=group, key=name, caption="", facts=(), pictures=(), problem=sample.problem
+    )
+
+
+def _caption(sample: SheetSample) -> str:
+    return sample.member("txt").decode("utf-8", "replace")
+
+
+def _label(latents: ReportDataset) -> str:
+    return f"latents {latents.resolution}"
+
+
+def _facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
+    found = [("source", str(facts.get("source", "")))]
+    if "url" in facts:
+        found.append(("url", without_secrets(str(facts["url"]))))
+    size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "source_"))
+    found.append(("size", by(*size)))
+    if came != size:
+        found.append(("came as", by(*came)))
+    if isinstance(changes := facts.get("changes"), list) and changes:
+        found.append(("converted", ", ".join(map(str, changes))))
+    if meta := _meta(facts):
+        found.append(("meta", meta))
+    return tuple(found)
+
+
+def _meta(facts: Mapping[str, Any]) -> str:
+    """What the source says of the sample, but for what is shown already."""
+    meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
+    if isinstance(meta, dict):
+        meta = {name: value for name, value in meta.items() if value not in shown}
+    text = without_secrets(json.dumps(meta, ensure_ascii=False)) if meta else ""
+    return text if len(text) <= META_LENGTH else f"{text[:META_LENGTH]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
+    scaled = f"scaled to {by(facts.get('scaled_width'), facts.get('scaled_height'))}"
+    crop = facts.get("crop")
+    if isinstance(crop, list) and len(crop) == 4:
+        scaled += f", cut from {crop[0]}, {crop[1]}"
+    parts = [scaled]
+    if tokens := facts.get("tokens"):
+        parts.append(f"{tokens} tokens" + (", caption cut" if facts.get("cut") else ""))
+    return ((_label(latents), "; ".join(parts)),)

@@ -1,0 +1,125 @@
+"""Pictures for the page: thumbnails, the crop as it was encoded, latents in false colours.
+
+Each is a small WebP or PNG inside the page. The crop is made with Pillow, so a report on images
+needs no torch; it differs from what the VAE saw by rounding at most.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.images import formats
+from wdsprep.images.rule import Limits, prepare
+from wdsprep.report.page.markup import by
+
+SIDE = 256
+LONGEST = 384
+KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+# Four channels to red, green and blue: what is nearest to the picture for latents of Stable
+# Diffusion 1 and 2. For other models it gives false colours, always the same ones.
+PROJECTION = (
+    (0.298, 0.207, 0.208),
+    (0.187, 0.286, 0.173),
+    (-0.158, 0.189, 0.264),
+    (-0.184, -0.271, -0.473),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SheetPicture:
+    """One picture of a sample. Without a `source` it could not be made, and `note` says why."""
+
+    title: str
+    measure: str = ""
+    alt: str = ""
+    source: str = ""
+    width: int = 0
+    height: int = 0
+    note: str = ""
+    kind: str = ""
+    """`coarse`: each pixel is to be seen as a square; `crop`: the first of those of a latent"""
+
+
+def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
+    """The upright image of a sample as RGB; a RejectedError where it cannot be shown."""
+    data = next((members[name] for name in KINDS if name in members), b"")
+    limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0)
+    picture = prepare(data, limits=limits, full=False)
+    kind = KINDS[picture.extension]
+    with formats.quiet:
+        image = formats.opened(picture.data, kind)
+        if image.size != (picture.width, picture.height):
+            raise RejectedError(Code.CORRUPT, "two sizes in one file")
+        return formats.load(image, kind).convert("RGB")
+
+
+def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
+    """At most 256 pixels high and 384 wide."""
+    scale = min(1.0, SIDE / image.height, LONGEST / image.width)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    small = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    return SheetPicture(
+        title=title,
+        alt=alt,
+        source=_uri(small, "WEBP"),
+        width=width,
+        height=height,
+    )
+
+
+def crop_of(image: Image.Image, facts: Mapping[str, Any], resolution: int) -> Image.Image:
+    """The square that was encoded, by what the json of the latent sample says; a ValueError, or
+    what Python raises for numbers that are none, where it cannot have been."""
+    scaled = facts["scaled_width"], facts["scaled_height"]
+    left, top, right, bottom = facts["crop"]
+    if (right - left, bottom - top) != (resolution, resolution):
+        raise ValueError(f"a crop of {facts['crop']} for {resolution} pixels")
+    ratio = image.width / scaled[0], image.height / scaled[1]
+    box = left * ratio[0], top * ratio[1], right * ratio[0], bottom * ratio[1]
+    return image.resize((right - left, bottom - top), Image.Resampling.BICUBIC, box=box)
+
+
+def coloured(latent: Any, alt: str) -> SheetPicture:
+    """A latent in false colours, one pixel for each of its places."""
+    rows = latent.reshape(len(latent), -1).T
+    if len(latent) == len(PROJECTION):
+        rgb = rows @ np.array(PROJECTION, np.float32)
+    else:
+        rgb = rows[:, [0, min(1, len(latent) - 1), min(2, len(latent) - 1)]] / 3
+    levels = ((rgb + 1) * 127.5).clip(0, 255).round().astype(np.uint8)
+    height, width = latent.shape[1:]
+    image = Image.fromarray(levels.reshape(height, width, 3))
+    return SheetPicture(
+        title="latent",
+        measure=by(*latent.shape),
+        alt=alt,
+        source=_uri(image, "PNG"),
+        width=width,
+        height=height,
+        kind="coarse",
+    )
+
+
+def likeness(image: Image.Image, other: Image.Image) -> float:
+    """The PSNR in dB of two pictures of one size; equal ones have 100."""
+    pixels = np.asarray(image, np.float64), np.asarray(other, np.float64)
+    error = float(((pixels[0] - pixels[1]) ** 2).mean())
+    return min(100.0, float(10 * np.log10(255**2 / error))) if error else 100.0
+
+
+def from_levels(levels: Any) -> Image.Image:
+    """A picture from uint8 (height, width, 3)."""
+    return Image.fromarray(levels)
+
+
+def _uri(image: Image.Image, kind: str) -> str:
+    out = BytesIO()
+    image.save(out, kind, **({"quality": 80, "method": 4} if kind == "WEBP" else {}))
+    data = base64.b64encode(out.getvalue()).decode("ascii")
+    return f"data:image/{kind.lower()};base64,{data}"

@@ -1,0 +1,73 @@
+"""What drivers, runners and workers tell each other: units, work, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+
+class BrokenWorkerError(Exception):
+    """Raised by a unit: this worker can do nothing more, and needs to be replaced. It is judged
+    like the worker's death."""
+
+
+class HopelessError(Exception):
+    """Raised by a unit that would fail in the same way at every attempt: it is quarantined
+    at once. The message is shown as it is."""
+
+
+class Unit(Protocol):
+    """Small and picklable."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Work(Protocol):
+    """Picklable, and importable by name where the workers run."""
+
+    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
+        """Called once in each worker. What it returns is called once a unit: it yields
+        progress (cumulative for the unit) and returns the result.
+
+        With several units per worker it is called in several threads at once, and each of
+        its generators yields at least every half second: a worker that is told to stop
+        closes them there, so that their context managers clean up. A `close()` of the
+        returned object is called after that, where a worker ends in order. A worker that
+        does one unit at a time is interrupted on the spot when it is a local process; as a
+        Ray actor it stops at the next yield too."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Progress on the way. A unit that is tried again starts over."""
+
+    unit: Unit
+    value: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    unit: Unit
+    result: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantined:
+    unit: Unit
+    attempts: int
+    reason: str
+    """One line."""
+    trace: str
+    """The last traceback, or what is known about how the worker died."""
+
+
+Event: TypeAlias = Step | Finished | Quarantined
+
+
+class Runner(Protocol):
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        """Do all units, in the order in which they get done."""
+        ...

@@ -1,0 +1,137 @@
+"""The life of a local worker process: open the work once, then turn each unit into messages.
+
+It ends by itself when its driver is gone, even in the middle of a long step, and on SIGTERM it
+leaves through `SystemExit`. A worker that does one unit at a time does it in its main thread,
+where that alone makes context managers remove half-written files. One that does several has
+each in its own thread, which no exception reaches: they stop at their next yield. SIGINT is
+the driver's business: Ctrl-C reaches both.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+
+from wdsprep.runners.base import Unit
+from wdsprep.runners.schedule import Failed, Message
+from wdsprep.runners.worker import GRACE_S, Worker, error_line, open_worker
+
+
+def main(fd: int, units_at_once: int) -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
+    os.set_inheritable(fd, False)
+    os.dup2(2, 1)  # stdout belongs to the driver's command
+    threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+    try:
+        with Connection(fd) as pipe:
+            _serve(pipe, units_at_once)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _serve(pipe: Connection, units_at_once: int) -> None:
+    line = _Line(pipe)
+    desk, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    line.send(0, message)
+    if desk is None:
+        return
+    with _stopping(desk), _woken_by_signals() as woken:
+        while True:
+            wait([pipe, woken])
+            order, unit = pipe.recv()
+            if units_at_once == 1:
+                _work(desk, line, order, unit)
+            else:
+                job = (desk, line, order, unit)
+                threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[socket.socket]:
+    """What a signal makes readable. A bare `recv` would sleep on where one comes just before it, or
+    to another thread: the handler runs in this one, and only when it is awake."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno())
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(-1)
+
+
+@contextmanager
+def _stopping(desk: Worker) -> Iterator[None]:
+    """Whatever ends the worker, end what it does. SIGTERM raises once at most, so where it
+    comes at the worst of times it is the inner `finally` that it hits."""
+    try:
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        signal.alarm(round(GRACE_S))  # kills us, should a `close` hang
+        if not desk.stop():
+            os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
+
+
+class _Line:
+    """The pipe to the driver, for one message at a time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, order: int, message: Message) -> bool:
+        """False if the message could not be pickled, and the unit failed by that."""
+        is_sound = True
+        try:
+            data = pickle.dumps((order, message))
+        except Exception as error:  # noqa: BLE001  pickling runs the values' own code
+            failed = Failed(reason=error_line(error), trace=traceback.format_exc())
+            data, is_sound = pickle.dumps((order, failed)), False
+        with self._lock:
+            self._pipe.send_bytes(data)
+        return is_sound
+
+
+def _work(desk: Worker, line: _Line, order: int, unit: Unit) -> None:
+    with closing(desk.do(unit)) as messages:
+        for message in messages:
+            if not line.send(order, message):
+                break
+
+
+def _work_aside(desk: Worker, line: _Line, order: int, unit: Unit) -> None:
+    try:
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
+            _work(desk, line, order, unit)
+    except SystemExit:  # it would end the thread alone, and the unit never
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _terminate(_signum: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cleaning up is not interrupted again
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _end_with_driver(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, 0)  # nothing but the hang-up
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(1)

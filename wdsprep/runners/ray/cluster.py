@@ -1,0 +1,121 @@
+"""The connection to a Ray cluster: the one of this process, a named one, or one of our own.
+
+Ray's processes end with a driver that is killed, but for two agents. They try to report that to a
+server which has ended as well, and give up after a minute, which no setting changes (2.60). They
+disturb nobody: what is run next starts its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from wdsprep.errors import WorkError
+from wdsprep.runners.local import usable_cpus
+
+CONNECT_S = 5.0
+STARTS = 2
+"""Attempts to start Ray: on a busy machine its processes may come too late for each other."""
+
+_log = logging.getLogger("wdsprep")
+
+
+@contextmanager
+def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bool]:
+    """Ray, connected; whether it was started here, and then with room for `cpus`.
+
+    What was begun here is ended here."""
+    if ray.is_initialized():
+        yield False
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    is_own = address == "local"
+    _check_reachable(address)
+    with _quiet():
+        try:
+            _init(
+                address,
+                num_cpus=max(cpus, usable_cpus()) if is_own and cpus else None,
+                include_dashboard=dashboard if is_own else None,
+            )
+            yield is_own
+        finally:
+            ray.shutdown()
+
+
+def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
+    """What each machine of the named cluster has; None where Ray would be started here."""
+    if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
+        return None
+    with connected(address, cpus=0, dashboard=False):
+        return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def _init(address: str, **options: Any) -> None:
+    for left in reversed(range(STARTS if address == "local" else 1)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # tips of Ray before 2.60
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except Exception as error:  # Ray raises of all kinds, plain ones too
+            ray.shutdown()
+            if not left:
+                raise WorkError(_failure(address, error)) from error
+            _log.warning("Ray did not start (%s): trying once more", _line(error))
+        else:
+            return
+
+
+def _failure(address: str, error: Exception) -> str:
+    if address != "local":
+        return f"Ray at {address!r} cannot be used: {_line(error)}"
+    return (
+        f"Ray does not start on this machine ({_line(error)}): run the same again when the machine "
+        "has cores and memory to spare, or do without Ray (--runner local)"
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray prints the death of any worker to stdout, `log_to_driver` or not (2.60): this is
+    the one switch it looks at. Deaths are the driver's business, and stdout the command's."""
+    module = getattr(getattr(ray, "_private", None), "worker", None)
+    before = getattr(module, "_worker_logs_enabled", None)
+    if module is None or before is None:  # a Ray that has it elsewhere: then it prints
+        yield
+        return
+    module._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        module._worker_logs_enabled = before
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes, and floods stderr on the way."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdigit():
+        raise WorkError(
+            f"{address!r} is not the address of a Ray cluster: give HOST:PORT of its head node, "
+            "such as head:6379, or run inside the cluster with `ray job submit`"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise WorkError(
+            f"no Ray cluster answers at {address} ({error}): check the address, or leave it out "
+            "to run on this machine"
+        ) from error

@@ -1,0 +1,126 @@
+"""What a run on Ray tells Prometheus, beside what Ray tells of itself.
+
+Ray exports metrics at every node, so existing dashboards of a cluster show these with no further
+setting, as `ray_wdsprep_images_total` and so on. Workers count what they do; the driver counts
+units and workers. All have the tags `command` and `phase`; those of workers say the `kind` of
+device too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from wdsprep.runners.base import Event, Finished, Quarantined
+from wdsprep.runners.schedule import Lost, Message, Ready, UnitProgress
+
+TAGS = ("command", "phase")
+SECONDS = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0]
+
+
+class WorkersMetrics:
+    """Of one worker. A unit's progress is cumulative, so what is counted is how much it grew; its
+    `samples`, `nbytes`, `rejects` and the rest are taken where the work has them."""
+
+    def __init__(self, tags: Mapping[str, str]) -> None:
+        keys = (*TAGS, "kind")
+        self._tags = dict(tags)
+        self._images = Counter("wdsprep_images", "Images written into shards.", keys)
+        self._nbytes = Counter("wdsprep_bytes", "Bytes of shards written.", keys)
+        self._rejects = Counter("wdsprep_rejects", "Images rejected, by code.", (*keys, "code"))
+        self._busy = Gauge("wdsprep_busy_share", "Of the time, that the device computed.", keys)
+        self._seconds = Histogram("wdsprep_unit_seconds", "That a unit took.", SECONDS, keys)
+
+    def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
+        """Pass on what is said of a unit, and count it."""
+        began, last = time.monotonic(), _Seen()
+        with closing(messages):
+            for message in messages:
+                if isinstance(message, UnitProgress):
+                    last = self._count(last, _Seen.of(message.value))
+                yield message
+        self._seconds.observe(time.monotonic() - began, self._tagged(last))
+
+    def _count(self, before: _Seen, now: _Seen) -> _Seen:
+        tags = self._tagged(now)
+        _grow(self._images, now.samples - before.samples, tags)
+        _grow(self._nbytes, now.nbytes - before.nbytes, tags)
+        for code, number in now.rejects.items():
+            _grow(self._rejects, number - before.rejects.get(code, 0), {**tags, "code": code})
+        if now.wall_s:
+            self._busy.set(now.busy_s / now.wall_s, tags)
+        return now
+
+    def _tagged(self, seen: _Seen) -> dict[str, str]:
+        return {**self._tags, "kind": seen.device}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """What a worker's progress says, as far as it does."""
+
+    samples: int = 0
+    nbytes: int = 0
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    device: str = "cpu"
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+
+    @classmethod
+    def of(cls, value: object) -> _Seen:
+        return cls(**{name: getattr(value, name) for name in cls.__slots__ if hasattr(value, name)})
+
+
+def _grow(counter: Counter, number: float, tags: dict[str, str]) -> None:
+    if number > 0:
+        counter.inc(number, tags)
+
+
+class DriversMetrics:
+    """Of a run: its units, its workers, and what became of them."""
+
+    def __init__(self, tags: Mapping[str, str], units: int) -> None:
+        self._tags = dict(tags)
+        self._left = units
+        self._open: set[int] = set()
+        self._queue = Gauge("wdsprep_units_left", "Units that are not finished.", TAGS)
+        self._at_work = Gauge("wdsprep_workers", "Workers that are ready or at work.", TAGS)
+        self._attempts = Counter("wdsprep_attempts", "Units given to a worker.", TAGS)
+        self._finished = Counter("wdsprep_units", "Units finished.", TAGS)
+        self._quarantined = Counter("wdsprep_quarantined", "Units given up.", TAGS)
+        self._lost = Counter("wdsprep_workers_lost", "Workers that died or were lost.", TAGS)
+        self._set_left(0)
+
+    def given(self) -> None:
+        self._attempts.inc(1, self._tags)
+
+    def heard(self, slot: int, message: Message) -> None:
+        """What a worker said of itself."""
+        if isinstance(message, Ready):
+            self._open.add(slot)
+        elif isinstance(message, Lost):
+            self._open.discard(slot)
+            self._lost.inc(1, self._tags)
+        else:
+            return
+        self._at_work.set(len(self._open), self._tags)
+
+    def _set_left(self, done: int) -> None:
+        if self._left:
+            self._left -= done
+            self._queue.set(self._left, self._tags)
+
+    def noting(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
+        """Pass on the events of a run, and count them."""
+        with closing(events):
+            for event in events:
+                if isinstance(event, Finished | Quarantined):
+                    done = isinstance(event, Finished)
+                    (self._finished if done else self._quarantined).inc(1, self._tags)
+                    self._set_left(done)
+                yield event
+        self._at_work.set(0, self._tags)

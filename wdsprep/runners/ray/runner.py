@@ -1,0 +1,295 @@
+"""Workers as Ray actors, on a cluster or on a Ray started for the run.
+
+Actors are never restarted by Ray: `queue.drive` makes new ones, because only it knows whose
+fault a death was. Ray tells of a death in three ways, and none alone says why:
+
+- `ActorDiedError` that names the node's death or a preemption: no unit is to blame.
+- `ActorDiedError` for a dead process: judged `VERDICT_S` later, since a machine that shuts
+  down ends its workers a moment before its node is known to be gone.
+- `ActorUnavailableError`: a node vanished and Ray has not noticed yet (up to 20 s). The actor
+  is told to stop until Ray knows; where it answers, what it said meanwhile is lost.
+
+A worker's units are streams, each in a thread of the actor, with one thread more to tell it to
+stop. (`ray.cancel` cannot reach a thread.) When one stream breaks, its worker is *doubted*: its
+other streams still deliver what they have, until there is a verdict on the worker.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+
+from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.ray.cluster import connected
+from wdsprep.runners.ray.metrics import DriversMetrics
+from wdsprep.runners.ray.staffing import Share, Waiting, staffing
+from wdsprep.runners.ray.worker import WdsprepWorker
+from wdsprep.runners.schedule import (
+    Done,
+    Failed,
+    Fatal,
+    Lost,
+    Message,
+    Returned,
+    SlotMessage,
+    drive,
+)
+from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
+from wdsprep.runners.worker import GRACE_S
+
+VERDICT_S = 2.0
+FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayRunner:
+    workers: int = 0
+    """0: one for each share of CPUs and GPUs that the cluster has."""
+    max_workers: int = 0
+    """Where it is more than `workers`: up to so many, as machines join."""
+    max_attempts: int = 3
+    units_per_worker: int = 1
+    name: str = "work"
+    phase: str = ""
+    units: int = 0
+    """Name, phase and the number of units are what metrics say."""
+    address: str | None = None
+    """None: the Ray of this process, or of RAY_ADDRESS, or one started for the run."""
+    cpus_per_worker: float = 1
+    gpus_per_worker: float = 0
+    accelerator_type: str | None = None
+    dashboard: bool = False
+    patience_s: float = PATIENCE_S
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        cpus = ceil(self.workers * self.cpus_per_worker)
+        with connected(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
+            workers, allowed = staffing(
+                self.share, least=self.workers, most=self.max_workers, is_own=is_own
+            )
+            metrics = DriversMetrics(self.tags, self.units)
+            events = drive(
+                _Actors(self, work, metrics),
+                units,
+                workers=workers,
+                max_attempts=self.max_attempts,
+                units_per_worker=self.units_per_worker,
+                allowed=allowed,
+            )
+            yield from metrics.noting(events)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {"command": self.name, "phase": self.phase}
+
+    @property
+    def share(self) -> Share:
+        return Share(
+            cpus=self.cpus_per_worker,
+            gpus=self.gpus_per_worker,
+            accelerator_type=self.accelerator_type,
+        )
+
+
+@dataclass(slots=True)
+class _Actor:
+    handle: Any
+    awaited: set[Any] = field(default_factory=set)
+    node: str = ""
+    """Where it runs; known once it is open."""
+    is_doubted: bool = False
+    unsent: list[int] = field(default_factory=list)
+    """Orders that it was given since; they come back with the verdict."""
+
+
+class _Actors:
+    def __init__(self, runner: RayRunner, work: Work, metrics: DriversMetrics) -> None:
+        options: dict[str, Any] = {
+            "num_cpus": runner.cpus_per_worker,
+            "num_gpus": runner.gpus_per_worker,
+            "max_restarts": 0,
+            "max_concurrency": runner.units_per_worker + 1,
+            "namespace": f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
+        }
+        if runner.accelerator_type:
+            options["accelerator_type"] = runner.accelerator_type
+        self._class = ray.remote(**options)(WdsprepWorker)
+        self._name = f"wdsprep-{runner.name}"
+        self._waiting = Waiting(runner.share)
+        self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path), runner.tags
+        self._planned = max(runner.workers, runner.max_workers)
+        self._units_per_worker = runner.units_per_worker
+        self._metrics = metrics
+        self._births: dict[int, int] = {}
+        self._actors: dict[int, _Actor] = {}
+        self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
+        self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
+        self._watch = Watch(runner.patience_s)
+
+    def start(self, slot: int) -> None:
+        births = self._births[slot] = self._births.get(slot, 0) + 1
+        name = f"{self._name}-{slot}" + f".{births}" * (births > 1)
+        others = max(self._planned, len(self._actors)) * self._units_per_worker
+        handle = self._class.options(name=name).remote(*self._arguments, others)
+        self._actors[slot] = _Actor(handle)
+        self._await(handle.open.remote(), slot)
+
+    def give(self, slot: int, order: int, unit: Unit) -> None:
+        actor = self._actors[slot]
+        self._watch.given(slot, order)
+        self._metrics.given()
+        if actor.is_doubted:
+            actor.unsent.append(order)
+        else:
+            self._await(actor.handle.do.options(num_returns="streaming").remote(unit), slot, order)
+
+    def _await(self, awaited: Any, slot: int, order: int = 0) -> None:
+        self._awaited[awaited] = slot, order
+        self._actors[slot].awaited.add(awaited)
+
+    def _forget(self, awaited: Any) -> None:
+        slot, _ = self._awaited.pop(awaited)
+        self._actors[slot].awaited.discard(awaited)
+
+    def hear(self) -> Iterable[SlotMessage]:
+        for slot, order, message in self._messages():
+            self._watch.heard(slot, order, message)
+            self._metrics.heard(slot, message)
+            yield slot, order, message
+
+    def _messages(self) -> Iterator[SlotMessage]:
+        self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
+        for awaited in self._ready():
+            if awaited not in self._awaited:  # its worker was buried just now
+                continue
+            slot, order = self._awaited[awaited]
+            actor = self._actors[slot]
+            if message := self._read(slot, awaited):
+                yield from _heard(slot, order, actor, message)
+        while self._doubts and self._doubts[0][0] <= time.monotonic():
+            _, slot, actor, error = self._doubts.popleft()
+            if self._actors.get(slot) is actor:
+                yield from _heard(slot, 0, actor, self._bury(slot, error))
+        for slot in self._watch.overdue():
+            actor = self._actors[slot]
+            self._dismiss(slot)
+            yield from _heard(slot, 0, actor, self._watch.lost())
+
+    def _ready(self) -> list[Any]:
+        """Wait for the first, then take all there are: one look at a list that may be long."""
+        awaited = list(self._awaited)
+        deadlines = [time.monotonic() + LOOK_S]
+        if self._doubts:
+            deadlines.append(self._doubts[0][0])
+        timeout_s = max(0.0, min(deadlines) - time.monotonic())
+        if not awaited:
+            time.sleep(timeout_s)
+            return []
+        ready: list[Any] = ray.wait(awaited, timeout=timeout_s)[0]
+        if ready and len(awaited) > 1:
+            ready = ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]
+        return ready
+
+    def _read(self, slot: int, awaited: Any) -> Message | None:
+        is_stream = isinstance(awaited, ray.ObjectRefGenerator)
+        if not is_stream:
+            self._forget(awaited)
+        try:
+            value = ray.get(next(awaited) if is_stream else awaited)
+        except (RayError, StopIteration) as error:
+            if is_stream:
+                self._forget(awaited)
+            return self._broken(slot, error, is_stream=is_stream)
+        if value is None:  # it has stopped
+            return self._bury(slot, None)
+        message: Message = value
+        if isinstance(value, tuple):
+            self._actors[slot].node, message = value
+        if is_stream and isinstance(message, Done | Failed | Fatal):
+            self._forget(awaited)
+        if isinstance(message, Lost):
+            self._dismiss(slot)
+        return message
+
+    def _broken(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
+        actor = self._actors[slot]
+        if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
+            return Failed(reason=_why(error), trace=str(error))
+        if is_stream and actor.is_doubted:
+            return None
+        if isinstance(error, ActorUnavailableError):
+            actor.is_doubted = True
+            self._await(actor.handle.stop.remote(), slot)
+            return None
+        if not isinstance(error, RayError):
+            return self._bury(slot, None)
+        if self._is_taken_away(slot, error):
+            return self._bury(slot, error)
+        actor.is_doubted = True
+        self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
+        return None
+
+    def _is_taken_away(self, slot: int, error: RayError) -> bool:
+        """Was it the node that went, rather than the worker?"""
+        if isinstance(error, RayActorError) and error.preempted:
+            return True
+        node = self._actors[slot].node
+        if not node:
+            return "node has died" in str(error)
+        return any(known["NodeID"] == node and not known["Alive"] for known in ray.nodes())
+
+    def _bury(self, slot: int, error: RayError | None) -> Lost:
+        costs = error is not None and not self._is_taken_away(slot, error)
+        self._dismiss(slot)
+        reason = _why(error) if error else "the connection to the worker broke"
+        return Lost(reason=reason, trace=str(error or ""), costs=costs)
+
+    def _dismiss(self, slot: int) -> None:
+        actor = self._actors.pop(slot)
+        for awaited in actor.awaited:
+            del self._awaited[awaited]
+        with suppress(RayError):
+            ray.kill(actor.handle)
+
+    def stop(self) -> None:
+        """Running units are closed at their next yield, so that their files are cleaned up. No
+        handle outlives this: the actors of another cluster that this process may connect to have
+        the same ids, and would end with it."""
+        actors = list(self._actors.values())
+        try:
+            answers = [actor.handle.stop.remote() for actor in actors if actor.node]
+            if answers:
+                ray.wait(answers, num_returns=len(answers), timeout=GRACE_S)
+        finally:
+            for actor in actors:
+                with suppress(RayError):
+                    ray.kill(actor.handle)
+            for kept in (self._actors, self._awaited, self._doubts):
+                kept.clear()
+
+
+def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[SlotMessage]:
+    if isinstance(message, Lost):
+        for unsent in actor.unsent:
+            yield slot, unsent, Returned()
+    yield slot, order, message
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RayActorError) and error.preempted:
+        return "worker died: its machine was taken back"
+    text = str(error).strip().split("Worker exit detail: ")[-1].split(" Some common causes")[0]
+    said = [line.strip() for line in text.splitlines() if not FACT.match(line)]
+    return f"worker died: {said[-1]}"[:300]

@@ -1,0 +1,66 @@
+"""The life of a worker that is a Ray actor."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+
+import ray
+
+from wdsprep.runners.base import Unit
+from wdsprep.runners.ray.metrics import WorkersMetrics
+from wdsprep.runners.schedule import Message, UnitProgress
+from wdsprep.runners.worker import Worker, open_worker
+
+MESSAGES_A_SECOND = 500.0
+"""Of progress, that the driver hears from all workers together. Each costs it a tenth of a
+millisecond, and ten thousand workers have more to say than it could hear."""
+UNPACED = 100
+"""So few units may say what they like."""
+
+
+class WdsprepWorker:
+    """Its class and name are what the Ray dashboard shows."""
+
+    def __init__(
+        self, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
+    ) -> None:
+        """Of `others` units, progress is told at the same time."""
+        self._work = work
+        self._desk: Worker | None = None
+        self._metrics = WorkersMetrics(tags)
+        self._pause_s = max(0, others - UNPACED) / MESSAGES_A_SECOND
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+
+    def open(self) -> tuple[str, Message]:
+        self._desk, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
+        return ray.get_runtime_context().get_node_id(), message
+
+    def do(self, unit: Unit) -> Generator[Message, None, None]:
+        assert self._desk is not None  # noqa: S101  a worker that is not open gets no unit
+        yield from paced(self._metrics.counting(self._desk.do(unit)), self._pause_s)
+
+    def stop(self) -> None:
+        """Answered when what ran has ended."""
+        if self._desk:
+            self._desk.stop()
+
+
+def paced(
+    messages: Generator[Message, None, None], pause_s: float
+) -> Generator[Message, None, None]:
+    """Without the progress that comes too soon after what was told, but for the last of it."""
+    told, held = float("-inf"), None
+    with closing(messages):
+        for message in messages:
+            is_progress = isinstance(message, UnitProgress)
+            if is_progress and time.monotonic() - told < pause_s:
+                held = message
+                continue
+            if held is not None and not is_progress:
+                yield held
+            held, told = None, time.monotonic()
+            yield message

@@ -1,0 +1,302 @@
+"""One run over the units of a dataset that are left to do, up to the published manifest.
+
+`pack` and `encode` differ in what a unit is and what is done with it; the runner's events become
+receipts, a status and at last a manifest here, for both.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, cast
+
+from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.rejects import ENDS_A_TAR
+from wdsprep.dataset.state import (
+    open_edition,
+    parts_of,
+    read_each,
+    read_manifest,
+    refreshed,
+    tidy,
+    write_manifest,
+)
+from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
+from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
+from wdsprep.text import human_counts, human_time
+
+MOST_HOSTS = 2_000
+CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
+
+
+def share_of(inputs: int, samples: float) -> float:
+    """How far a unit is with so many of its samples taken up; 0 where nobody has counted these."""
+    return min(1.0, inputs / samples) if samples else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProgress:
+    """How far a unit has come; `share` of its inputs have been taken up, 0 where nobody has counted
+    them. `failed_hosts` are those that most downloads failed at, with the code."""
+
+    samples: int
+    nbytes: int
+    share: float
+    rejects: Mapping[str, int]
+    failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """Where a run stands. Counts are of this run, but for `units_done`."""
+
+    samples: int = 0
+    nbytes: int = 0
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    units_done: int = 0
+    units: int = 0
+    share_done: float = 0.0
+
+    def remarks(self, elapsed_s: float) -> list[str]:
+        """The end of a progress line: what was rejected, and the time left."""
+        parts = [f"rejects: {human_counts(self.rejects)}"] if self.rejects else []
+        if 0 < self.share_done < 1:
+            parts.append(f"{human_time(elapsed_s / self.share_done - elapsed_s)} left")
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of a run: the dataset as it is now, and what could not be done."""
+
+    manifest: Manifest
+    samples: int
+    nbytes: int
+    units_before: int
+    quarantined: tuple[Quarantined, ...]
+    failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def broken_tars(self) -> int:
+        """How many tars of the source could not be read to their end."""
+        return sum(self.manifest.rejects.get(code.value, 0) for code in ENDS_A_TAR)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something is lost that nobody has chosen to leave out. A dataset of latents
+        without any, where there were images to encode, is that too."""
+        manifest = self.manifest
+        is_void = manifest.dataset == "latents" and manifest.rejects and not manifest.samples
+        return bool(self.quarantined or self.broken_tars or is_void)
+
+
+class Run:
+    """`count` units are left to do; the manifest has those done before. `whole` says that these are
+    all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
+    published; `extra` is what else the manifest says. `status` is called at each event with what
+    makes a Status, which takes a while where many workers are under way; `heard` with each step's
+    progress."""
+
+    def __init__(
+        self,
+        edition: Edition,
+        manifest: Manifest,
+        *,
+        count: int,
+        limit: int = 0,
+        whole: bool = True,
+        extra: Callable[[], Mapping[str, Any]] = dict,
+        settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        status: Callable[[Callable[[], RunStatus]], None],
+        heard: Callable[[RunProgress], None] = lambda _progress: None,
+    ) -> None:
+        self._edition, self._store = edition, edition.store
+        self._manifest, self._count = manifest, count
+        self._limit, self._whole = limit, whole
+        self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
+        self._failed_hosts: Counter[str] = Counter()
+        self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
+        self._next_checkpoint = CHECKPOINT
+        self._going: dict[str, RunProgress] = {}
+        self._quarantined: list[Quarantined] = []
+        self._written = before = len(manifest.receipts)
+        self._total = RunStatus(units=before + count, units_done=before)
+
+    def carry_out(self, runner: Runner | None, work: Work, units: Iterable[Unit]) -> Outcome:
+        """Do the units (none without a runner) and publish, however it ends."""
+        all_done = False
+        try:
+            if runner is not None:
+                mark_incomplete(self._edition)
+                with contextlib.closing(runner.run(work, units)) as events:
+                    for event in events:
+                        self._take(event)
+            all_done = self._total.units_done == self._total.units
+        finally:
+            published = self._publish(all_done=all_done)
+        if unseen := set(self._receipts.units()).difference(published.ledger.units()):
+            raise WorkError(
+                f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
+                "another run has taken it away (run again), or the workers run on machines that "
+                "see another folder there (give one that all share, or s3://)"
+            )
+        return Outcome(
+            manifest=published,
+            samples=self._total.samples,
+            nbytes=self._total.nbytes,
+            units_before=len(self._manifest.receipts),
+            quarantined=tuple(self._quarantined),
+            failed_hosts=dict(self._failed_hosts.most_common()),
+        )
+
+    def _take(self, event: Event) -> None:
+        name = event.unit.name
+        if isinstance(event, Step):
+            self._going[name] = progress = cast("RunProgress", event.value)
+            self._heard(progress)
+        else:
+            last = self._going.pop(name, None)
+            self._note_hosts(last.failed_hosts if last else {})
+        if isinstance(event, Finished):
+            self._finish(cast("Receipt", event.result))
+        elif isinstance(event, Quarantined):
+            self._quarantined.append(event)
+        self._status(self._now)
+
+    def _note_hosts(self, failed: Mapping[str, int]) -> None:
+        """Of a great many, those that were the worst so far."""
+        self._failed_hosts.update(failed)
+        if len(self._failed_hosts) > MOST_HOSTS:
+            self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
+
+    @property
+    def _receipts(self) -> Receipts:
+        return self._manifest.ledger.with_lines(self._lines)
+
+    def _finish(self, receipt: Receipt) -> None:
+        total = self._total
+        self._lines.append(line_of(receipt))
+        if len(self._lines) >= self._next_checkpoint:
+            self._checkpoint()
+        self._total = RunStatus(
+            samples=total.samples + sum(shard.samples for shard in receipt.shards),
+            nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
+            rejects=count_up((total.rejects, receipt.rejects)),
+            units_done=total.units_done + 1,
+            units=total.units,
+        )
+
+    def _checkpoint(self) -> None:
+        """Write down what is known, so that after a driver was killed few receipts need be read one
+        by one. Each time a quarter more is known than before: that is five writings of all. Where
+        another run has written meanwhile, it stays as that has it."""
+        known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
+        lines = by_unit(dict(known))
+        with self._edition.holding_manifest():
+            there = _there(self._store)
+            if there is None or len(there.receipts) <= self._written:
+                receipts = self._receipts.with_lines(lines)
+                manifest = replace(self._manifest, receipts=receipts, complete=False)
+                write_manifest(self._store, _with_appends(manifest, there))
+                self._written = len(lines)
+        self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
+
+    def _now(self) -> RunStatus:
+        """The finished units and what is known of those under way."""
+        going = self._going.values()
+        under_way = sum(map(self._share, going))
+        finished = len(self._lines) + len(self._quarantined)
+        return replace(
+            self._total,
+            share_done=(finished + under_way) / max(1, self._count),
+            samples=self._total.samples + sum(progress.samples for progress in going),
+            nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
+            rejects=count_up((self._total.rejects, *(progress.rejects for progress in going))),
+        )
+
+    def _share(self, progress: RunProgress) -> float:
+        """Of a unit that nobody has counted, as if it held what those that are done held on
+        average. Nothing is said of the first: whoever guesses there tells of days."""
+        done = self._total.samples + sum(self._total.rejects.values())
+        inputs = progress.samples + sum(progress.rejects.values())
+        return progress.share or share_of(inputs, done / max(1, len(self._lines)))
+
+    def _publish(self, *, all_done: bool) -> Manifest:
+        """Write the manifest with all receipts that are there by now."""
+        held: set[str] = set()
+        is_whole = all_done and self._whole and not self._limit
+        extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
+        with self._edition.holding_manifest():
+            there = _there(self._store)
+            manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
+            manifest = self._settle(manifest)
+            has_all = len(manifest.receipts) == self._total.units
+            appended = there is not None and {*there.generations} - {*manifest.generations}
+            complete = is_whole and has_all and not appended
+            if complete and not (there and there.complete):
+                tidy(self._edition, manifest)
+            manifest = replace(manifest, complete=complete, extra=extra)
+            manifest = _with_appends(manifest, there)
+            write_manifest(self._store, manifest)
+        if self._count:
+            sweep(self._store, manifest)  # a worker that was killed cleans up nothing
+            read_each(self._let_go, sorted(held), lambda _count: None)
+        return manifest
+
+    def _let_go(self, name: str) -> None:
+        with contextlib.suppress(StoreError):  # all is published: another run may do it
+            self._store.let_go(name)
+
+
+def _there(store: Store) -> Manifest | None:
+    """The manifest that another run may have written; a damaged one is written again."""
+    try:
+        return read_manifest(store)
+    except FormatError:
+        return None
+
+
+def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
+    """With the generations that another run has begun meanwhile."""
+    begun = there.generations if there else ()
+    return replace(manifest, generations=tuple(sorted({*manifest.generations, *begun})))
+
+
+def mark_incomplete(edition: Edition) -> None:
+    """Before something is done to a dataset that says it is complete."""
+    with edition.holding_manifest():
+        there = _there(edition.store)
+        if there is not None and there.complete:
+            write_manifest(edition.store, replace(there, complete=False))
+
+
+def written_generations(
+    edition: Edition, manifest: Manifest, generations: tuple[int, ...]
+) -> Manifest:
+    """The manifest, with the append in it that begins."""
+    with edition.holding_manifest():
+        begun = replace(manifest, generations=generations, complete=False)
+        begun = _with_appends(begun, _there(edition.store))
+        write_manifest(edition.store, begun)
+    return begun
+
+
+def opened_dataset(
+    url: str, dataset: str, settings: Settings, *, overwrite: bool
+) -> tuple[Edition, Manifest]:
+    """The dataset to write, as far as it has come; refused where it was made otherwise."""
+    store = open_store(url)
+    edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
+    sweep(store, manifest)
+    return edition, refreshed(store, manifest)
+
+
+def sweep(store: Store, manifest: Manifest) -> None:
+    with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
+        store.sweep(parts_of(manifest))

@@ -1,0 +1,294 @@
+"""The decisions of a runner, apart from how messages travel: who gets which unit, what a
+failure costs, when to give up.
+
+A `Schedule` draws a unit when a worker has room for it, or to justify starting one more
+worker. Failed units go before fresh ones: what is held stays bounded however many fail.
+Everything is O(1) a message.
+
+A worker gets a second unit only when there is one for every worker that has none yet, so
+units spread over workers before they pile up on the first that is ready.
+
+When a worker dies with several units, any of them may be the killer. All become *suspects*:
+a suspect is done by a worker that has nothing else, so at its next death there is no doubt.
+The shared death counts as an attempt, but never as the last one. Suspects wait for a worker
+that holds nothing, such as the one that replaces the dead: none is emptied for them.
+
+A worker that dies before it is ready held no unit, so no unit is blamed: its place is tried
+`max_attempts` times in a row and then given up; with no place left the run is over, and it is
+over at once when no worker has ever become ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol, TypeAlias
+
+from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.runners.base import Event, Finished, Quarantined, Step, Unit
+from wdsprep.text import plural
+
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """The worker is open and waits for its first units."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitProgress:
+    value: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    result: object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """The unit raised; its worker lives on."""
+
+    reason: str
+    trace: str
+    is_hopeless: bool = False
+    """Another attempt would fail the same way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned:
+    """The unit never reached its worker, so it has no part in what became of that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fatal:
+    """The whole run cannot go on."""
+
+    error: WdsprepError
+    trace: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """The worker is gone, with all it held. It costs nothing where its node was taken away."""
+
+    reason: str
+    trace: str = ""
+    costs: bool = True
+
+
+Message: TypeAlias = Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
+SlotMessage: TypeAlias = tuple[int, int, Message]
+"""Slot, order, message. The order is 0 where the message is about the worker itself."""
+
+
+class Workers(Protocol):
+    """Workers, each known by its slot: how orders reach them and messages come back.
+
+    Every giving of a unit is an *order* with a number of its own, which messages come back
+    with: a unit that is given again is another order."""
+
+    def start(self, slot: int) -> None: ...
+
+    def give(self, slot: int, order: int, unit: Unit) -> None: ...
+
+    def hear(self) -> Iterable[SlotMessage]:
+        """Wait for the next messages. After `Lost`, the slot is empty, and nothing more is
+        heard of what it held."""
+        ...
+
+    def stop(self) -> None:
+        """End every worker, whatever it is doing."""
+        ...
+
+
+Allowed: TypeAlias = Callable[[int, int], int]
+"""How many workers more may be started, where so many are open and so many are starting."""
+
+
+def all_at_once(_opened: int, _starting: int) -> int:
+    return sys.maxsize
+
+
+class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown as a cause
+    """Carries a worker's traceback as the cause of the error that the driver raises."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    unit: Unit
+    attempts: int = 0
+    is_suspect: bool = False
+
+
+class Schedule:
+    def __init__(
+        self,
+        units: Iterable[Unit],
+        *,
+        workers: int,
+        max_attempts: int,
+        units_per_worker: int = 1,
+        allowed: Allowed = all_at_once,
+    ) -> None:
+        self._source = iter(units)
+        self._allowed = allowed
+        self._exhausted = False
+        self._max_attempts = max_attempts
+        self._waiting: deque[_Ticket] = deque()
+        self._suspects: deque[_Ticket] = deque()
+        self._empty = list(reversed(range(workers)))
+        self._starting: set[int] = set()
+        self._false_starts: dict[int, int] = {}
+        self._ever_ready = False
+        self._orders = count(1)
+        self._in_flight = 0
+        self._held: dict[int, dict[int, _Ticket]] = {}
+        """What each open worker holds, by order."""
+        self._roomy: list[dict[int, None]] = [{} for _ in range(units_per_worker)]
+        """The open workers with room for a unit more, by how many they hold. One that is busy
+        with a suspect has none."""
+
+    def dispatch(self, crew: Workers) -> bool:
+        """Give what can be given; whether there is anything left to wait for."""
+        idle, *others = self._roomy
+        while idle and self._draw(1):
+            self._give(crew, 0, (self._suspects or self._waiting).popleft())
+        more = self._allowed(len(self._held), len(self._starting)) if self._empty else 0
+        while self._empty and more > 0 and self._draw(len(self._starting) + 1):
+            more -= 1
+            slot = self._empty.pop()
+            self._starting.add(slot)
+            crew.start(slot)
+        for load, roomy in enumerate(others, start=1):
+            # One for each worker to come, and one more that is not a suspect.
+            while roomy and self._draw(max(len(self._starting), len(self._suspects)) + 1):
+                self._give(crew, load, self._waiting.popleft())
+        return bool(self._in_flight or self._waiting or self._suspects)
+
+    def _draw(self, wanted: int) -> bool:
+        missing = wanted - len(self._waiting) - len(self._suspects)
+        while missing > 0 and not self._exhausted:
+            try:
+                self._waiting.append(_Ticket(next(self._source)))
+                missing -= 1
+            except StopIteration:
+                self._exhausted = True
+        return missing <= 0
+
+    def _give(self, crew: Workers, load: int, ticket: _Ticket) -> None:
+        slot, _ = self._roomy[load].popitem()
+        order = next(self._orders)
+        self._held[slot][order] = ticket
+        self._in_flight += 1
+        if load + 1 < len(self._roomy) and not ticket.is_suspect:
+            self._roomy[load + 1][slot] = None
+        crew.give(slot, order, ticket.unit)
+
+    def heard(self, slot: int, order: int, message: Message) -> Event | None:
+        match message:
+            case UnitProgress(value=value):
+                return Step(unit=self._held[slot][order].unit, value=value)
+            case Done(result=result):
+                return Finished(unit=self._take_back(slot, order).unit, result=result)
+            case Failed(reason=reason, trace=trace, is_hopeless=is_hopeless):
+                ticket = self._take_back(slot, order)
+                return self._blame(ticket, reason, trace, is_last=is_hopeless)
+            case Returned():
+                self._put_back(self._take_back(slot, order))
+                return None
+            case Ready():
+                self._starting.remove(slot)
+                self._held[slot] = {}
+                self._roomy[0][slot] = None
+                self._false_starts.pop(slot, None)
+                self._ever_ready = True
+                return None
+            case Fatal(error=error, trace=trace):
+                raise error from WorkerTraceback(trace)
+            case Lost():
+                return self._lost(slot, message)
+
+    def _take_back(self, slot: int, order: int) -> _Ticket:
+        held = self._held[slot]
+        if len(held) < len(self._roomy):
+            self._roomy[len(held)].pop(slot, None)
+        ticket = held.pop(order)
+        self._in_flight -= 1
+        self._roomy[len(held)][slot] = None
+        return ticket
+
+    def _blame(
+        self, ticket: _Ticket, reason: str, trace: str, *, is_last: bool = False
+    ) -> Quarantined | None:
+        ticket.attempts += 1
+        if ticket.attempts < self._max_attempts and not is_last:
+            self._put_back(ticket)
+            return None
+        return Quarantined(unit=ticket.unit, attempts=ticket.attempts, reason=reason, trace=trace)
+
+    def _put_back(self, ticket: _Ticket) -> None:
+        (self._suspects if ticket.is_suspect else self._waiting).append(ticket)
+
+    def _lost(self, slot: int, message: Lost) -> Quarantined | None:
+        if slot in self._starting:
+            _log.warning("a worker was lost before it could begin: %s", message.reason)
+            self._starting.remove(slot)
+            self._vacate(slot, message)
+            return None
+        self._empty.append(slot)
+        tickets = list(self._held.pop(slot).values())
+        _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), message.reason)
+        self._in_flight -= len(tickets)
+        if len(tickets) < len(self._roomy):
+            self._roomy[len(tickets)].pop(slot, None)
+        if message.costs and len(tickets) == 1:
+            tickets[0].is_suspect = True
+            return self._blame(tickets[0], message.reason, message.trace)
+        for ticket in tickets:
+            if message.costs:
+                ticket.is_suspect = True
+                ticket.attempts = min(ticket.attempts + 1, self._max_attempts - 1)
+            self._put_back(ticket)
+        return None
+
+    def _vacate(self, slot: int, message: Lost) -> None:
+        """A worker died before it was ready: try its place again, give it up, or give up."""
+        tries = self._false_starts.get(slot, 0) + message.costs
+        self._false_starts[slot] = tries
+        if tries < self._max_attempts:
+            self._empty.append(slot)
+        hopeless = not self._ever_ready and (sum(self._false_starts.values()) >= self._max_attempts)
+        if hopeless or not (self._empty or self._starting or self._held):
+            trace = WorkerTraceback(message.trace) if message.trace else None
+            raise WorkError(f"workers do not start: {message.reason}") from trace
+
+
+def drive(
+    crew: Workers,
+    units: Iterable[Unit],
+    *,
+    workers: int,
+    max_attempts: int,
+    units_per_worker: int = 1,
+    allowed: Allowed = all_at_once,
+) -> Generator[Event, None, None]:
+    """Do all units with a crew of up to `workers`, as many as are `allowed` at a time."""
+    schedule = Schedule(
+        units,
+        workers=workers,
+        max_attempts=max_attempts,
+        units_per_worker=units_per_worker,
+        allowed=allowed,
+    )
+    try:
+        while schedule.dispatch(crew):
+            events = [schedule.heard(*heard) for heard in crew.hear()]
+            yield from filter(None, events)
+    finally:
+        crew.stop()

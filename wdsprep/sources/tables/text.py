@@ -1,0 +1,232 @@
+"""Tables as text: CSV and TSV with a header, JSON lines, and lists of URLs; each may be gzipped.
+
+A part of such a table is a range of bytes between two records, found in one pass over the file, so
+that any part can be read alone. A record of a CSV table may hold newlines between quotes. A gzipped
+file has no place to begin in the middle, and is read through up to the part.
+"""
+
+import contextlib
+import csv
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.samples import parse_json
+from wdsprep.errors import SourceError
+from wdsprep.sources.patterns import table_kind
+from wdsprep.sources.tables import TableRow
+from wdsprep.store.base import Store, stream
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+URL = "url"
+"""What the one column of a list of URLs is called."""
+MAX_LINE_NBYTES = 16 << 20
+TOO_LONG = b"x" * (csv.field_size_limit() + 1)
+"""What a line of more bytes is read as: a row that no kind of table can have, so a reject."""
+BLOCK_NBYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    store: Store
+    name: str
+
+    @property
+    def has_schema(self) -> bool:
+        return self._kind != "jsonl"
+
+    @property
+    def _kind(self) -> str:
+        return table_kind(self.name)
+
+    def columns(self) -> list[str]:
+        with self._lines() as lines:
+            return self._header(lines)
+
+    def texts(self) -> list[str]:
+        return self.columns()
+
+    def parts(self, rows: int) -> Iterator[tuple[str, int]]:
+        """Up to `rows` rows each: where they are, and how many."""
+        with self._lines() as lines:
+            if self._kind in DELIMITERS:
+                self._header(lines)
+            first, start, count = 0, lines.at, 0
+            for _ in self._records(lines):
+                count += 1
+                if count == rows:
+                    yield f"{start}:{lines.at}:{first}", count
+                    first, start, count = first + count, lines.at, 0
+            if count:
+                yield f"{start}:{lines.at}:{first}", count
+
+    def rows(self, where: str, only: str = "") -> Iterator[tuple[int, TableRow]]:
+        """The rows of a part with their numbers in the table."""
+        del only  # a line is read whole
+        start, end, first = map(int, where.split(":"))
+        header = self.columns() if self._kind in DELIMITERS else []
+        with self._lines(start, end) as lines:
+            yield from enumerate(self._rows(lines, header), first)
+
+    def _header(self, lines: "_Lines") -> list[str]:
+        if self._kind == "txt":
+            return [URL]
+        if self._kind == "jsonl":
+            first = next(_json_rows(lines), {})
+            return list(first) if isinstance(first, dict) else []
+        return next(csv.reader(_decoded(lines), delimiter=DELIMITERS[self._kind]), [])
+
+    def _records(self, lines: "_Lines") -> Iterator[None]:
+        """Go on by one record a time."""
+        if self._kind in DELIMITERS:
+            return self._csv_records(lines)
+        return (None for line in lines if line.strip())
+
+    def _csv_records(self, lines: "_Lines") -> Iterator[None]:
+        """A line without a quote is a record; of others, only csv itself knows where they end."""
+        record = _OneRecord(lines)
+        cells = csv.reader(_decoded(record), delimiter=DELIMITERS[self._kind])
+        for line in lines:
+            if b'"' in line:
+                record.begin(line)
+                try:
+                    next(cells)
+                    is_open = lines.has_ended and record.quotes % 2
+                except csv.Error:  # a row of one line is refused when it is read
+                    is_open = True
+                if is_open and record.count > 1:
+                    raise SourceError(
+                        f"{self.store.url}/{self.name}: a quote opened at byte {record.at:,} is "
+                        "never closed: mend the line"
+                    )
+            elif not line.strip(b"\r\n"):
+                continue
+            yield
+
+    def _rows(self, lines: "_Lines", header: list[str]) -> Iterator[TableRow]:
+        if self._kind == "txt":
+            return (
+                {URL: text} for line in lines if (text := line.decode(errors="replace").strip())
+            )
+        if self._kind == "jsonl":
+            return _json_rows(lines)
+        return _csv_rows(lines, header, DELIMITERS[self._kind])
+
+    @contextlib.contextmanager
+    def _lines(self, start: int = 0, end: int | None = None) -> Iterator["_Lines"]:
+        what = f"{self.store.url}/{self.name}"
+        open_stream = partial(stream, self.store, self.name, chunk_nbytes=BLOCK_NBYTES)
+        try:
+            if self.name.lower().endswith(".gz"):
+                with gzip.open(open_stream()) as packed:
+                    packed.seek(start)
+                    yield _Lines(cast("io.BufferedIOBase", packed), start, end)
+            else:
+                with open_stream(start=start) as plain:
+                    yield _Lines(plain, start, end)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise SourceError(f"{what} is no sound gzip file: {error}") from error
+
+
+class _Lines:
+    """The lines of a file from one place to another; `at` is where the next one begins."""
+
+    def __init__(self, file: io.BufferedIOBase, start: int, end: int | None) -> None:
+        self._file = file
+        self._left = sys.maxsize if end is None else end - start
+        self.at = start
+        self.has_ended = False
+        self._lines = self._split()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._lines
+
+    def _split(self) -> Iterator[bytes]:
+        rest, dropped = b"", 0
+        begins_file = not self.at
+        while block := self._file.read(min(BLOCK_NBYTES, self._left)):
+            self._left -= len(block)
+            lines = (rest + block).splitlines(keepends=True)
+            rest = lines.pop()  # it may be cut, even where it ends in \r
+            for line in lines:
+                self.at += dropped + len(line)
+                yield _plain(line, dropped, begins_file)
+                begins_file, dropped = False, 0
+            if dropped + len(rest) > MAX_LINE_NBYTES:
+                end = b"\r" if rest.endswith(b"\r") else b""
+                dropped, rest = dropped + len(rest) - len(end), end
+        self.at += dropped + len(rest)
+        self.has_ended = True
+        if rest or dropped:
+            yield _plain(rest, dropped, begins_file)
+
+
+def _plain(line: bytes, dropped: int, begins_file: bool) -> bytes:
+    if dropped + len(line) > MAX_LINE_NBYTES:
+        return TOO_LONG
+    return line.removeprefix(BOM) if begins_file else line
+
+
+class _OneRecord:
+    """Gives a reader the lines of one record at a time: the one it begins with, then as many more
+    as the reader asks for."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines, self._next = lines, b""
+        self.at = self.count = self.quotes = 0
+
+    def begin(self, line: bytes) -> None:
+        self._next = line
+        self.at, self.count, self.quotes = self._lines.at - len(line), 0, 0
+
+    def __iter__(self) -> "_OneRecord":
+        return self
+
+    def __next__(self) -> bytes:
+        line, self._next = self._next or next(iter(self._lines)), b""
+        self.count += 1
+        self.quotes += line.count(b'"')
+        return line
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    return (line.decode("utf-8", "surrogateescape") for line in lines)
+
+
+def _json_rows(lines: Iterable[bytes]) -> Iterator[TableRow]:
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            yield RejectedError(Code.BAD_JSON, str(error))
+            continue
+        is_object = isinstance(row, dict)
+        yield row if is_object else RejectedError(Code.BAD_JSON, "not an object")
+
+
+def _csv_rows(lines: Iterable[bytes], header: list[str], delimiter: str) -> Iterator[TableRow]:
+    """Empty cells say nothing, and are left out."""
+    cells = csv.reader(_decoded(lines), delimiter=delimiter)
+    while True:
+        try:
+            found = next(cells)
+            "".join(found).encode()
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield RejectedError(Code.UNREADABLE, str(error))
+        except UnicodeEncodeError:
+            yield RejectedError(Code.BAD_CAPTION, "the row is not UTF-8: save it as UTF-8")
+        else:
+            if found:
+                pairs = zip(header, found, strict=False)
+                yield {name: value for name, value in pairs if value}

@@ -1,0 +1,177 @@
+"""Tables of URLs: Parquet, CSV, TSV, JSON lines and plain lists. Rows come without their images,
+which are fetched by who packs them.
+
+An item is a part of one table with as many rows as a slice takes. It may name a few rows of that
+part alone, which are to be tried once more.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.errors import SourceError
+from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
+from wdsprep.sources.patterns import TEXT_TABLES, table_files, table_kind
+from wdsprep.sources.tables.text import TextTable
+from wdsprep.store import opened
+from wdsprep.store.base import Entry
+from wdsprep.text import shown
+
+URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
+CHOSEN = "|"
+
+
+class UrlTable(Protocol):
+    """One file as rows. `has_schema`: each row has every column."""
+
+    @property
+    def has_schema(self) -> bool: ...
+
+    def columns(self) -> list[str]: ...
+
+    def texts(self) -> list[str]:
+        """The columns that may hold URLs."""
+
+    def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
+        """Up to `rows` rows each: where they are, and how many."""
+
+    def rows(
+        self, where: str, /, only: str = ""
+    ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
+        """The rows of a part with their numbers in the table; `only` one column where that is
+        cheaper."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UrlSource:
+    """The tables below `url` that match `pattern`, or all of `kinds` where it is empty."""
+
+    url: str
+    pattern: str
+    columns: Columns
+    rows_per_item: int
+    kinds: frozenset[str] = TEXT_TABLES
+    kind: str = "urls"
+
+    @property
+    def is_list(self) -> bool:
+        """Plain lists of URLs, whose one column has no name."""
+        return self.kinds == {"txt"}
+
+    def files(self, left_out: Told = untold) -> Iterator[Entry]:
+        return table_files(self.url, self.pattern, self.kinds, left_out)
+
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
+        for entry in self.files(left_out):
+            table = self._table(entry.name)
+            self._url_column(table, entry.name)
+            first = 0
+            for where, rows in table.parts(self.rows_per_item):
+                yield Item(
+                    name=f"{entry.name}[{first}:{first + rows}]",
+                    parts=((entry.name, entry.nbytes, entry.stamp),),
+                    extra=where,
+                    samples=rows,
+                )
+                first += rows
+
+    def chosen(self) -> tuple[str, str]:
+        """The columns that URLs and captions come from, in the first file ("" for none)."""
+        first = next(self.files())
+        table = self._table(first.name)
+        url = self._url_column(table, first.name)
+        return url, self.columns.caption or first_of(NAMES, table.columns())
+
+    def count(self, item: Item, /) -> int:
+        return item.samples
+
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
+        name = item.parts[0][0]
+        table = self._table(name)
+        column = self._url_column(table, name)
+        where, numbers = _place(item)
+        for number, row in table.rows(where):
+            if numbers is None or number in numbers:
+                source = source_name(name, number)
+                yield alone(source, partial(self._sample, row, column, source))
+
+    def urls(self, item: Item, /) -> Iterator[str]:
+        """What will be fetched for an item, and perhaps a little more."""
+        name = item.parts[0][0]
+        table = self._table(name)
+        column = self._url_column(table, name)
+        where, numbers = _place(item)
+        for number, row in table.rows(where, only=column):
+            if numbers is not None and number not in numbers:
+                continue
+            if isinstance(row, dict) and isinstance(url := row.get(column), str):
+                yield url.strip()
+
+    def _table(self, name: str) -> UrlTable:
+        if table_kind(name) == "parquet":
+            from wdsprep.sources.tables.parquet import ParquetTable
+
+            return ParquetTable(opened(self.url), name)
+        return TextTable(opened(self.url), name)
+
+    def _url_column(self, table: UrlTable, name: str) -> str:
+        """The column that holds the URLs; an error that names the columns where there is none."""
+        there = table.columns()
+        if table.has_schema:
+            self.columns.check(there, name)
+        column = self.columns.url or url_column(table.texts())
+        if column:
+            return column
+        if any("://" in title for title in there):
+            hint = "its first line is no header: write the columns' names above it"
+        else:
+            hint = f"it has {', '.join(there)}: give --url-col"
+        raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
+
+    def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:
+        if isinstance(row, RejectedError):
+            raise row
+        value = row.get(column)
+        url = value.strip() if isinstance(value, str) else ""
+        if not url:
+            raise RejectedError(Code.BAD_URL, f"column {column} has none")
+        facts = plain_facts(row)
+        captions = captions_of(facts, self.columns.caption)
+        return Sample(source=source, image=b"", captions=captions, facts=facts, url=url)
+
+
+def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:
+    """An item of another name that is a few rows of one."""
+    extra = f"{item.extra.partition(CHOSEN)[0]}{CHOSEN}{','.join(map(str, numbers))}"
+    return Item(name=name, parts=item.parts, extra=extra, samples=len(numbers))
+
+
+def sources_of(item: Item) -> Iterator[str]:
+    """What the rows are called that an item made by `some_rows` has."""
+    _, numbers = _place(item)
+    return (source_name(item.parts[0][0], number) for number in sorted(numbers or ()))
+
+
+def _place(item: Item) -> tuple[str, frozenset[int] | None]:
+    where, _, chosen = item.extra.partition(CHOSEN)
+    return where, frozenset(map(int, chosen.split(","))) if chosen else None
+
+
+def source_name(table: str, number: int) -> str:
+    """What a row is called in shards and rejects."""
+    return f"{shown(table)}#{number}"
+
+
+def url_column(names: Sequence[str]) -> str:
+    """The likeliest of these to hold URLs, or nothing."""
+    by_name = {name.lower(): name for name in reversed(names)}
+    return next((by_name[name] for name in URL_NAMES if name in by_name), "")

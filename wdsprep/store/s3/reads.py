@@ -1,0 +1,390 @@
+"""Reads of S3 objects by signed URLs: signed once, read many times.
+
+To build a request, sign it and parse its answer takes boto3 three times as long as to send it, and
+a loader sends hundreds a second. A presigned URL holds for any range of its object, so one serves
+all reads for some minutes. It goes over the client's own connections, so that proxies,
+certificates and timeouts are boto3's, and failures are raised as boto3 raises them. An answer that
+boto3 may know what to do with, such as another region or credentials that have ended, is left to
+it: the same read is asked for once more as boto3 does it. Every read is, where the installed
+botocore and urllib3 do not have what is taken from within them.
+
+Then GETs go over connections that are open already. boto3's session opens connections, with its
+proxies, certificates and timeouts, and urllib3 keeps them. Through both a request costs a
+millisecond of the processor, nearly all of it to look at the same URL and the same kind of headers
+anew. On a connection that is open, a GET is a few lines out and a few lines in. Whatever is not as
+simple as that goes through boto3's session: the first request of a connection, one by a proxy, one
+whose connection the server has closed meanwhile, and one whose answer does not say how long it is.
+
+urllib3 has no public names for this. They are all taken here, within `Wire.get`, so that an
+AttributeError of it means that an installed version is another than those known.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException
+from io import BytesIO
+from typing import Any, TypeVar
+
+from wdsprep.errors import ShortReadError
+from wdsprep.store.ranges import Range, length_of
+from wdsprep.store.s3.retry import code_of
+
+LONGEST_LINE = 1 << 16
+MOST_LINES = 200
+HEADERS = "Accept-Encoding: identity\r\n"
+PLAIN = frozenset(("content-length", "content-range"))  # what may be said once
+
+
+@dataclass(kw_only=True, slots=True)
+class S3Answer:
+    """The head of an answer. `nbytes` is the length of its body, -1 where that is unknown; `range`
+    is its Content-Range."""
+
+    status: int
+    nbytes: int
+    range: str
+    body: Any
+    keep: Callable[[], None]
+    """The body has been read to its end: the connection may serve others."""
+    close: Callable[[], None]
+    """Lets go of the answer, and of the connection unless that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Of urllib3's connections to one server."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Sends requests for a session of botocore's, for any number of threads."""
+
+    session: Any
+    _pools: dict[str, "_Pool"] = field(default_factory=dict)
+
+    def get(self, url: str, headers: Mapping[str, str]) -> S3Answer:
+        origin, path = _split(url)
+        pool = self._pools.get(origin)
+        connection = None if pool is None else _idle(pool)
+        if pool is not None and connection is not None:
+            try:
+                return _asked(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
+            except TimeoutError as error:
+                connection.close()
+                raise _too_slow(origin, error) from error
+            except (OSError, EOFError):
+                connection.close()
+            except ValueError:  # nor will the next one be simple, until one was
+                connection.close()
+                self._pools.pop(origin, None)
+        return self._by_session(url, origin, headers)
+
+    def _by_session(self, url: str, origin: str, headers: Mapping[str, str]) -> S3Answer:
+        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
+
+        request = AWSPreparedRequest("GET", url, HeadersDict(headers), None, True)
+        answer = self.session.send(request)
+        raw, nbytes = answer.raw, length_of(answer.headers.get("Content-Length", ""))
+        pool = raw._pool
+        if nbytes >= 0 and pool is not None and pool.proxy is None:
+            self._pools[origin] = _Pool(pool._get_conn, pool._put_conn)
+        return S3Answer(
+            status=answer.status_code,
+            nbytes=nbytes,
+            range=answer.headers.get("Content-Range", ""),
+            body=raw._fp,  # urllib3's own reading copies every byte once more
+            keep=raw.release_conn,
+            close=raw.close,
+        )
+
+
+def _too_slow(origin: str, error: Exception) -> Exception:
+    from botocore.exceptions import ReadTimeoutError
+
+    raised: Exception = ReadTimeoutError(endpoint_url=origin, error=error)
+    return raised
+
+
+def _split(url: str) -> tuple[str, str]:
+    slash = url.index("/", url.index("://") + 3)
+    return url[:slash], url[slash:]
+
+
+def _host(origin: str) -> str:
+    """As it is signed, and as the session sends it: without a port that goes without saying."""
+    scheme, _, host = origin.lower().partition("://")
+    return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
+
+
+def _idle(pool: _Pool) -> Any:
+    """A connection that nobody uses, if one is open."""
+    from urllib3.exceptions import ClosedPoolError
+
+    try:
+        connection = pool.take()  # which closes those that the server has closed
+    except ClosedPoolError:  # the session has dropped it, and makes another
+        return None
+    if not connection.is_closed:
+        return connection
+    pool.put(connection)
+    return None
+
+
+def _asked(
+    pool: _Pool, connection: Any, line: str, host: str, headers: Mapping[str, str]
+) -> S3Answer:
+    """Send, and read the head of the answer; an error where none comes."""
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
+    body = connection.sock.makefile("rb")
+    try:
+        status, said = _head(body)
+    except BaseException:
+        body.close()
+        raise
+    left = [connection]
+
+    def keep() -> None:
+        body.close()
+        if said.get("connection", "").lower() != "close":
+            pool.put(left.pop())
+
+    def close() -> None:
+        body.close()
+        for one in left:
+            one.close()
+
+    nbytes, its_range = length_of(said["content-length"]), said.get("content-range", "")
+    return S3Answer(
+        status=status, nbytes=nbytes, range=its_range, body=body, keep=keep, close=close
+    )
+
+
+def _head(body: Any) -> tuple[int, dict[str, str]]:
+    version, status = body.readline(LONGEST_LINE)[:12].split()
+    if version != b"HTTP/1.1":
+        raise ValueError(f"an answer in {version!r}")
+    said: dict[str, str] = {}
+    for _ in range(MOST_LINES):
+        line = body.readline(LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        if line in (b"\r\n", b"\n"):
+            if length_of(said.get("content-length", "")) < 0 or "transfer-encoding" in said:
+                raise ValueError("an answer in chunks, as AWS gives its errors")
+            return int(status), said
+        name, _, value = line.decode("latin-1").partition(":")
+        value = value.strip()
+        if said.setdefault(name.lower(), value) != value and name.lower() in PLAIN:
+            raise ValueError(f"an answer with two of {name}")
+    raise ValueError("an answer with too many headers")
+
+
+VALID_S = 900
+KEPT_S = 300  # then it is signed anew: boto3 renews credentials 600 s before they end
+KEPT = 4096  # URLs
+MOST_SAID = 1 << 16  # bytes of an error; a server that ignores ranges sends a whole tar
+MOST_REFUSALS = 32  # in a row, where boto3 was let in: then the server takes no URLs
+BROKE_OFF = "the server's answer broke off again and again: check the network"
+T = TypeVar("T")
+Take = Callable[[Any, int], T]
+"""What is made of a body and its length."""
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetRequest:
+    """A read always has a range: then the answer says what it is, however it is sent."""
+
+    bucket: str
+    key: str
+    range: Range
+
+    @property
+    def what(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    def is_all(self, status: int, length: int) -> bool:
+        """Whether an answer that knows no ranges brings this one all the same."""
+        return status == 200 and self.range.is_first(length)
+
+    def comes(self, status: int, said: str, length: int) -> int:
+        """How many bytes an answer brings; an error where they are others than these."""
+        if self.is_all(status, length):
+            return length
+        nbytes, _ = self.range.served(said, self.what)
+        if length not in (-1, nbytes):
+            raise EOFError  # something has cut it
+        return nbytes
+
+
+class _RefusedError(Exception):
+    """The server does not take the URL; it may take a request that boto3 signs."""
+
+
+class Reads:
+    """GETs by one client, for any number of threads."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._wire = _wire_of(client)  # None where there can be none
+        self._lock = threading.Lock()
+        self._urls: dict[tuple[str, str], tuple[float, str]] = {}
+        self._refusals = 0
+        client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
+
+    def get(self, ask: GetRequest) -> bytes:
+        """What boto3's `get_object` brings; nothing where a range starts at the end or after."""
+        return self._take(ask, _read)
+
+    def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
+        """The same into memory that is there; how many bytes came."""
+        return self._take(ask, partial(_read_into, buffer))
+
+    def _take(self, ask: GetRequest, take: Take[T]) -> T:
+        from botocore.exceptions import ClientError
+
+        try:
+            wire = self._wire
+            if wire is None or self._refusals >= MOST_REFUSALS:
+                return self._take_with_boto3(ask, take)
+            try:
+                return self._take_by_url(wire, ask, take)
+            except _RefusedError as error:
+                taken = self._take_with_boto3(ask, take)
+                self._forget(ask, error)
+                return taken
+        except ClientError as error:
+            if code_of(error) in ("InvalidRange", "416"):
+                headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+                ask.range.check_beyond(headers.get("content-range", ""), ask.what)
+                return take(BytesIO(), 0)
+            raise
+
+    def _take_by_url(self, wire: Wire, ask: GetRequest, take: Take[T]) -> T:
+        url = self._url(ask.bucket, ask.key)
+        try:
+            answer = wire.get(url, {"Range": ask.range.header})
+        except (AttributeError, ImportError, TypeError) as error:
+            self._wire = None
+            _warn_of_version(error)
+            return self._take_with_boto3(ask, take)
+        with contextlib.closing(answer), _broken_off(ask):
+            if answer.status == 206 or ask.is_all(answer.status, answer.nbytes):
+                taken = take(answer.body, ask.comes(answer.status, answer.range, answer.nbytes))
+                _check_ended(answer)
+                answer.keep()
+                self._refusals = 0
+                return taken
+            most = min(answer.nbytes, MOST_SAID) if answer.nbytes >= 0 else MOST_SAID
+            said = answer.body.read(most)
+            if len(said) == answer.nbytes:
+                answer.keep()
+        raise _error(answer, said)
+
+    def _take_with_boto3(self, ask: GetRequest, take: Take[T]) -> T:
+        answer = self._client.get_object(Bucket=ask.bucket, Key=ask.key, Range=ask.range.header)
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        with contextlib.closing(answer["Body"]) as body, _broken_off(ask):
+            said, length = answer.get("ContentRange", ""), answer.get("ContentLength", -1)
+            return take(body, ask.comes(status, said, length))
+
+    def _url(self, bucket: str, key: str) -> str:
+        now = time.monotonic()
+        signed, url = self._urls.get((bucket, key), (0.0, ""))
+        if not url or now - signed > KEPT_S:
+            what = {"Bucket": bucket, "Key": key}
+            url = self._client.generate_presigned_url("get_object", Params=what, ExpiresIn=VALID_S)
+            with self._lock:
+                if len(self._urls) >= KEPT:
+                    self._urls.clear()
+                self._urls[bucket, key] = now, url
+        return url
+
+    def _forget(self, ask: GetRequest, error: _RefusedError) -> None:
+        """Boto3 was let in where the URL was not: sign anew, or give URLs up."""
+        with self._lock:
+            self._urls.pop((ask.bucket, ask.key), None)
+            self._refusals += 1
+            if self._refusals == MOST_REFUSALS:
+                _log.warning(
+                    "s3://%s refuses signed URLs (%s): every read is signed by itself from now on, "
+                    "which is slower",
+                    ask.bucket,
+                    error,
+                )
+
+
+def _wire_of(client: Any) -> Wire | None:
+    try:
+        return Wire(client._endpoint.http_session)
+    except AttributeError as error:
+        _warn_of_version(error)
+        return None
+
+
+def _warn_of_version(error: Exception) -> None:
+    _log.warning("this boto3 or urllib3 is not one that wdsprep knows (%s): S3 is slower", error)
+
+
+def _newest_signature(signature_version: str, **_: object) -> "str | None":
+    """For URLs boto3 prefers an old signature, which newer regions do not take."""
+    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
+
+
+def _read(body: Any, nbytes: int) -> bytes:
+    data: bytes = body.read(nbytes)
+    if len(data) != nbytes:
+        raise EOFError
+    return data
+
+
+def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
+    if not 0 <= nbytes <= len(buffer) or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
+        raise EOFError
+    return nbytes
+
+
+def _check_ended(answer: S3Answer) -> None:
+    """An answer in chunks has one more that says it was the last."""
+    if answer.nbytes < 0 and answer.body.read(1):
+        raise EOFError
+
+
+@contextlib.contextmanager
+def _broken_off(ask: GetRequest) -> Iterator[None]:
+    """Whatever ends a body before its end."""
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+    from urllib3.exceptions import HTTPError
+
+    lost = (EOFError, HTTPError, HTTPException, HTTPClientError, IncompleteReadError, OSError)
+    try:
+        yield
+    except lost as error:
+        raise ShortReadError(f"{ask.what}: {BROKE_OFF}") from error
+
+
+def _error(answer: S3Answer, body: bytes) -> Exception:
+    """As boto3 raises it, unless there is something that boto3 might do."""
+    from botocore.exceptions import ClientError
+
+    status, found = answer.status, re.search(rb"<Code>(\w+)</Code>", body)
+    code = found[1].decode() if found else str(status)
+    if status < 500 and status not in (404, 416, 429):
+        return _RefusedError(f"{status} {code}")
+    headers = {"content-range": answer.range}
+    said: Any = {
+        "Error": {"Code": code},
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+    }
+    error: Exception = ClientError(said, "GetObject")
+    return error

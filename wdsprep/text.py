@@ -1,0 +1,102 @@
+"""How numbers, sizes and times are read and written, and how text of others is made harmless.
+
+Names, captions, URLs and messages of servers are written by strangers. Printed as they are, they
+could move the cursor, set colours and titles, hide what stands there, turn lines around, or look
+like lines of ours. So all that a command prints passes through here: `printed` for the lines that a
+command composes, and `harmless` once more where anything leaves for a terminal. What is escaped is
+written as JSON does, so JSON stays what it was.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from operator import index
+from typing import Any
+
+from wdsprep.errors import UsageError
+
+
+def whole(name: str, given: Any) -> int:
+    try:
+        return int(index(given))
+    except TypeError:
+        raise UsageError(f"{name} {given!r}: give a whole number") from None
+
+
+def whole_or_none(name: str, given: Any) -> int | None:
+    return None if given is None else whole(name, given)
+
+
+def real(name: str, given: Any) -> Any:
+    if not isinstance(given, Real):
+        raise UsageError(f"{name} {given!r}: give a number")
+    return given
+
+
+Counting = Callable[[int, int], None]  # is told how many are done, of how many
+
+
+def unheard(_done: int, _of: int) -> None:
+    """Counting that nobody listens to."""
+
+
+def human_bytes(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def human_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
+    """The largest of some counts by name: `truncated 12, too_small 3`."""
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    more = ", ..." if len(ranked) > most else ""
+    return ", ".join(f"{name} {number:,}" for name, number in ranked[:most]) + more
+
+
+def plural(number: int, noun: str, many: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def one_line(text: str) -> str:
+    """Without controls, whether of the cursor or of the direction; without halves of pairs."""
+    return _HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printed(lines: Iterable[str]) -> str:
+    """The lines as a text, of which each is one."""
+    return "\n".join(map(one_line, lines))
+
+
+def harmless(text: str) -> str:
+    """A text of many lines as it may be printed."""
+    return printed(text.split("\n"))
+
+
+class LogFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+_NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON
+
+
+def shown(name: str) -> str:
+    """A file name as text that any reader can take: bytes that are no UTF-8 are replaced."""
+    name = _NO_CHARACTER.sub("\ufffd", name)
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
