@@ -32,7 +32,7 @@ from wdsprep.cli.options import (
 )
 from wdsprep.cli.progress import ProgressLine
 from wdsprep.errors import UsageError, WdsprepError, without_secrets
-from wdsprep.report import write_report
+from wdsprep.reporting import write_report
 from wdsprep.text import LogFormatter, harmless, human_bytes, one_line, plural, printed
 from wdsprep.version import __version__
 

@@ -37,7 +37,7 @@ from wdsprep.loading.loader import load
 from wdsprep.loading.order import RUN
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.pipeline import Pipeline, Pool, ahead_of, least_ahead
-from wdsprep.loading.streaming.trainer import Stage, Trainer
+from wdsprep.loading.streaming.trainer import Trainer
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.store.base import absolute
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from wdsprep.dataset.receipts import Receipt, rejects_name
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.state import read_each
-from wdsprep.report.facts.datasets import ReportDataset
-from wdsprep.report.sheet.picking import DAMAGE
+from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.sheet.picking import DAMAGE
 
 UNITS = 24
 EXAMPLES = 4

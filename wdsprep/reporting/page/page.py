@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from wdsprep.report.facts.datasets import ReportDataset
-from wdsprep.report.facts.gather import ReportFacts, shown_names
-from wdsprep.report.page.charts import note, share, table
-from wdsprep.report.page.markup import DASH, Child, Html, by, el
-from wdsprep.report.page.sections import (
+from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.gather import ReportFacts, shown_names
+from wdsprep.reporting.page.charts import note, share, table
+from wdsprep.reporting.page.markup import DASH, Child, Html, by, el
+from wdsprep.reporting.page.sections import (
     buckets_section,
     funnel_section,
     hosts_section,
@@ -24,7 +24,7 @@ from wdsprep.report.page.sections import (
     samples_section,
     section,
 )
-from wdsprep.report.page.sheet import sheet_section
+from wdsprep.reporting.page.sheet import sheet_section
 from wdsprep.text import human_bytes
 from wdsprep.version import __version__
 
@@ -67,7 +67,7 @@ def page_of(facts: ReportFacts) -> str:
 
 
 def _asset(name: str) -> Html:
-    return Html((files("wdsprep.report.page") / name).read_text("utf-8"))
+    return Html((files("wdsprep.reporting.page") / name).read_text("utf-8"))
 
 
 def _policy(style: str, script: str) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from wdsprep.dataset.rejects import Code, Reject
 from wdsprep.dataset.state import phases
 from wdsprep.errors import without_secrets
-from wdsprep.report.facts.datasets import ReportDataset
-from wdsprep.report.facts.funnel import RunPace, stages
-from wdsprep.report.facts.gather import Chapter, ReportFacts
-from wdsprep.report.facts.rejects import EXAMPLES, Refused
-from wdsprep.report.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
-from wdsprep.report.page.charts import (
+from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.funnel import RunPace, stages
+from wdsprep.reporting.facts.gather import Chapter, ReportFacts
+from wdsprep.reporting.facts.rejects import EXAMPLES, Refused
+from wdsprep.reporting.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
+from wdsprep.reporting.page.charts import (
     bar,
     columns,
     distribution,
@@ -24,7 +24,7 @@ from wdsprep.report.page.charts import (
     share,
     table,
 )
-from wdsprep.report.page.markup import MINUS, Child, Html, el
+from wdsprep.reporting.page.markup import MINUS, Child, Html, el
 from wdsprep.text import human_bytes, human_time, plural
 
 

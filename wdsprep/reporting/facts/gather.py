@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wdsprep.report.facts.datasets import Datasets, ReportDataset
-from wdsprep.report.facts.funnel import FunnelRow, RunPace, funnel, pace_of
-from wdsprep.report.facts.histograms import Surveyed, survey
-from wdsprep.report.facts.rejects import Refused, look_at_rejects
-from wdsprep.report.facts.spectrum import Spectrum, spectrum_of
-from wdsprep.report.sheet.decoding import Decoders, Decoding, find_decoding
-from wdsprep.report.sheet.items import Sheet, SheetItem
+from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
+from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
+from wdsprep.reporting.facts.histograms import Surveyed, survey
+from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
+from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
+from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding
+from wdsprep.reporting.sheet.items import Sheet, SheetItem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from wdsprep.dataset.receipts import receipt_name
 from wdsprep.dataset.rejects import by_stage
-from wdsprep.report.facts.datasets import Datasets, ReportDataset
+from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 
 LOST_BY_STAGE = {
     "read": "could not be read",

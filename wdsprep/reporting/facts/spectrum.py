@@ -15,7 +15,7 @@ import numpy as np
 from wdsprep.dataset.arrays import field_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.errors import FormatError
-from wdsprep.report.sheet.picking import SheetSample
+from wdsprep.reporting.sheet.picking import SheetSample
 
 LATENT = "latent.npy"
 SIDES = 5.0  # of the histogram, beyond which values count into its outermost bins

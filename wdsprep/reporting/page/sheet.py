@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from wdsprep.report.facts.gather import ReportFacts
-from wdsprep.report.page.charts import note
-from wdsprep.report.page.markup import Child, Html, el
-from wdsprep.report.page.sections import section
-from wdsprep.report.sheet.items import SheetItem
-from wdsprep.report.sheet.pictures import SheetPicture
+from wdsprep.reporting.facts.gather import ReportFacts
+from wdsprep.reporting.page.charts import note
+from wdsprep.reporting.page.markup import Child, Html, el
+from wdsprep.reporting.page.sections import section
+from wdsprep.reporting.sheet.items import SheetItem
+from wdsprep.reporting.sheet.pictures import SheetPicture
 from wdsprep.text import plural
 
 PAGE_SIZES = (12, 24, 48, 96)

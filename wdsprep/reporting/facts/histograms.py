@@ -10,9 +10,9 @@ from math import inf
 
 from wdsprep.dataset.counts import bin_name, histogram
 from wdsprep.dataset.state import read_each
-from wdsprep.report.facts.datasets import ReportDataset
-from wdsprep.report.facts.spectrum import LATENT
-from wdsprep.report.sheet.picking import SheetSample, pick, read_facts
+from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.spectrum import LATENT
+from wdsprep.reporting.sheet.picking import SheetSample, pick, read_facts
 
 SAMPLES = 256
 MAX_AREA = 1 << 60  # more is no size

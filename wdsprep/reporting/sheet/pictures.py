@@ -16,7 +16,7 @@ from PIL import Image
 from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.images import formats
 from wdsprep.images.rule import Limits, prepare
-from wdsprep.report.page.markup import by
+from wdsprep.reporting.page.markup import by
 
 SIDE = 256
 LONGEST = 384

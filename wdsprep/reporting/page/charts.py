@@ -9,9 +9,9 @@ Each is a figure with its numbers in a table, the way a screen reader wants them
 from collections.abc import Iterable, Sequence
 from math import exp, pi, sqrt
 
-from wdsprep.report.facts.histograms import Histogram
-from wdsprep.report.facts.spectrum import SIDES, Channel
-from wdsprep.report.page.markup import DASH, Child, Html, el
+from wdsprep.reporting.facts.histograms import Histogram
+from wdsprep.reporting.facts.spectrum import SIDES, Channel
+from wdsprep.reporting.page.markup import DASH, Child, Html, el
 
 HEIGHT, BASE, TOP = 150, 126, 16
 MOST_LABELS = 7

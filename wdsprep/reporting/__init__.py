@@ -46,9 +46,9 @@ def write_report(
     nothing is ever fetched. Images of more than `max_area` pixels are not shown. `heard` is told
     what is being done. The same datasets, seed and model give the same bytes.
     """
-    from wdsprep.report.facts.datasets import check_output, open_all
-    from wdsprep.report.facts.gather import gather
-    from wdsprep.report.page.page import page_of
+    from wdsprep.reporting.facts.datasets import check_output, open_all
+    from wdsprep.reporting.facts.gather import gather
+    from wdsprep.reporting.page.page import page_of
 
     if samples < 0:
         raise UsageError(f"--samples {samples}: give 0 or more")

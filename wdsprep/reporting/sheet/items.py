@@ -13,12 +13,12 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.state import read_each
 from wdsprep.encoding.models.find import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
-from wdsprep.report.facts.datasets import Datasets, ReportDataset
-from wdsprep.report.facts.spectrum import latent_of
-from wdsprep.report.page.markup import by
-from wdsprep.report.sheet.decoding import Decoders, Decoding
-from wdsprep.report.sheet.picking import Joined, Joiner, SheetSample, pick, read_sample
-from wdsprep.report.sheet.pictures import (
+from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
+from wdsprep.reporting.facts.spectrum import latent_of
+from wdsprep.reporting.page.markup import by
+from wdsprep.reporting.sheet.decoding import Decoders, Decoding
+from wdsprep.reporting.sheet.picking import Joined, Joiner, SheetSample, pick, read_sample
+from wdsprep.reporting.sheet.pictures import (
     SheetPicture,
     coloured,
     crop_of,

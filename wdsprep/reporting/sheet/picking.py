@@ -24,7 +24,7 @@ from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError
-from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
 AHEAD_NBYTES = 4096

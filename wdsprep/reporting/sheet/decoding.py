@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.encoding.models.find import Model, find_model
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.report.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.datasets import ReportDataset
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.decoder import Decoder
