@@ -7,6 +7,7 @@ command composes, and `harmless` once more where anything leaves for a terminal.
 written as JSON does, so JSON stays what it was.
 """
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,36 @@ def real(name: str, given: Any) -> Any:
     if not isinstance(given, Real):
         raise UsageError(f"{name} {given!r}: give a number")
     return given
+
+
+def size(given: Any) -> int:
+    """A number of bytes, such as 2GB or 512MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))
+    if match is None:
+        raise UsageError(f"{given!r} is no size: write 2GB, 500MB or a number of bytes")
+    power = "BKMGT".index(match[2].upper() or "B")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def auto(given: Any) -> int:
+    """A number from 1 on, or `auto`, which is 0."""
+    if given in (0, "auto"):
+        return 0
+    if not str(given).isdecimal() or not int(given):
+        raise UsageError(f"{given!r}: give auto, or a number from 1 on")
+    return int(given)
+
+
+def names(given: Any) -> tuple[str, ...]:
+    """Names with commas between them, or as a JSON list, which img2dataset takes."""
+    if not isinstance(given, str):
+        return tuple(map(str, given))
+    if not given.startswith("["):
+        return tuple(name.strip() for name in given.split(",") if name.strip())
+    try:
+        return tuple(map(str, json.loads(given.replace("'", '"'))))
+    except ValueError:
+        raise UsageError(f"{given!r} is no list of names") from None
 
 
 Counting = Callable[[int, int], None]  # is told how many are done, of how many

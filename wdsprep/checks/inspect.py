@@ -11,11 +11,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, overload
 
 from wdsprep.dataset.arrays import field_of
 from wdsprep.dataset.counts import quantile
@@ -24,20 +22,74 @@ from wdsprep.dataset.receipts import Shard, rejects_name
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.sealed import FORMAT
-from wdsprep.dataset.state import READERS, phases
+from wdsprep.dataset.state import READERS, open_dataset, phases
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import members_of, split_member
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
+from wdsprep.text import Counting, plural, unheard
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CountHeard = Callable[[int], None]
 
 
+@overload
+def inspect(dataset: str) -> "Overview": ...
+@overload
+def inspect(
+    dataset: str, key: str, *, out: str = "", heard: Counting = unheard
+) -> "Overview | Looked | Reject": ...
+def inspect(
+    dataset: str, key: str = "", *, out: str = "", heard: Counting = unheard
+) -> "Overview | Looked | Reject":
+    """What a dataset is, by its manifest; or the sample with the key `key`, or its reject.
+
+        wdsprep.inspect("shards/images").facts["phases"]
+        wdsprep.inspect("shards/images", "000000000012").facts()
+        wdsprep.inspect("shards/images").urls  # the shards as webdataset takes them
+
+    `out` is a folder to write the members of the sample to. `heard` is told how many shards were
+    looked at, of how many.
+    """
+    if out and not key:
+        raise UsageError("-o is for the sample of a KEY")
+    store, manifest = open_dataset(dataset)
+    if not key:
+        return Overview(dataset=dataset, manifest=manifest)
+    found = look(store, manifest, key, lambda count: heard(count, len(manifest.shards)))
+    if out and isinstance(found, Looked):
+        found = replace(found, written=tuple(found.write(Path(out))))
+    return found
+
+
 # --- the dataset
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What a dataset is."""
+
+    dataset: str
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        state = "complete" if manifest.complete else "not complete"
+        samples, shards = plural(manifest.samples, "sample"), plural(len(manifest.shards), "shard")
+        what = f"{manifest.dataset}, {state}: {samples} in {shards}"
+        return f"<Overview {self.dataset!r}: {what}>"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return overview(self.manifest)
+
+    @property
+    def urls(self) -> list[str]:
+        """The shards as a trainer takes them, with brace patterns."""
+        return urls(self.dataset, self.manifest)
+
+
 def overview(manifest: Manifest) -> dict[str, Any]:
     """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
     shards = manifest.shards
@@ -130,6 +182,11 @@ class Looked:
     key: str
     place: Located
     members: tuple[tuple[str, bytes], ...]
+    written: tuple[Path, ...] = ()
+
+    def __repr__(self) -> str:
+        names = ", ".join(name for name, _ in self.members)
+        return f"<Looked {self.key!r}: sample {self.place.number:,} of {self.place.shard}: {names}>"
 
     def facts(self) -> dict[str, Any]:
         place = self.place
@@ -167,6 +224,8 @@ def describe(name: str, data: bytes) -> dict[str, Any]:
             field_of(name, data)
         except FormatError as error:
             return facts | {"problem": str(error)}
+        import numpy as np
+
         array = np.load(io.BytesIO(data), allow_pickle=False)
         values = array.astype(np.float64)
         sound = values[np.isfinite(values)]

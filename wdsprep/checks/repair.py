@@ -11,12 +11,13 @@ list of inputs is removed, and the next `pack` writes it again from the table.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.survey import DatasetSurvey, belongs_to
+from wdsprep.checks.verify import VerifyListener, verify
 from wdsprep.dataset.manifest import MANIFEST, Manifest
 from wdsprep.dataset.receipts import FIRST_RETRY, Receipt, inputs_name, receipt_name, rejects_name
 from wdsprep.dataset.reindex import write_index
@@ -26,8 +27,54 @@ from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import NotFoundError
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.store.base import Store, stream, write_bytes
+from wdsprep.text import plural
 
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairListener:
+    """Hears how it goes; each call may be left out. `asked` is whether to do it without `yes`."""
+
+    verifying: VerifyListener = field(default_factory=VerifyListener)
+    planned: "Callable[[Repair], None]" = lambda _repair: None
+    asked: "Callable[[Repair], bool]" = lambda _repair: False
+    done: Callable[[int], None] = lambda _files: None
+
+
+def repair(
+    dataset: str,
+    *,
+    quick: bool = False,
+    yes: bool = False,
+    workers: int = 0,
+    runner: str = "local",
+    ray_address: str | None = None,
+    max_attempts: int = 3,
+    listener: RepairListener | None = None,
+) -> "Repair":
+    """Remove what is damaged in a dataset, so that the next `pack` or `encode` makes it again.
+
+        repair = wdsprep.repair("shards/images")            # verifies, and says what it would do
+        repair = wdsprep.repair("shards/images", yes=True)  # does it
+
+    The options are those of `wdsprep repair`.
+    """
+    listener = listener or RepairListener()
+    verified = verify(
+        dataset,
+        quick=quick,
+        workers=workers,
+        runner=runner,
+        ray_address=ray_address,
+        max_attempts=max_attempts,
+        listener=listener.verifying,
+    )
+    found = plan_repair(verified.surveys[0])
+    listener.planned(found)
+    if found.is_needed and (yes or listener.asked(found)):
+        return carry_out(found, listener.done)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +97,17 @@ class Repair:
     """Findings that nothing is done about."""
     changed: tuple[str, ...] = ()
     """What other runs had changed when it came to it."""
+    done: bool = False
+
+    def __repr__(self) -> str:
+        again, mended = plural(len(self.units), "unit"), plural(len(self.mended), "unit")
+        planned = f"{again} to make again, {mended} to mend" if self.is_needed else "sound"
+        return f"<Repair {self.survey.place.shown!r}: {'done' if self.done else planned}>"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was found has been mended."""
+        return self.done is self.is_needed and not self.beyond and not self.changed
 
     @property
     def is_needed(self) -> bool:
@@ -148,14 +206,14 @@ def _is_ours(found: DatasetSurvey, name: str) -> bool:
 def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
     """Do it; `heard` is told how many files were removed or written. Units that are not as they
     were found are left as they are; what has been done is what comes back."""
-    hands = _Repairer(repair, heard)
+    repairer = _Repairer(repair, heard)
     edition = repair.survey.edition
     for unit in repair.units:
         with edition.holding(unit):
-            hands.take_out(unit)
+            repairer.take_out(unit)
     for unit, findings in repair.mended.items():
         with edition.holding(unit):
-            hands.mend(unit, {finding.name for finding in findings})
+            repairer.mend(unit, {finding.name for finding in findings})
     if repair.unsettled:
         receipts = repair.survey.receipts
         known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
@@ -163,12 +221,12 @@ def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None
     for name in repair.indexes:
         (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
         with edition.holding(unit):
-            hands.index(name)
+            repairer.index(name)
     if repair.writes_manifest:
         with edition.holding_manifest():
             _write_manifest(edition.store, repair.survey)
     edition.store.sweep()
-    return replace(repair, changed=tuple(hands.changed))
+    return replace(repair, changed=tuple(repairer.changed), done=True)
 
 
 class _Repairer:

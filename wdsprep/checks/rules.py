@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -102,6 +100,8 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
         return f"{field.name} is not the array of {field.dtype} {field.shape} that it should be"
     if field.dtype in EXPONENTS:
         unsigned, exponent = EXPONENTS[field.dtype]
+        import numpy as np
+
         bits = np.frombuffer(data, unsigned, offset=length)
         if bits.size and int((bits & exponent).max()) == exponent:
             return f"{field.name} has values that are not finite"

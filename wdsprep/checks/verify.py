@@ -11,9 +11,12 @@ from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.errors import UsageError
+from wdsprep.runners import make_runner
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.runners.local import usable_cpus
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
+from wdsprep.text import plural
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
@@ -44,6 +47,11 @@ class Verified:
     surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
 
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(survey.place.shown) for survey in self.surveys)
+        found = plural(len(self.findings), "finding") if self.findings else "sound"
+        return f"<Verified {shown}: {found}{' (quick)' if self.is_quick else ''}>"
+
     @property
     def findings(self) -> tuple[Finding, ...]:
         return tuple(f for survey in self.surveys for f in survey.findings if not f.kind.is_note)
@@ -54,6 +62,37 @@ class Verified:
 
 
 def verify(
+    *datasets: str,
+    quick: bool = False,
+    workers: int = 0,
+    runner: str = "local",
+    ray_address: str | None = None,
+    max_attempts: int = 3,
+    listener: VerifyListener | None = None,
+) -> Verified:
+    """Check every byte of datasets; given images and their latents, also that they match.
+
+        verified = wdsprep.verify("shards/images", "shards/latents-256")
+        for finding in verified.findings:
+            print(finding)  # what is wrong, and what to do
+
+    The options are those of `wdsprep verify`. Nothing is changed.
+    """
+    most = workers or (usable_cpus() if runner == "local" else 0)
+
+    def runner_for(units: int) -> Runner:
+        return make_runner(
+            runner,
+            workers=min(most, units),
+            max_attempts=max_attempts,
+            address=ray_address,
+            name="verify",
+        )
+
+    return check_datasets(datasets, make_runner=runner_for, quick=quick, listener=listener)
+
+
+def check_datasets(
     urls: Sequence[str],
     *,
     make_runner: Callable[[int], Runner],

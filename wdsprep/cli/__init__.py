@@ -2,21 +2,17 @@
 
 Option names have dashes; underscores mean the same, and so do img2dataset's names where it has an
 option for the same thing.
-
-MERGED: What the commands print: on the way, and at the end for a person or for a program.
-
-MERGED: What `wdsprep report` says on the way and at the end.
 """
 
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
+import wdsprep
 from wdsprep.cli.options import (
     AREA,
     COLUMNS,
@@ -29,11 +25,11 @@ from wdsprep.cli.options import (
     RECIPE,
     RULES,
     WORKERS,
+    LibraryCommand,
 )
 from wdsprep.cli.progress import ProgressLine
 from wdsprep.errors import UsageError, WdsprepError, without_secrets
-from wdsprep.reporting import write_report
-from wdsprep.text import LogFormatter, harmless, human_bytes, one_line, plural, printed
+from wdsprep.text import LogFormatter, harmless, human_bytes, one_line, plural
 from wdsprep.version import __version__
 
 IMG2DATASET_NAMES = {
@@ -77,9 +73,9 @@ def cli(debug: bool) -> None:
     del debug  # read by main, which sees the errors
 
 
-@cli.command()
-@click.argument("source", default="downloads")
-@click.argument("images", default="shards/images")
+@cli.command(cls=LibraryCommand, function="wdsprep.packing.pack:pack")
+@click.argument("source", required=False)
+@click.argument("images", required=False)
 @RULES
 @COLUMNS
 @FETCHING
@@ -88,7 +84,7 @@ def cli(debug: bool) -> None:
 @click.option("--append", is_flag=True, help="Pack what the source has gained since.")
 @click.option("--overwrite", is_flag=True, help="Start over: remove the dataset IMAGES first.")
 @JSON
-def pack(source: str, images: str, **options: Any) -> int:
+def pack(source: str, images: str, as_json: bool, **options: Any) -> int:
     """Pack the images of SOURCE into shards in IMAGES, by resolution.
 
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
@@ -96,17 +92,17 @@ def pack(source: str, images: str, **options: Any) -> int:
     .csv, .tsv, .jsonl, .txt); it and IMAGES may be s3:// URLs, a table also an https:// one.
     Killed or interrupted, the same command goes on where it was.
     """
-    from wdsprep.cli.pack import PackShow, pack_request
+    from wdsprep.cli.pack import PackShow
 
-    show = PackShow(source, as_json=options.pop("as_json"))
-    packed = pack_request(source, images, show.listener, **options)
+    show = PackShow(source, as_json=as_json)
+    packed = wdsprep.pack(source, images, listener=show.listener, **options)
     echo(show.result(packed, images))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
 
 
-@cli.command()
-@click.argument("images", default="shards/images")
-@click.argument("out", metavar="[LATENTS]", default="")
+@cli.command(cls=LibraryCommand, function="wdsprep.encoding.encode:encode")
+@click.argument("images", required=False)
+@click.argument("out", metavar="[LATENTS]", required=False)
 @RECIPE
 @AREA
 @NBYTES
@@ -120,39 +116,38 @@ def pack(source: str, images: str, **options: Any) -> int:
     "that are gone.",
 )
 @JSON
-def encode(images: str, out: str, **options: Any) -> int:
+def encode(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
     given. Both may be s3:// URLs. Killed or interrupted, the same command goes on where it was.
     """
     from wdsprep.cli.encode import EncodeShow
-    from wdsprep.encoding.encode import encode as encode_shards
+    from wdsprep.encoding.encode import place_of
 
-    out = out or f"shards/latents-{options['resolution']}"
-    show = EncodeShow(images, out, as_json=options.pop("as_json"))
-    outcome = encode_shards(images, out, listener=show.listener, **options)
-    echo(show.result(outcome))
-    return DONE_WITH_DAMAGE if outcome.is_damaged else 0
+    show = EncodeShow(images, place_of(out, options["resolution"]), as_json=as_json)
+    encoded = wdsprep.encode(images, out, listener=show.listener, **options)
+    echo(show.result(encoded))
+    return DONE_WITH_DAMAGE if encoded.is_damaged else 0
 
 
-@cli.command()
+@cli.command(cls=LibraryCommand, function="wdsprep.checks.inspect:inspect")
 @click.argument("dataset")
-@click.argument("key", default="")
+@click.argument("key", required=False)
 @click.option("-o", "out", metavar="DIR", help="Write the members of the sample there.")
 @click.option("--urls", "list_urls", is_flag=True, help="Print the shards as a trainer takes them.")
 @JSON
 def inspect(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
-    from wdsprep.cli.inspect import inspect as inspect_dataset
+    from wdsprep.cli.inspect import describe
 
-    echo(inspect_dataset(dataset, key, **options))
+    echo(describe(dataset, key, **options))
 
 
-@cli.command()
-@click.argument("images", default="")
+@cli.command(cls=LibraryCommand, function="wdsprep.cli.plan:plan_lines")
+@click.argument("images", required=False)
 @PLAN
-def plan(images: str, **options: Any) -> None:
+def plan(**options: Any) -> None:
     """Reckon what encoding takes: GPU hours, dollars, cores, bytes, requests.
 
     For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
@@ -160,10 +155,10 @@ def plan(images: str, **options: Any) -> None:
     """
     from wdsprep.cli.plan import plan_lines
 
-    echo(plan_lines(images, **options))
+    echo(plan_lines(**options))
 
 
-@cli.command()
+@cli.command(cls=LibraryCommand, function="wdsprep.checks.verify:verify")
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
 @click.option("--quick", is_flag=True, help="Receipts, sizes and presence alone: read no shard.")
 @WORKERS
@@ -174,69 +169,55 @@ def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
     any.
     """
-    from wdsprep.cli.checks import VerifyShow, request
+    from wdsprep.cli.checks import VerifyShow
 
     show = VerifyShow(as_json=as_json)
-    verified = request(datasets, show, **options)
+    verified = wdsprep.verify(*datasets, listener=show.listener, **options)
     echo(show.result(verified))
     return DONE_WITH_DAMAGE if verified.findings else 0
 
 
-@cli.command()
+@cli.command(cls=LibraryCommand, function="wdsprep.checks.repair:repair")
 @click.argument("dataset")
 @click.option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone.")
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 @WORKERS
 @JSON
-def repair(dataset: str, yes: bool, as_json: bool, **options: Any) -> int:
+def repair(dataset: str, as_json: bool, **options: Any) -> int:
     """Remove what is damaged in DATASET, so that the next pack or encode makes it again.
 
     Verifies first, shows what it will do, and asks.
     """
     from wdsprep.cli.checks import RepairShow
 
-    show = RepairShow(dataset, as_json=as_json)
-    found = show.plan(**options)
-    echo(show.intent(found), nl=bool(show.intent(found)))
-    done = found.is_needed and (yes or (sys.stdin.isatty() and click.confirm("do this?")))
-    if done:
-        found = show.carry_out(found)
-    echo(show.result(found, done=done))
-    is_whole = done is found.is_needed and not found.beyond and not found.changed
-    return 0 if is_whole else DONE_WITH_DAMAGE
+    show = RepairShow(as_json=as_json)
+    repaired = wdsprep.repair(dataset, listener=show.listener, **options)
+    echo(show.result(repaired))
+    return 0 if repaired.is_whole else DONE_WITH_DAMAGE
 
 
-@cli.command()
+@cli.command(cls=LibraryCommand, function="wdsprep.reporting:report")
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
+@click.option("-o", "output", metavar="FILE", show_default=True, help="Where to write the page.")
 @click.option(
-    "-o",
-    "output",
-    metavar="FILE",
-    default="report.html",
-    show_default=True,
-    help="Where to write the page.",
+    "--samples", type=click.IntRange(0), show_default=True, help="To show of each bucket."
 )
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=12,
-    show_default=True,
-    help="To show of each bucket.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the samples' choice.")
-@click.option(
-    "--model", default="", help="Decode latents with it; none: not at all.  [as encoded, if here]"
-)
+@click.option("--seed", type=int, show_default=True, help="Of the samples' choice.")
+@click.option("--model", help="Decode latents with it; none: not at all.  [as encoded, if here]")
 @AREA
 @JSON
-def report(datasets: tuple[str, ...], output: str, **options: Any) -> None:
+def report(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
-    from wdsprep.cli import describe_report as write_report
-
-    echo(write_report(datasets, output, **options))
+    line = ProgressLine()
+    written = wdsprep.report(*datasets, heard=line.show, **options)
+    line.clear()
+    facts = {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
+    shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
+    text = f"{written.output}: {shown}: open it in a browser"
+    echo(json.dumps(facts, sort_keys=True) if as_json else one_line(text))
 
 
 @cli.command()
@@ -316,16 +297,3 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
         complain(f"a bug: {type(error).__name__}: {error}: --debug shows where", debug=debug)
         return 1
-
-
-def describe_report(datasets: Sequence[str], output: str, *, as_json: bool, **options: Any) -> str:
-    """Write the report as the command line asks; what came of it, as text."""
-    line = ProgressLine()
-    written = write_report(datasets, output, heard=line.show, **options)
-    line.clear()
-    if as_json:
-        facts = {"nbytes": written.nbytes, "describe_report": output, "samples": written.samples}
-        return json.dumps(facts, sort_keys=True)
-    shown = plural(written.samples, "sample")
-    size = human_bytes(written.nbytes)
-    return printed([f"{output}: {size}, {shown} shown: open it in a browser"])

@@ -1,17 +1,18 @@
 """What `wdsprep verify` and `wdsprep repair` say on the way and at the end."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
+
 from wdsprep.checks import MAKERS, Finding
-from wdsprep.checks.repair import Repair, carry_out, plan_repair
+from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus, verify
+from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
 from wdsprep.cli.progress import ProgressLine
-from wdsprep.runners import make_runner
-from wdsprep.runners.local import usable_cpus
-from wdsprep.text import human_bytes, human_time, plural, printed
+from wdsprep.text import harmless, human_bytes, human_time, plural, printed
 
 EXAMPLES = 3
 
@@ -19,9 +20,9 @@ EXAMPLES = 3
 class VerifyShow:
     """Prints a progress line, and at the end what was found."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, line: ProgressLine | None = None) -> None:
         self._as_json = as_json
-        self._line = ProgressLine()
+        self._line = line or ProgressLine()
         self.listener = VerifyListener(listed=self._listed, status=self._status)
 
     def _listed(self, url: str, receipts: int) -> None:
@@ -30,34 +31,12 @@ class VerifyShow:
     def _status(self, status: Callable[[], VerifyStatus]) -> None:
         self._line.offer(lambda: _progress(status(), self._line.elapsed_s))
 
-    def removed(self, count: int) -> None:
-        self._line.show(f"{plural(count, 'file')} done")
-
     def result(self, verified: Verified) -> str:
         """The end of a verification, for a person or for a program."""
         self._line.clear()
         if self._as_json:
             return json.dumps(_facts(verified), sort_keys=True)
         return printed(_lines(verified, self._line.elapsed_s))
-
-
-def request(
-    urls: Sequence[str], show: VerifyShow, *, quick: bool, workers: int, runner: str, **options: Any
-) -> Verified:
-    """Call `verify` as the command line asks."""
-    most = workers or (usable_cpus() if runner == "local" else 0)
-    return verify(
-        urls,
-        make_runner=lambda units: make_runner(
-            runner,
-            workers=min(most, units),
-            max_attempts=options["max_attempts"],
-            address=options["ray_address"],
-            name="verify",
-        ),
-        quick=quick,
-        listener=show.listener,
-    )
 
 
 def _progress(status: VerifyStatus, elapsed_s: float) -> str:
@@ -125,29 +104,29 @@ def _finding(finding: Finding) -> dict[str, str]:
 
 # --- repair
 class RepairShow:
-    """Says what a repair will do, and what has been done."""
+    """Says what a repair will do, asks where somebody can answer, and says what has been done."""
 
-    def __init__(self, url: str, *, as_json: bool) -> None:
-        self._url, self._as_json = url, as_json
-        self._verifying = VerifyShow(as_json=as_json)
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._line = ProgressLine()
+        self.listener = RepairListener(
+            verifying=VerifyShow(as_json=as_json, line=self._line).listener,
+            planned=self._planned,
+            asked=lambda _: sys.stdin.isatty() and click.confirm("do this?"),
+            done=lambda count: self._line.show(f"{plural(count, 'file')} done"),
+        )
 
-    def plan(self, **options: Any) -> Repair:
-        """Verify, and plan what to do about it."""
-        verified = request([self._url], self._verifying, **options)
-        self._verifying.result(verified)  # the progress line goes
-        return plan_repair(verified.surveys[0])
+    def _planned(self, repair: Repair) -> None:
+        """A program hears it at the end."""
+        self._line.clear()
+        if not self._as_json and (intent := printed(_intent(repair))):
+            click.echo(harmless(intent))
 
-    def intent(self, repair: Repair) -> str:
-        """What will be done; nothing for a program, which hears it at the end."""
-        return "" if self._as_json else printed(_intent(repair))
-
-    def carry_out(self, repair: Repair) -> Repair:
-        return carry_out(repair, self._verifying.removed)
-
-    def result(self, repair: Repair, *, done: bool) -> str:
+    def result(self, repair: Repair) -> str:
+        self._line.clear()
         if self._as_json:
-            return json.dumps(_repair_facts(repair, done=done), sort_keys=True)
-        return printed(_outcome(repair, done=done))
+            return json.dumps(_repair_facts(repair), sort_keys=True)
+        return printed(_outcome(repair))
 
 
 def _intent(repair: Repair) -> Iterator[str]:
@@ -178,12 +157,12 @@ def _needs(repair: Repair) -> str:
     return "their source is needed to make them again, unchanged; without it they are lost"
 
 
-def _outcome(repair: Repair, *, done: bool) -> Iterator[str]:
+def _outcome(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
     if not repair.is_needed:
         sound = f"{place.shown}: nothing to repair"
         yield sound if not repair.beyond else f"{sound}, but see above"
-    elif not done:
+    elif not repair.done:
         yield f"nothing was done: --yes does it, or run {_again(repair)} at a terminal"
     else:
         yield from _done(repair)
@@ -204,12 +183,12 @@ def _again(repair: Repair) -> str:
     return f'"wdsprep repair {repair.survey.place.shown}"'
 
 
-def _repair_facts(repair: Repair, *, done: bool) -> dict[str, Any]:
+def _repair_facts(repair: Repair) -> dict[str, Any]:
     return {
         "changed": repair.changed,
         "beyond": [_finding(finding) for finding in repair.beyond],
         "dataset": repair.survey.place.shown,
-        "done": done,
+        "done": repair.done,
         "indexes": repair.indexes,
         "manifest": repair.writes_manifest,
         "mended": {unit: [_finding(f) for f in found] for unit, found in repair.mended.items()},

@@ -2,41 +2,39 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from wdsprep.checks.inspect import Looked, look, overview, urls
+from wdsprep.checks.inspect import Looked, Overview, inspect
 from wdsprep.cli.progress import ProgressLine
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.state import open_dataset
 from wdsprep.errors import UsageError
 from wdsprep.text import human_bytes, human_counts, plural, printed
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
 
 
-def inspect(url: str, key: str, *, out: str | None, list_urls: bool, as_json: bool) -> str:
+def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool) -> str:
     """What the command line asks for, as text."""
-    if bool(key) + list_urls > 1 or (out and not key):
+    if list_urls and key:
         raise UsageError("--urls is for a whole dataset, -o for the sample of a KEY")
-    store, manifest = open_dataset(url)
-    if list_urls:
-        found = urls(url, manifest)
-        return json.dumps(found) if as_json else printed(found)
-    if not key:
-        facts = overview(manifest)
-        return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(url, facts))
     line = ProgressLine()
-    shards = plural(len(manifest.shards), "shard")
-    sample = look(store, manifest, key, lambda n: line.show(f"looked through {n:,} of {shards}"))
+
+    def heard(done: int, of: int) -> None:
+        line.show(f"looked through {done:,} of {plural(of, 'shard')}")
+
+    found = inspect(dataset, key, out=out, heard=heard)
     line.clear()
-    if isinstance(sample, Reject):
-        return sample.to_json().strip() if as_json else printed([_reject(sample)])
-    written = sample.write(Path(out)) if out else []
+    if isinstance(found, Overview):
+        if list_urls:
+            return json.dumps(found.urls) if as_json else printed(found.urls)
+        facts = found.facts
+        return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(dataset, facts))
+    if isinstance(found, Reject):
+        return found.to_json().strip() if as_json else printed([_reject(found)])
     if as_json:
-        return json.dumps(sample.facts(), ensure_ascii=False, sort_keys=True)
-    return printed([*_sample(sample), *(f"written: {path}" for path in written)])
+        return json.dumps(found.facts(), ensure_ascii=False, sort_keys=True)
+    return printed([*_sample(found), *(f"written: {path}" for path in found.written)])
 
 
 def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:

@@ -63,24 +63,27 @@ PUBLISHED = (
 
 
 def plan_lines(
-    images: str,
+    images: str = "",
     *,
-    counts: Mapping[int, float] | None,
-    rates: Mapping[int, float] | None,
-    trials: Sequence[str],
-    gpu: str | None,
-    gpus: int,
-    price: float,
-    published: bool,
-    as_json: bool,
-    **choices: Any,
+    counts: Mapping[int, float] | None = None,
+    rates: Mapping[int, float] | None = None,
+    trials: Sequence[str] = (),
+    gpu: str | None = None,
+    gpus: int = 1,
+    price: float = 0.0,
+    model: str = Choice.model,
+    latents: str = Choice.latents,
+    text: str = Choice.text,
+    samples_per_shard: int = Choice.samples_per_shard,
+    published: bool = False,
+    as_json: bool = False,
 ) -> str:
     """What the command line asks for, as text."""
     if published:
         return printed(_published())
     if bool(images) is bool(counts):
         raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
-    choice = Choice(**choices)
+    choice = Choice(model=model, latents=latents, text=text, samples_per_shard=samples_per_shard)
     given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)

@@ -5,13 +5,14 @@ A bucket is named by the smallest shorter side it takes: of (256, 512), `256` ho
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from wdsprep.errors import UsageError
 
 
-def parse_buckets(text: str) -> tuple[int, ...]:
-    """The buckets that a user names, such as "256,512"."""
+def parse_buckets(given: str | Iterable[int]) -> tuple[int, ...]:
+    """The buckets that a user names, such as "256,512" or (256, 512)."""
+    text = given if isinstance(given, str) else ",".join(map(str, given))
     try:
         buckets = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -14,7 +14,7 @@ from wdsprep.runners.local import usable_cpus
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodeCrewOptions:
     """What the user asks for; 0 and `auto` leave it to us."""
 

@@ -1,7 +1,6 @@
 """`encode`: turn the image shards of a phase into latent shards, on any number of workers.
 
-A shard is a unit of work; its output has its name, its keys and its order. (The module is not
-called `encode`, because `wdsprep.encode` is the function.)
+A shard is a unit of work; its output has its name, its keys and its order.
 """
 
 import gc
@@ -21,10 +20,11 @@ from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runn
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeWork, Speeds
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
+from wdsprep.runners.base import least_and_most
 from wdsprep.runners.run import (
     Outcome,
     Run,
@@ -35,11 +35,10 @@ from wdsprep.runners.run import (
 )
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import plural
+from wdsprep.text import auto, plural, size
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
-    from wdsprep.encoding.worker import EncodeWorker
 
 
 EXAMPLES = 3
@@ -74,89 +73,91 @@ def encode(
     out: str = "",
     *,
     resolution: int,
-    model: str = "sd2",
-    latents: str = "sample",
-    text: str = "emb",
-    dtype: str = "auto",
-    seed: int = 0,
-    compile: bool = False,
-    max_area: int = MAX_AREA,
-    max_bytes: int | None = None,
-    batch_size: int = 0,
-    device: str = "auto",
-    runner: str = "ray",
-    workers: int = 0,
-    max_workers: int = 0,
-    gpus_per_worker: float = 0.0,
-    cpus_per_worker: float = 0.0,
-    accelerator_type: str | None = None,
-    ray_address: str | None = None,
-    max_attempts: int = 3,
-    limit: int | None = None,
+    model: str = Encode.model,
+    latents: str = Encode.latents,
+    text: str = Encode.text,
+    dtype: str = Encode.dtype,
+    seed: int = Encode.seed,
+    compile: bool = Encode.compile,
+    max_area: int = Encode.max_area,
+    max_bytes: int | str = 0,
+    limit: int = 0,
+    batch_size: int | str = "auto",
+    device: str = EncodeCrewOptions.device,
+    workers: int | str = "auto",
+    gpus_per_worker: float = EncodeCrewOptions.gpus_per_worker,
+    cpus_per_worker: float = EncodeCrewOptions.cpus_per_worker,
+    accelerator_type: str | None = EncodeCrewOptions.accelerator_type,
+    runner: str = EncodeCrewOptions.runner,
+    ray_address: str | None = EncodeCrewOptions.ray_address,
+    max_attempts: int = EncodeCrewOptions.max_attempts,
     overwrite: bool = False,
     redo_changed: bool = False,
     listener: EncodeListener | None = None,
 ) -> Outcome:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
-    it is empty). All options are those of `wdsprep encode`; 0 is its `auto`."""
-    recipe = Recipe(
-        resolution=resolution,
-        latents=latents,
-        text=text,
-        dtype=dtype,
-        seed=seed,
-        compile=compile,
-        max_area=max_area,
-        max_nbytes=max_bytes or MAX_NBYTES,
-    )
-    wish = EncodeCrewOptions(
-        runner=runner,
-        device=device,
-        workers=workers,
-        max_workers=max_workers,
-        cpus_per_worker=cpus_per_worker,
-        gpus_per_worker=gpus_per_worker,
-        accelerator_type=accelerator_type,
-        ray_address=ray_address,
-        max_attempts=max_attempts,
-    )
-    return encode_as(
+    it is empty).
+
+        encoded = wdsprep.encode("shards/images", resolution=256, runner="local")
+        encoded.samples, encoded.manifest.rejects, encoded.is_damaged
+
+    The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
+    numbers. Interrupted or killed, the same call goes on where it was.
+    """
+    least, most = least_and_most(workers)
+    return _encoded(
         images,
-        out or f"shards/latents-{resolution}",
-        model=model,
-        recipe=recipe,
-        wish=wish,
-        batch_size=batch_size,
-        limit=limit or 0,
+        place_of(out, resolution),
+        how=Encode(
+            resolution=resolution,
+            model=model,
+            latents=latents,
+            text=text,
+            dtype=dtype,
+            seed=seed,
+            compile=compile,
+            max_area=max_area,
+            max_nbytes=size(max_bytes) or Encode.max_nbytes,
+            batch_size=auto(batch_size),
+            device=device,
+        ),
+        wish=EncodeCrewOptions(
+            runner=runner,
+            device=device,
+            workers=least,
+            max_workers=most,
+            cpus_per_worker=cpus_per_worker,
+            gpus_per_worker=gpus_per_worker,
+            accelerator_type=accelerator_type,
+            ray_address=ray_address,
+            max_attempts=max_attempts,
+        ),
+        limit=limit,
         overwrite=overwrite,
         redo_changed=redo_changed,
-        listener=listener,
+        listener=listener or EncodeListener(),
     )
 
 
-def encode_as(
+def _encoded(
     images: str,
     latents: str,
     *,
-    model: str,
-    recipe: Recipe,
+    how: Encode,
     wish: EncodeCrewOptions,
-    batch_size: int = 0,
-    limit: int = 0,
-    overwrite: bool = False,
-    redo_changed: bool = False,
-    listener: EncodeListener | None = None,
+    limit: int,
+    overwrite: bool,
+    redo_changed: bool,
+    listener: EncodeListener,
 ) -> Outcome:
-    """Encode what `images` holds for the phase `recipe.resolution` into the dataset `latents`."""
-    listener = listener or EncodeListener()
     images, latents = absolute(images), absolute(latents)  # workers may run in other folders
-    source = find_image_shards(images, recipe.resolution)
+    source = find_image_shards(images, how.resolution)
     check_apart(source.url if is_glob(images) else images, latents)
-    found = find_model(model, text=recipe.text, listener=listener.told)
-    check_resolution(found, recipe.resolution)
+    model = find_model(how.model, text=how.text, listener=listener.told)
+    check_resolution(model, how.resolution)
     crew = find_crew(wish)
-    recipe = replace(recipe, dtype=dtype_of(recipe.dtype, crew.device, found))
-    settings = settings_of(found, recipe)
+    how = replace(how, dtype=dtype_of(how.dtype, crew.device, model))
+    settings = settings_of(model, how)
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
     wanted = source.first(limit)
@@ -171,12 +172,12 @@ def encode_as(
     )
     if gone := before - len(manifest.receipts):
         listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
-    if source.max_area > recipe.max_area:
+    if source.max_area > how.max_area:
         listener.told(
             f"{images} was packed with --max-area {source.max_area}: images of more than "
-            f"{recipe.max_area:,} pixels are rejected here, unless --max-area says otherwise"
+            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
         )
-    listener.begun(_begun(found, recipe, crew, source, wanted))
+    listener.begun(_begun(model, how, crew, source, wanted))
     speeds, known = Speeds(), manifest.extra.get("trial")
 
     def heard(progress: RunProgress) -> None:
@@ -189,27 +190,32 @@ def encode_as(
         count=len(pending),
         limit=limit if wanted != source.shards else 0,
         whole=source.is_whole,
-        extra=lambda: {"model": found.name} | (speeds.trial(known) if limit else {}),
+        extra=lambda: {"model": model.name} | (speeds.trial(known) if limit else {}),
         status=listener.status,
         heard=heard,
     )
-    workshop = EncodeWork(
+    work = EncodeWork(
         images=source.url,
         latents=latents,
         settings=settings,
         edition=edition.mark,
-        make_encoder=partial(make_encoder, found, recipe, crew.device),
-        max_area=recipe.max_area,
-        max_nbytes=recipe.max_nbytes,
-        batch_size=batch_size,
+        make_encoder=partial(make_encoder, model, how, crew.device),
+        max_area=how.max_area,
+        max_nbytes=how.max_nbytes,
+        batch_size=how.batch_size,
         decoders=crew.threads,
         threads=crew.threads,
     )
     runner = None
     if pending:
-        runner = runner_of(wish, crew, units=len(pending), phase=str(recipe.resolution))
+        runner = runner_of(wish, crew, units=len(pending), phase=str(how.resolution))
     del source, wanted, manifest
-    return run.carry_out(runner, Latents(workshop), drained(pending))
+    return run.carry_out(runner, work, drained(pending))
+
+
+def place_of(out: str, resolution: int) -> str:
+    """Where latents go that are given no place."""
+    return out or f"shards/latents-{resolution}"
 
 
 def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
@@ -220,18 +226,6 @@ def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
     gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
     while waiting:
         yield ImageShard.unpacked(waiting.pop())
-
-
-@dataclass(frozen=True, slots=True)
-class Latents:
-    """The work, as runners want it: torch and the models are loaded by workers alone."""
-
-    workshop: EncodeWork
-
-    def open(self) -> "EncodeWorker":
-        from wdsprep.encoding.worker import EncodeWorker
-
-        return EncodeWorker(self.workshop)
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":

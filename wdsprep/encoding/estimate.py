@@ -44,7 +44,7 @@ class Speed:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """What is stored of each sample, and how many in a shard."""
 

@@ -24,32 +24,15 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import dtype_of, settings_of
 from wdsprep.encoding.models.find import Model, check_resolution, find_model
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.images.crop import Crop, crop
-from wdsprep.limits import MAX_AREA
 from wdsprep.sources import Columns
+from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.tars import TarsSource
 from wdsprep.text import shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Encode:
-    """How images become latents on their way: the options of `wdsprep encode` that decide what
-    they are, `batch_size` on the device (0: chosen), and `device`, by default the trainer's."""
-
-    resolution: int
-    model: str = "sd2"
-    latents: str = "sample"
-    text: str = "emb"
-    dtype: str = "auto"
-    seed: int = 0
-    compile: bool = False
-    max_area: int = MAX_AREA
-    batch_size: int = 0
-    device: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +58,12 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
     device = device if encode.device == "auto" else encode.device
-    recipe = Recipe(
-        resolution=encode.resolution,
-        latents=encode.latents,
-        text=encode.text,
-        dtype=encode.dtype,
-        seed=encode.seed,
-        compile=encode.compile,
-        max_area=encode.max_area,
-    )
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
-    dtype = dtype_of(recipe.dtype, device.partition(":")[0], model)
+    dtype = dtype_of(encode.dtype, device.partition(":")[0], model)
     return Encoding(
         model=model,
-        recipe=replace(recipe, dtype=dtype),
+        recipe=replace(encode, dtype=dtype),
         device=device,
         batch_size=encode.batch_size,
         make=encoding.make_encoder,
@@ -112,11 +86,14 @@ class Prepared:
         return replace(self, crop=replace(self.crop, pixels=_nothing(side)))
 
 
-def prepared(found: TarSample, tar: str, *, resolution: int, max_area: int) -> Prepared:
+def prepared(
+    found: TarSample, tar: str, *, resolution: int, max_area: int, max_nbytes: int
+) -> Prepared:
     """A RejectedError for what `encode` would reject as well."""
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
+    check_nbytes("the image", len(row.image), max_nbytes)
     made = crop(row.image, resolution, max_area=max_area)
     return Prepared(sample=replace(row, image=b""), crop=made)
 

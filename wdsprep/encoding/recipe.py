@@ -1,22 +1,41 @@
-"""What is made of an image and its caption: the settings of encoding that decide its bytes."""
+"""What is made of an image and its caption: the settings of encoding, with the usual values.
+
+They stand here alone. `encode`, `load` and `stream` take theirs from here, and pass them on whole.
+"""
 
 from dataclasses import dataclass
 
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is made of an image and its caption."""
+    """What decides the bytes of a latent sample, beside the model."""
 
-    resolution: int = 256
+    resolution: int
     latents: str = "sample"
     """sample, mean or moments"""
     text: str = "emb"
     """emb, tokens or none"""
-    dtype: str = "fp32"
-    """fp16, bf16 or fp32: of the models, not of what is stored"""
+    dtype: str = "auto"
+    """fp16, bf16 or fp32: of the models, not of what is stored; auto: by device and model"""
     seed: int = 0
     compile: bool = False
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode(Recipe):
+    """How images become latents while a trainer waits for them.
+
+        how = wdsprep.Encode(resolution=256, model="sd2")
+        loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
+
+    The settings are those of `wdsprep encode` that decide what latents are, `batch_size` on the
+    device (0: chosen), and `device`, by default the trainer's.
+    """
+
+    model: str = "sd2"
+    batch_size: int = 0
+    device: str = "auto"

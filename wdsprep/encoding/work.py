@@ -10,6 +10,7 @@ from wdsprep.runners.run import RunProgress
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
+    from wdsprep.encoding.worker import EncodeWorker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ class Speeds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWork:
-    """The picklable recipe of a worker."""
+    """The picklable recipe of a worker, as runners want it."""
 
     images: str
     latents: str
@@ -73,3 +74,8 @@ class EncodeWork:
     batch_size: int
     decoders: int
     threads: int
+
+    def open(self) -> "EncodeWorker":
+        from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
+
+        return EncodeWorker(self)

@@ -15,7 +15,7 @@ PASSING = frozenset(
 run later."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FetchRules:
     """How to ask, how often, and what to obey."""
 

@@ -1,5 +1,10 @@
 """Images: what is recognised as one, what of it is kept, and the crop that the VAE gets."""
 
+import re
+from dataclasses import dataclass
+
+from wdsprep.errors import UsageError
+
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
     | {"avif", "heic", "heif", "jp2", "j2k", "jpf", "jpx", "mpo", "pbm", "ppm", "pgm", "pnm"}
@@ -11,3 +16,32 @@ OTHER_IMAGES = frozenset(
 )
 """What nobody decodes here, as far as a name tells: by their first bytes they may be something
 else, and if not, each is a reject."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an image may measure, upright; 0 is no limit for the ratio of longer to shorter side."""
+
+    min_side: int
+    max_area: int
+    max_aspect_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recode:
+    """Write everything as JPEG of this quality, at most `max_side` long (0: as long as it is).
+
+    The shorter side never falls under `Limits.min_side`, so shrinking cannot cost a sample its
+    bucket: of a long thin picture the longer side stays over `max_side` instead.
+    """
+
+    quality: int
+    max_side: int = 0
+
+
+def jpeg_quality(given: object) -> int:
+    """`jpg:95`, or the 95 alone."""
+    match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(given))
+    if match is None or not 1 <= int(match[1]) <= 100:
+        raise UsageError(f"{given!r}: write jpg:95, with a quality from 1 to 100")
+    return int(match[1])

@@ -21,8 +21,8 @@ from torch.nn.functional import interpolate
 from torch.utils.dlpack import from_dlpack
 
 from wdsprep.dataset.rejects import Code, RejectedError
-from wdsprep.images import formats, headers
-from wdsprep.images.rule import Limits, Picture, prepare
+from wdsprep.images import Limits, formats, headers
+from wdsprep.images.rule import Picture, prepare
 from wdsprep.limits import MAX_AREA
 
 if TYPE_CHECKING:

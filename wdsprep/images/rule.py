@@ -12,7 +12,7 @@ from PIL import Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.rejects import Code, RejectedError
-from wdsprep.images import colour, formats, headers
+from wdsprep.images import Limits, Recode, colour, formats, headers
 from wdsprep.images.headers import Header
 
 CHANGES = (
@@ -32,27 +32,6 @@ _HEADERS = {"JPEG": headers.read_jpeg, "PNG": headers.read_png, "WEBP": headers.
 _EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 
 _JPEG_MAX_SIDE = 65_500  # libjpeg's
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What an image may measure, upright; 0 is no limit for the ratio of longer to shorter side."""
-
-    min_side: int
-    max_area: int
-    max_aspect_ratio: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recode:
-    """Write everything as JPEG of this quality, at most `max_side` long (0: as long as it is).
-
-    The shorter side never falls under `Limits.min_side`, so shrinking cannot cost a sample its
-    bucket: of a long thin picture the longer side stays over `max_side` instead.
-    """
-
-    quality: int
-    max_side: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

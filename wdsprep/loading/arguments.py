@@ -17,7 +17,8 @@ from wdsprep.runners.local import usable_cpus
 from wdsprep.text import whole
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Encode, Encoding
+    from wdsprep.encoding.on_the_way import Encoding
+    from wdsprep.encoding.recipe import Encode
 
 
 THREADS = 3

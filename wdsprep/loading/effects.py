@@ -17,7 +17,7 @@ from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.limits import MAX_AREA
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
@@ -43,6 +43,7 @@ class Effects:
     drop_text: float = 0.0
     pixels: int = 0
     max_area: int = MAX_AREA
+    max_nbytes: int = MAX_NBYTES
     empty: tuple[Empty, ...] = field(default=())
 
     @property
@@ -62,7 +63,8 @@ class Effects:
         """The same for the models, which want to know more of it."""
         from wdsprep.encoding.on_the_way import prepared
 
-        return prepared(found, tar, resolution=self.pixels, max_area=self.max_area)
+        limits = {"max_area": self.max_area, "max_nbytes": self.max_nbytes}
+        return prepared(found, tar, resolution=self.pixels, **limits)
 
     def finish(self, batch: Batch, rows: range) -> None:
         if batch.moments is not None:

@@ -24,7 +24,7 @@ from wdsprep.encoding.on_the_way import Encoding
 from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
 from wdsprep.encoding.tee import Tee
 from wdsprep.errors import FormatError
-from wdsprep.limits import MAX_AREA
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.effects import TEXTS
 from wdsprep.loading.grid import short
@@ -113,6 +113,7 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
         drop_text=0.0,
         pixels=settings["resolution"],
         max_area=settings.get("max_area", MAX_AREA),
+        max_nbytes=settings.get("max_bytes", MAX_NBYTES),
         empty=(),
     )
     pin = device.type == "cuda"

@@ -43,7 +43,8 @@ from wdsprep.loading.to_device import transferred
 from wdsprep.text import whole, whole_or_none
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Encode, Encoding
+    from wdsprep.encoding.on_the_way import Encoding
+    from wdsprep.encoding.recipe import Encode
     from wdsprep.loading.encoded import Session
 
 

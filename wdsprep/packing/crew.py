@@ -2,19 +2,32 @@
 
 The bounds on requests are those of a machine, and its workers share them. Where it has more cores
 than one host may be asked by, it has fewer workers with more threads each. The rules are in
-`staff`, which only computes; what machines there are is looked up in `find_hands`.
+`staff`, which only computes; what machines there are is looked up in `find_workers`.
 """
 
 from dataclasses import dataclass, replace
 
 from wdsprep.fetch.rules import FetchRules
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Runner
 from wdsprep.runners.local import usable_cpus
 
 SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PackCrewOptions:
+    """What the user asks for; 0 leaves it to us."""
+
+    runner: str = "local"
+    workers: int = 0
+    max_workers: int = 0
+    ray_address: str | None = None
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedWorkers:
     """`workers` that are wanted. On a cluster 0 are as many as there is room for, and `node_cpus`
     the cores of its largest machine; elsewhere all are on one machine."""
 
@@ -34,7 +47,7 @@ class PackCrew:
     """A worker's share, for a table of URLs."""
 
 
-def staff(hands: PackCrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+def staff(hands: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackCrew:
     """The crew for so many slices. Where these are fewer than the workers, each of fewer workers
     decodes in several threads."""
     threads = max(1, hands.workers // max(1, slices))
@@ -67,14 +80,30 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
     )
 
 
-def find_hands(runner: str, *, workers: int, address: str | None) -> PackCrewOptions:
+def find_workers(wish: PackCrewOptions) -> WantedWorkers:
     """Look at the machines. Only Ray knows those of a cluster; one that is started for the run is
     this machine."""
-    if runner == "ray":
+    workers = wish.max_workers or wish.workers
+    if wish.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
-        nodes = cluster_resources(address)
+        nodes = cluster_resources(wish.ray_address)
         if nodes is not None:
             cpus = max((int(node.get("CPU", 0)) for node in nodes), default=0)
-            return PackCrewOptions(workers=workers, node_cpus=max(1, cpus))
-    return PackCrewOptions(workers=workers or usable_cpus())
+            return WantedWorkers(workers=workers, node_cpus=max(1, cpus))
+    return WantedWorkers(workers=workers or usable_cpus())
+
+
+def runner_of(wish: PackCrewOptions, crew: PackCrew) -> Runner:
+    """A runner for this crew."""
+    grows = bool(wish.max_workers)
+    return make_runner(
+        wish.runner,
+        workers=min(wish.workers, crew.workers) if grows else crew.workers,
+        max_workers=crew.workers if grows else 0,
+        units_per_worker=crew.slices,
+        max_attempts=wish.max_attempts,
+        address=wish.ray_address,
+        cpus_per_worker=crew.cpus,
+        name="pack",
+    )

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import TypeVar, cast
@@ -15,52 +15,13 @@ from typing import TypeVar, cast
 from wdsprep.dataset.rejects import Code, Refusal, RejectedError, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
-from wdsprep.images.rule import Limits, Picture, Recode, prepare
-from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.packing.filters import Filter
+from wdsprep.images.rule import Picture, prepare
+from wdsprep.packing.rules import PackRules
 from wdsprep.sources import Item, Slice, Source, Told, untold
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Digest:
-    """A column that has the digests of the images' bytes, and by which hash."""
-
-    column: str
-    hash: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackRules:
-    """What decides which samples are kept and what their shards look like. `kept` names the facts
-    that go into a shard (None: all of them)."""
-
-    buckets: tuple[int, ...] = (256, 512)
-    samples_per_shard: int = 10_000
-    max_shard_nbytes: int = 2_000_000_000
-    full_check: bool = True
-    min_size: int = 0
-    max_area: int = MAX_AREA
-    max_nbytes: int = MAX_NBYTES
-    max_aspect_ratio: float = 0.0
-    min_caption: int = 0
-    max_caption: int = 0
-    filter: Filter | None = None
-    recode: Recode | None = None
-    kept: tuple[str, ...] | None = None
-    verify: Digest | None = None
-    compute_hash: str = ""
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            min_side=max(self.buckets[0], self.min_size),
-            max_area=self.max_area,
-            max_aspect_ratio=self.max_aspect_ratio,
-        )
 
 
 Judged = Refusal | tuple[Sample, Picture]

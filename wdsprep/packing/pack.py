@@ -2,28 +2,32 @@
 
 The slices left to do go to a runner; what a slice becomes depends on the slice and the rules alone,
 so the dataset is the same to the byte for every runner, worker count and history of kills.
+
+`pack` itself is what a user calls: it reads the options, and imports what does the work when that
+begins.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.sealed import FORMAT
 from wdsprep.errors import UsageError
 from wdsprep.fetch.rules import FetchRules
-from wdsprep.limits import MAX_NBYTES
-from wdsprep.packing.crew import PackCrew, PackCrewOptions, staff
-from wdsprep.packing.judge import PackRules
-from wdsprep.packing.retry_rejected import Retries, read_retries
-from wdsprep.packing.slices import SourceSurvey, make_plan, restore_inputs, survey
-from wdsprep.packing.worker import PackWork
-from wdsprep.runners.base import Runner
-from wdsprep.runners.run import Outcome, Run, RunStatus, opened_dataset, written_generations
-from wdsprep.sources import Columns, Source, check_slices
-from wdsprep.sources.patterns import is_glob
-from wdsprep.sources.recognise import recognise
-from wdsprep.store.base import absolute, check_apart
+from wdsprep.images import Recode, jpeg_quality
+from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
+from wdsprep.packing.filters import Filter
+from wdsprep.packing.rules import Digest, PackRules
+from wdsprep.runners.base import least_and_most
+from wdsprep.text import names, size
+
+if TYPE_CHECKING:
+    from wdsprep.packing.crew import PackCrewOptions
+    from wdsprep.packing.slices import SourceSurvey
+    from wdsprep.runners.run import Outcome, RunStatus
+    from wdsprep.sources import Columns, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,28 +35,158 @@ class PackListener:
     """Hears how a run goes; each call may be left out."""
 
     listed: Callable[[int], None] = lambda _count: None
-    found: Callable[[SourceSurvey], None] = lambda _survey: None
-    status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
+    found: "Callable[[SourceSurvey], None]" = lambda _survey: None
+    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
 def pack(
+    source: str = "downloads",
+    images: str = "shards/images",
+    *,
+    buckets: str | Iterable[int] = "256,512",
+    samples_per_shard: int = PackRules.samples_per_shard,
+    max_shard_size: int | str = "2GB",
+    check: str = "full",
+    min_size: int = PackRules.min_size,
+    max_area: int = PackRules.max_area,
+    max_aspect_ratio: float = PackRules.max_aspect_ratio,
+    min_caption: int = PackRules.min_caption,
+    max_caption: int = PackRules.max_caption,
+    filter: str = "",
+    reencode: int | str = "",
+    max_side: int = 0,
+    caption_col: str = "",
+    image_col: str = "",
+    url_col: str = "",
+    save_additional_columns: Iterable[str] | None = None,
+    verify_hash: "str | tuple[str, str] | Digest" = "",
+    compute_hash: str = PackRules.compute_hash,
+    timeout: float = FetchRules.timeout_s,
+    retries: int = FetchRules.retries,
+    requests: int = FetchRules.in_flight,
+    per_host: int = FetchRules.per_host,
+    max_bytes: int | str = 0,
+    contact: str = FetchRules.contact,
+    ignore_robots: bool = False,
+    ignore_opt_outs: bool = False,
+    allow_private_hosts: bool = FetchRules.allow_private,
+    ignore_outage: bool = False,
+    allow_s3: bool = FetchRules.allow_s3,
+    retry_rejected: bool = False,
+    limit: int = 0,
+    workers: int | str = 0,
+    runner: str = "local",
+    ray_address: str | None = None,
+    max_attempts: int = 3,
+    append: bool = False,
+    overwrite: bool = False,
+    listener: PackListener | None = None,
+) -> "Outcome":
+    """Pack the images of `source` into the dataset `images`, by resolution.
+
+        packed = wdsprep.pack("downloads", "shards/images", min_size=300)
+        packed.samples, packed.manifest.rejects, packed.is_damaged
+
+    The options are those of `wdsprep pack`, with its spellings ("2GB", "jpg:95", "4:32" workers) or
+    plain numbers. Interrupted or killed, the same call goes on where it was.
+    """
+    if append and overwrite:
+        raise UsageError("--append keeps what is packed, --overwrite removes it: give one of them")
+    if retry_rejected and overwrite:
+        raise UsageError("--overwrite removes the rejects that --retry-rejected is for: give one")
+    if 0 < max_caption < min_caption:
+        raise UsageError("--max-caption is below --min-caption: no caption fits both")
+    if max_side and not reencode:
+        raise UsageError("--max-side needs --reencode: a smaller image is a new image")
+    from wdsprep.packing.crew import PackCrewOptions
+    from wdsprep.sources import Columns
+
+    least, most = least_and_most(workers)
+    condition = Filter(filter) if filter else None
+    digest = Digest.parse(verify_hash) if verify_hash else None
+    kept = None if save_additional_columns is None else names(save_additional_columns)
+    nbytes = size(max_bytes)
+    return _packed(
+        source,
+        images,
+        rules=PackRules(
+            buckets=parse_buckets(buckets),
+            samples_per_shard=samples_per_shard,
+            max_shard_nbytes=size(max_shard_size),
+            full_check=check == "full",
+            min_size=min_size,
+            max_area=max_area,
+            max_nbytes=nbytes or MAX_NBYTES,
+            max_aspect_ratio=max_aspect_ratio,
+            min_caption=min_caption,
+            max_caption=max_caption,
+            filter=condition,
+            recode=Recode(quality=jpeg_quality(reencode), max_side=max_side) if reencode else None,
+            kept=kept,
+            verify=digest,
+            compute_hash=compute_hash,
+        ),
+        columns=Columns(
+            image=image_col,
+            caption=caption_col,
+            url=url_col,
+            digest=digest.column if digest else "",
+            filtered=tuple(sorted(condition.names - {"caption"})) if condition else (),
+            kept=kept or (),
+        ),
+        fetch=FetchRules(
+            timeout_s=timeout,
+            retries=retries,
+            in_flight=requests,
+            per_host=per_host,
+            max_nbytes=nbytes or MAX_DOWNLOAD_NBYTES,
+            contact=contact,
+            robots=not ignore_robots,
+            opt_outs=not ignore_opt_outs,
+            allow_private=allow_private_hosts,
+            allow_s3=allow_s3,
+            minds_outage=not ignore_outage,
+        ),
+        wish=PackCrewOptions(
+            runner=runner,
+            workers=least,
+            max_workers=most,
+            ray_address=ray_address,
+            max_attempts=max_attempts,
+        ),
+        limit=limit,
+        append=append,
+        overwrite=overwrite,
+        retry_rejected=retry_rejected,
+        listener=listener or PackListener(),
+    )
+
+
+def _packed(
     source: str,
     images: str,
     *,
     rules: PackRules,
-    columns: Columns,
-    find_hands: Callable[[], PackCrewOptions],
-    make_runner: Callable[[PackCrew], Runner],
+    columns: "Columns",
     fetch: FetchRules,
-    limit: int = 0,
-    append: bool = False,
-    overwrite: bool = False,
-    retry_rejected: bool = False,
-    listener: PackListener | None = None,
-) -> Outcome:
-    """Pack `source` into the dataset `images` on the runner that is made for the crew; the URLs of
-    a table are fetched by the rules of `fetch`, which hold for a machine."""
-    listener = listener or PackListener()
+    wish: "PackCrewOptions",
+    limit: int,
+    append: bool,
+    overwrite: bool,
+    retry_rejected: bool,
+    listener: PackListener,
+) -> "Outcome":
+    """The bounds of `fetch` hold for a machine."""
+    from wdsprep.packing.crew import find_workers, runner_of, staff
+    from wdsprep.packing.retry_rejected import Retries, read_retries
+    from wdsprep.packing.slices import make_plan, restore_inputs, survey
+    from wdsprep.packing.worker import PackWork
+    from wdsprep.runners.run import Run, opened_dataset, written_generations
+    from wdsprep.sources import check_slices
+    from wdsprep.sources.patterns import is_glob
+    from wdsprep.sources.recognise import recognise
+    from wdsprep.store.base import absolute, check_apart
+
     source, images = absolute(source), absolute(images)  # workers may run in other folders
     found = recognise(
         source,
@@ -67,8 +201,8 @@ def pack(
         )
     check_apart(found.url if is_glob(source) else source, images)
     seen = survey(found, limit, listener.listed)
-    size = rules.samples_per_shard if found.kind == "folder" else 1
-    check_slices(-(-seen.count // size))  # before --overwrite removes anything
+    slice_size = rules.samples_per_shard if found.kind == "folder" else 1
+    check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.found(seen)
     settings = settings_of(found, rules, columns, fetch)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
@@ -76,15 +210,15 @@ def pack(
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
-    plan = make_plan(edition.store, manifest, seen, slice_size=size, append=append)
+    plan = make_plan(edition.store, manifest, seen, slice_size=slice_size, append=append)
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
-    crew = staff(find_hands(), slices=count, fetch=fetch if has_urls else None)
-    packer = PackWork(
+    crew = staff(find_workers(wish), slices=count, fetch=fetch if has_urls else None)
+    work = PackWork(
         source=seen.source,
         images=images,
         rules=rules,
@@ -95,7 +229,7 @@ def pack(
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,
     )
-    runner = make_runner(crew) if count else None
+    runner = runner_of(wish, crew) if count else None
     run = Run(
         edition,
         manifest,
@@ -105,11 +239,11 @@ def pack(
         settle=retries.settle,
         status=listener.status,
     )
-    return run.carry_out(runner, packer, retries.apart_from(chain(plan.pending(), again)))
+    return run.carry_out(runner, work, retries.apart_from(chain(plan.pending(), again)))
 
 
 def settings_of(
-    source: Source, rules: PackRules, columns: Columns, fetch: FetchRules
+    source: "Source", rules: PackRules, columns: "Columns", fetch: FetchRules
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the source's content."""
     found = {

@@ -24,7 +24,8 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.state import find_receipt
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.rule import Picture
-from wdsprep.packing.judge import Judged, PackRules, judged, repeated_urls
+from wdsprep.packing.judge import Judged, judged, repeated_urls
+from wdsprep.packing.rules import PackRules
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources import LeftOut, Slice, Source

@@ -8,7 +8,7 @@
 4. `page` writes it down; `markup` escapes everything that comes from data.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
@@ -28,10 +28,9 @@ class WrittenReport:
     samples: int
 
 
-def write_report(
-    datasets: Sequence[str],
+def report(
+    *datasets: str,
     output: str = "report.html",
-    *,
     samples: int = SAMPLES,
     seed: int = 0,
     model: str = "",
@@ -40,6 +39,8 @@ def write_report(
 ) -> WrittenReport:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
     one HTML file `output`, a path or an `s3://` URL.
+
+        written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
 
     Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
     default the one they were made with where it is on this machine; `none` decodes nothing, and

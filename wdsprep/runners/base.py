@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from wdsprep.errors import UsageError
 
 
 class BrokenWorkerError(Exception):
@@ -71,3 +74,15 @@ class Runner(Protocol):
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         """Do all units, in the order in which they get done."""
         ...
+
+
+def least_and_most(workers: Any) -> tuple[int, int]:
+    """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
+    where there is one number alone."""
+    if isinstance(workers, tuple):
+        return workers
+    match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(workers))
+    least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
+    if match is None or (match[2] and not 1 <= least <= most):
+        raise UsageError(f"{workers!r}: give auto, a number, or MIN:MAX such as 4:32")
+    return least, most

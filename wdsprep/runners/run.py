@@ -29,7 +29,7 @@ from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import human_counts, human_time
+from wdsprep.text import human_counts, human_time, plural
 
 MOST_HOSTS = 2_000
 CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
@@ -81,6 +81,14 @@ class Outcome:
     units_before: int
     quarantined: tuple[Quarantined, ...]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        there = self.manifest
+        state = "complete" if there.complete else "not complete"
+        parts = [f"{plural(there.samples, 'sample')} in {plural(len(there.shards), 'shard')}"]
+        parts += [f"rejects: {human_counts(there.rejects)}"] if there.rejects else []
+        parts += [f"{plural(len(self.quarantined), 'unit')} left out"] if self.quarantined else []
+        return f"<Outcome {there.dataset}, {state}: {', '.join(parts)}>"
 
     @property
     def broken_tars(self) -> int:

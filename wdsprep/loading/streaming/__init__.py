@@ -1,7 +1,7 @@
 """Latents straight into trainers: read and decoded here, encoded there, on one Ray cluster.
 
     feed = wdsprep.stream(
-        "shards/images", resolution=256, model="sd2", global_batch=1024, trainers=8
+        "shards/images", encode=Encode(resolution=256), global_batch=1024, trainers=8
     )
     # in the process of trainer `rank`, which was given feed.trainers[rank]:
     for batch in trainer:                        # latent, emb, key: this rank's share
@@ -29,9 +29,8 @@ from typing import Any
 import ray
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.encoding.on_the_way import Encode
+from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import UsageError
-from wdsprep.limits import MAX_AREA
 from wdsprep.loading.catalog import Stream, as_streams
 from wdsprep.loading.loader import load
 from wdsprep.loading.order import RUN
@@ -47,17 +46,9 @@ LEAST = 2  # cores of a Ray that is started here: one worker of each stage
 def stream(
     images: str | Stream | Iterable[str | Stream],
     *,
-    resolution: int,
+    encode: Encode,
     global_batch: int,
-    model: str = "sd2",
     trainers: int = 1,
-    latents: str = "sample",
-    text: str = "emb",
-    dtype: str = "auto",
-    noise_seed: int = 0,
-    max_area: int = MAX_AREA,
-    batch_size: int = 0,
-    device: str = "auto",
     seed: int = 0,
     epochs: int | None = 1,
     step: int = 0,
@@ -78,35 +69,27 @@ def stream(
     """Batches for `trainers` trainers, made of image shards by other processes on a Ray cluster:
     that of this process, of `ray_address`, or one started here.
 
-    Up to `device` the options are those of `wdsprep encode` (its seed is `noise_seed`), up to
-    `skip_missing` those of `wdsprep.load`. `state` is what `state_dict` gave, in any mode. `tee`
-    is where to keep the latent shards. `decoders` and `encoders` are the least and the most workers
-    of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders
-    share a GPU.
+        how = wdsprep.Encode(resolution=256, model="sd2")
+        with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
+            ...  # give feed.trainers[rank] to the process of that rank, which iterates it
+
+    `encode` and the options up to `tee` are those of `wdsprep.load`. `state` is what `state_dict`
+    gave, in any mode. `tee` is where to keep the latent shards. `decoders` and `encoders` are the
+    least and the most workers of a stage, by default up to what the cluster has; `gpus_per_encoder`
+    below 1 lets encoders share a GPU.
     """
     streams = [replace(each, url=absolute(os.fspath(each.url))) for each in as_streams(images)]
     tee = tee and absolute(tee)  # workers and trainers may run in other folders
     stack = ExitStack()
     with stack:
         stack.enter_context(connected(ray_address, cpus=LEAST, dashboard=False))
-        device = device if device != "auto" else "cuda" if _total("GPU") else "cpu"
+        device = encode.device if encode.device != "auto" else "cuda" if _total("GPU") else "cpu"
         gpus = gpus_per_encoder if device.startswith("cuda") else 0.0
         _check_room(gpus)
-        how = Encode(
-            resolution=resolution,
-            model=model,
-            latents=latents,
-            text=text,
-            dtype=dtype,
-            seed=noise_seed,
-            max_area=max_area,
-            batch_size=batch_size,
-            device=device,
-        )
         loader = load(
             streams,
             global_batch=global_batch,
-            encode=how,
+            encode=replace(encode, device=device),
             tee=tee,
             seed=seed,
             epochs=epochs,
@@ -127,19 +110,19 @@ def stream(
         if loader.encoding is None:
             raise UsageError("a stream is of images")
         arrays = fields_of(loader.encoding.settings["layout"])
-        room = StreamRoom.of(_total("object_store_memory"), resolution, arrays)
+        room = StreamRoom.of(_total("object_store_memory"), encode.resolution, arrays)
         decoders = decoders or (1, max(1, int(_total("CPU"))))
         encoders = encoders or (1, max(1, int(_most_encoders(gpus))))
         least = least_ahead(decoders, encoders, trainers)
-        line = Pieces(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
-        works = Pipeline(
-            line=line,
+        pieces = Pieces(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
+        pipeline = Pipeline(
+            line=pieces,
             decoders=decoders,
             encoders=encoders,
             gpus=gpus,
-            ahead=ahead_of(line, room, least),
+            ahead=ahead_of(pieces, room, least),
         )
-        made = works.trainers(loader.step, loader.end, tee=tee)
+        made = pipeline.trainers(loader.step, loader.end, tee=tee)
         stack.callback(_end, made[0])
         return Feed(made, stack.pop_all())
 

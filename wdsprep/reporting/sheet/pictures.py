@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from wdsprep.dataset.rejects import Code, RejectedError
-from wdsprep.images import formats
-from wdsprep.images.rule import Limits, prepare
+from wdsprep.images import Limits, formats
+from wdsprep.images.rule import prepare
 from wdsprep.reporting.page.markup import by
 
 SIDE = 256
