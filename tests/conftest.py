@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wdsprep.store import Store
+from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 

@@ -11,16 +11,19 @@ import pytest
 from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
+from wdsprep.checks.inspect import Looked, look, overview, urls
 from wdsprep.cli import main
+from wdsprep.dataset.counts import bin_name, quantile
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.state import open_dataset
+from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError
-from wdsprep.inspecting import Looked, look, open_dataset, overview, urls
-from wdsprep.manifest import MANIFEST, Manifest, Receipt
-from wdsprep.quantiles import bin_name, quantile
-from wdsprep.samples import Reject
 from wdsprep.sources.patterns import expand_braces
-from wdsprep.store import open_store, write_bytes
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.tar.read import file_tape, read_samples
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,12 @@ from tests.kit.damaged import (
 )
 from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
 from wdsprep.checks import Kind
+from wdsprep.checks.repair import Repair, carry_out, plan_repair
 from wdsprep.cli import main
+from wdsprep.dataset.manifest import MANIFEST
 from wdsprep.errors import FingerprintError
-from wdsprep.manifest import MANIFEST
-from wdsprep.repair import Repair, carry_out, plan_repair
-from wdsprep.store import open_store, write_bytes
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 Packed = tuple[Path, Path, dict[str, bytes]]
 

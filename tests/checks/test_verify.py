@@ -13,10 +13,12 @@ import pytest
 from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
 from tests.kit.packs import photos, tree
 from wdsprep.cli import main
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, Shard
-from wdsprep.store import open_store, write_bytes
-from wdsprep.tar.read import file_tape, read_samples
-from wdsprep.tar.write import TarWriter
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.tar.read import file_tape, read_samples
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 FLIPS = 200
 

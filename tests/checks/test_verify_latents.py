@@ -16,15 +16,17 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, tree
-from wdsprep.dataset import write_rebuilt
+from wdsprep.checks.inspect import Looked, look
+from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.dataset.manifest import MANIFEST
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.state import open_dataset, write_rebuilt
+from wdsprep.dataset.tar.read import file_tape, read_samples
+from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
-from wdsprep.inspecting import Looked, look, open_dataset
-from wdsprep.judging import judged
-from wdsprep.manifest import MANIFEST, Receipt, Shard
-from wdsprep.repair import carry_out, plan_repair
-from wdsprep.store import open_store, write_bytes
-from wdsprep.tar.read import file_tape, read_samples
-from wdsprep.tar.write import TarWriter
+from wdsprep.packing.judge import judged
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 FLIPS = 60
 EMPTY = "empty.emb.npy"
@@ -33,7 +35,7 @@ Pair = tuple[Path, Path, dict[str, bytes]]
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.make_encoder", Making()):
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
         yield
 
 
@@ -195,7 +197,7 @@ def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
     def late(*args: Any, **options: Any) -> Iterator[Any]:
         return ((found[0] + 999_998, found[1]) for found in judged(*args, **options) if found)
 
-    monkeypatch.setattr("wdsprep.packer.judged", late)
+    monkeypatch.setattr("wdsprep.packing.worker.judged", late)
     source = pictures(tmp_path / "photos", range(0, 18, 3))
     damaged = source / "photo-0006.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-2000])

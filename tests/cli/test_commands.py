@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from tests.kit.paths import ROOT
-from wdsprep import __version__
 from wdsprep.cli import cli, main
+from wdsprep.version import __version__
 
 PROGRAM = Path(sys.executable).with_name("wdsprep")
 
@@ -130,7 +130,7 @@ def test_a_bug_is_reported_as_one(
     def broken(*_arguments: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("wdsprep.index.index", broken)
+    monkeypatch.setattr("wdsprep.dataset.reindex.index", broken)
     assert main(["index", "somewhere"]) == 1
     assert "a bug: KeyError: 'x'" in capfd.readouterr().err
 

@@ -7,11 +7,9 @@ import pytest
 from PIL import Image
 
 from tests.kit.packs import outcome
-from wdsprep import demo
-from wdsprep.cli import cli, main
-from wdsprep.demo import pictures
-from wdsprep.demo.drawings import OUTLINES, draw
-from wdsprep.demo.paints import TEXTURES
+from wdsprep.cli import cli, demo, main
+from wdsprep.cli.demo import pictures
+from wdsprep.cli.demo.drawings import OUTLINES, TEXTURES, draw
 
 KINDS = pictures.KINDS
 LOCAL = ["--runner", "local", "--device", "cpu"]

@@ -7,9 +7,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from wdsprep.arrays import Field, field_of, fields_of, layout
+from wdsprep.dataset.arrays import Field, field_of, fields_of, layout
+from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
-from wdsprep.tar.write import TarWriter
 
 SHAPES = [(4, 32, 32), (77, 1024), (77,), (8, 64, 64), (16, 128, 128), (1,), (1000, 10, 7, 3)]
 

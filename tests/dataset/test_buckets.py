@@ -1,6 +1,6 @@
 import pytest
 
-from wdsprep.buckets import bucket_of, buckets_of_phase, parse_buckets
+from wdsprep.dataset.buckets import bucket_of, buckets_of_phase, parse_buckets
 from wdsprep.errors import UsageError
 
 

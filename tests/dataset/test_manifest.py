@@ -5,18 +5,11 @@ from typing import Any
 
 import pytest
 
+from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
+from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
+from wdsprep.dataset.sealed import FORMAT, seal
 from wdsprep.errors import FormatError, NewerFormatError
-from wdsprep.manifest import (
-    FORMAT,
-    Manifest,
-    Receipt,
-    Shard,
-    count_up,
-    differences,
-    fingerprint,
-    sorted_receipts,
-)
-from wdsprep.sealed import seal
 
 SETTINGS = {"buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}
 
@@ -73,7 +66,7 @@ def test_a_cut_file_is_damaged(cut: int) -> None:
 
 
 def test_a_newer_format_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.sealed.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("wdsprep.dataset.sealed.FORMAT", FORMAT + 1)
     newer = manifest().to_bytes()
     monkeypatch.undo()
     with pytest.raises(NewerFormatError, match="upgrade wdsprep"):

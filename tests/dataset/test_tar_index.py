@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wdsprep.dataset.tar.index import decode_index, encode_index
+from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.dataset.tar.read import file_tape, index_tar, scan, split_member, stream_tape
+from wdsprep.dataset.tar.write import TarWriter, header
 from wdsprep.errors import FormatError
-from wdsprep.tar.index import decode_index, encode_index
-from wdsprep.tar.read import BadSampleError, file_tape, index_tar, scan, split_member, stream_tape
-from wdsprep.tar.write import TarWriter, header
 
 FIELDS = ("jpg", "json", "txt")
 

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wdsprep.tar.index import decode_index
-from wdsprep.tar.members import MAX_EXTENSION_NBYTES, MAX_PADDING_NBYTES
-from wdsprep.tar.read import (
-    BadSampleError,
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import MAX_EXTENSION_NBYTES, MAX_PADDING_NBYTES, BadSampleError
+from wdsprep.dataset.tar.read import (
     TarSample,
     file_tape,
     index_tar,
@@ -30,7 +29,7 @@ from wdsprep.tar.read import (
     stream_tape,
     unzipped,
 )
-from wdsprep.tar.write import TarWriter, header
+from wdsprep.dataset.tar.write import TarWriter, header
 
 CODES = {"truncated", "bad_header", "repeated_key", "scattered", "repeated_field"}
 END = bytes(1024)

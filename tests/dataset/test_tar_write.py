@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wdsprep.dataset.tar import write
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header
 from wdsprep.errors import StoreError, TarError
-from wdsprep.tar import write
-from wdsprep.tar.index import decode_index
-from wdsprep.tar.read import read_samples, stream_tape
-from wdsprep.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header
 
 Samples = list[tuple[str, dict[str, bytes]]]
 

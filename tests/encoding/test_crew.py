@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.crews import Machine, Wish, staff
+from wdsprep.encoding.crew import EncodeCrewOptions, Machine, staff
 from wdsprep.errors import UsageError
 
 TWO_CORES = [Machine(cpus=2)]
@@ -16,44 +16,44 @@ MIXED = [
 
 
 def test_on_a_cpu_one_worker_has_all_cores() -> None:
-    crew = staff(Wish(), TWO_CORES, is_cluster=False)
+    crew = staff(EncodeCrewOptions(), TWO_CORES, is_cluster=False)
     assert (crew.device, crew.workers, crew.threads) == ("cpu", 1, 2)
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 2), (2, 1), (3, 1)])
 def test_workers_on_a_cpu_share_its_cores(workers: int, threads: int) -> None:
-    crew = staff(Wish(workers=workers), TWO_CORES, is_cluster=False)
+    crew = staff(EncodeCrewOptions(workers=workers), TWO_CORES, is_cluster=False)
     assert (crew.workers, crew.threads) == (workers, threads)
 
 
 def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
-    crew = staff(Wish(), ONE_GPU, is_cluster=False)
+    crew = staff(EncodeCrewOptions(), ONE_GPU, is_cluster=False)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 1, 8)
-    crew = staff(Wish(), EIGHT_GPUS, is_cluster=False)
+    crew = staff(EncodeCrewOptions(), EIGHT_GPUS, is_cluster=False)
     assert (crew.workers, crew.cpus_per_worker, crew.gpus) == (8, 12, tuple("01234567"))
 
 
 def test_a_gpu_can_be_shared_and_left_alone() -> None:
-    crew = staff(Wish(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
+    crew = staff(EncodeCrewOptions(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
     assert (crew.workers, crew.cpus_per_worker, crew.gpus_per_worker) == (2, 4, 0.5)
-    crew = staff(Wish(device="cpu"), ONE_GPU, is_cluster=False)
+    crew = staff(EncodeCrewOptions(device="cpu"), ONE_GPU, is_cluster=False)
     assert (crew.device, crew.gpus_per_worker, crew.workers) == ("cpu", 0, 1)
 
 
 def test_on_a_cluster_every_gpu_machine_has_room() -> None:
-    crew = staff(Wish(), MIXED, is_cluster=True)
+    crew = staff(EncodeCrewOptions(), MIXED, is_cluster=True)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 0, 8)
-    crew = staff(Wish(), [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
+    crew = staff(EncodeCrewOptions(), [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cpu", 0, 4)
 
 
 def test_gpus_may_join_a_cluster_later() -> None:
-    crew = staff(Wish(device="cuda", workers=4), [Machine(cpus=4)], is_cluster=True)
+    crew = staff(EncodeCrewOptions(device="cuda", workers=4), [Machine(cpus=4)], is_cluster=True)
     assert (crew.device, crew.workers, crew.gpus_per_worker) == ("cuda", 4, 1)
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="no GPU"):
-        staff(Wish(device="cuda"), TWO_CORES, is_cluster=False)
+        staff(EncodeCrewOptions(device="cuda"), TWO_CORES, is_cluster=False)
     with pytest.raises(UsageError, match="gpus-per-worker"):
-        staff(Wish(gpus_per_worker=1), TWO_CORES, is_cluster=False)
+        staff(EncodeCrewOptions(gpus_per_worker=1), TWO_CORES, is_cluster=False)

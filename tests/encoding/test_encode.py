@@ -25,8 +25,8 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
+from wdsprep.encoding.models.find import TINY
 from wdsprep.errors import FingerprintError, SourceError, UsageError
-from wdsprep.models import TINY
 
 # --- the same bytes, whoever does it
 

@@ -17,12 +17,13 @@ from torch.nn.functional import cosine_similarity, interpolate
 
 import wdsprep
 from tests.kit import packs
-from wdsprep.decoder import Decoder
-from wdsprep.demo.drawings import draw
-from wdsprep.encoder import Encoded, LatentEncoder, load_encoder
+from wdsprep.cli.demo.drawings import draw
+from wdsprep.encoding.models.decoder import Decoder
+from wdsprep.encoding.models.encoder import Encoded, LatentEncoder, load_encoder
+from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
-from wdsprep.models import TINY, Recipe, find_model
-from wdsprep.noise import noise_keys
 
 CAPTIONS = [
     "a photo of a cat on a sofa",

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encodes import Broken, Means
-from wdsprep.encoder import Encoded
-from wdsprep.engine import Engine, EngineError, Result
-from wdsprep.samples import Code, RejectedError
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.models.encoder import Encoded
 
 
 def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:

@@ -8,11 +8,11 @@ import pytest
 
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import manifest_of
-from wdsprep.arrays import Field
 from wdsprep.cli import main
-from wdsprep.plan import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
+from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.encoding.estimate import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
 from wdsprep.store.s3 import PART_NBYTES
-from wdsprep.tar.write import TarWriter
 
 COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
 SPEEDS = {256: Speed(each=100, source="given"), 512: Speed(each=25, source="given")}

@@ -37,12 +37,13 @@ from tests.kit.packs import (
 )
 from tests.kit.paths import FIND_TESTS
 from tests.kit.s3 import S3Server
-from wdsprep.crews import Wish
-from wdsprep.encoding import Listener, encode_as
-from wdsprep.latents import Working
-from wdsprep.models import Recipe
-from wdsprep.run import Outcome, Progress
-from wdsprep.store import open_store, write_bytes
+from wdsprep.encoding.crew import EncodeCrewOptions
+from wdsprep.encoding.encode import EncodeListener, encode_as
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.work import EncodeProgress
+from wdsprep.runners.run import Outcome, RunProgress
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 pytestmark = pytest.mark.system
 
@@ -103,20 +104,20 @@ def encode(
     out: Path | str,
     making: Making | None = None,
     *,
-    listener: Listener | None = None,
+    listener: EncodeListener | None = None,
     **wish: Any,
 ) -> Outcome:
     recipe = Recipe(
         resolution=64, latents="sample", text="emb", dtype="auto", seed=0, compile=False
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wdsprep.encoding.make_encoder", making or Making())
+        patch.setattr("wdsprep.encoding.encode.make_encoder", making or Making())
         return encode_as(
             str(images),
             str(out),
             model="tiny",
             recipe=recipe,
-            wish=Wish(**{"runner": "local", "device": "cpu", "workers": 2, **wish}),
+            wish=EncodeCrewOptions(**{"runner": "local", "device": "cpu", "workers": 2, **wish}),
             batch_size=4,
             listener=listener,
         )
@@ -162,7 +163,7 @@ class Killer:
         self._thread.join()
         self._done.look()
 
-    def heard(self, progress: Progress) -> None:
+    def heard(self, progress: RunProgress) -> None:
         pid = pid_of(progress)
         self._due.setdefault(pid, time.monotonic() + self._chance.uniform(0.0, 0.9))
 
@@ -186,13 +187,13 @@ class Killer:
             self._done.look()
 
 
-def pid_of(progress: Progress) -> int:
-    assert isinstance(progress, Working)
+def pid_of(progress: RunProgress) -> int:
+    assert isinstance(progress, EncodeProgress)
     return int(progress.worker.rpartition(":")[2])
 
 
 def workers_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "wdsprep.runners.worker" in words_of(child)]
+    return [child for child in children(pid) if "wdsprep.runners.local_worker" in words_of(child)]
 
 
 def words_of(pid: int) -> str:
@@ -250,7 +251,7 @@ def test_workers_killed_at_thirty_moments_leave_the_bytes_of_an_undisturbed_run(
                 images,
                 out,
                 Making(pause_s=0.1),
-                listener=Listener(heard=killer.heard),
+                listener=EncodeListener(heard=killer.heard),
                 max_attempts=100,
             )
         assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
@@ -346,7 +347,7 @@ def test_a_removed_ray_node_costs_no_attempt(
     done = Done(out)
     pids: set[int] = set()
 
-    def heard(progress: Progress) -> None:
+    def heard(progress: RunProgress) -> None:
         nonlocal node
         pids.add(pid_of(progress))
         if len(pids) == 2 and node:
@@ -358,7 +359,7 @@ def test_a_removed_ray_node_costs_no_attempt(
         images,
         out,
         Making(pause_s=0.1),
-        listener=Listener(heard=heard),
+        listener=EncodeListener(heard=heard),
         runner="ray",
         cpus_per_worker=2.0,  # one worker a node
         max_attempts=1,

@@ -38,11 +38,11 @@ from tests.kit.packs import (
     tree,
     write_files,
 )
-from wdsprep.dataset import read_receipt, write_rebuilt
-from wdsprep.encoding import Listener
+from wdsprep.dataset.reindex import index as index_tars
+from wdsprep.dataset.state import read_receipt, write_rebuilt
+from wdsprep.encoding.encode import EncodeListener
 from wdsprep.errors import FormatError, SourceError, UsageError
-from wdsprep.index import index as index_tars
-from wdsprep.report import write_report
+from wdsprep.reporting import write_report
 from wdsprep.store import open_store
 
 # --- tars that something else packed
@@ -245,7 +245,7 @@ def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> Non
     tar = tar_bytes((f"{n}.jpg", jpeg(n, (80, 70))) for n in range(3))
     write_files(tmp_path / "in", {"x.tar": tar, "y.tar": tar})
     seen: list[str] = []
-    listener = Listener(status=lambda status: seen.extend(status().remarks(60)))
+    listener = EncodeListener(status=lambda status: seen.extend(status().remarks(60)))
     encode_here(tmp_path / "in", tmp_path / "out", listener=listener)
     assert set(seen) == {"1 min 00 s left"}
 

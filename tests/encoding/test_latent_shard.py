@@ -24,11 +24,11 @@ from tests.kit.encodes import (
     stacked,
 )
 from tests.kit.packs import jpeg, manifest_of, write_files
-from wdsprep.arrays import fields_of
-from wdsprep.models import TINY
-from wdsprep.noise import noise_keys, normal
-from wdsprep.pixels import crop
-from wdsprep.tar.index import decode_index
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.encoding.models.find import TINY
+from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.images.crop import crop
 
 SCALE = 0.18215
 

@@ -17,17 +17,11 @@ import huggingface_hub.constants
 import pytest
 
 from tests.kit.serving import serving
-from wdsprep.arrays import Field
+from wdsprep.dataset.arrays import Field
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.find import TINY, Model, check_resolution, check_weights, find_model
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.models import (
-    TINY,
-    Model,
-    Recipe,
-    check_resolution,
-    check_weights,
-    fields,
-    find_model,
-)
 
 REPO = "someone/some-model"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from wdsprep import noise
-from wdsprep.noise import noise_keys, normal
+from wdsprep.encoding.models import noise
+from wdsprep.encoding.models.noise import noise_keys, normal
 
 NAMES = [f"{number:09d}" for number in range(300)]
 SHAPE = (4, 32, 32)

@@ -17,8 +17,8 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
 from tests.kit.paths import README
-from wdsprep import Encode
-from wdsprep.draft import Draft
+from wdsprep.dataset.draft import Draft
+from wdsprep.encoding.on_the_way import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
 
 BATCH = 8
@@ -35,14 +35,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stored(images: Path) -> Path:
     """By an encoder that loads in no time."""
-    with patch("wdsprep.encoding.make_encoder", Making()):
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
         encode_here(images, images.parent / "latents")
     return images.parent / "latents"
 
 
 @pytest.fixture
 def cheap() -> Iterator[None]:
-    with patch("wdsprep.encoding.make_encoder", Making()):
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
         yield
 
 
@@ -128,10 +128,10 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
 
 def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> None:
     step_nbytes = BATCH * 3 * HOW.resolution**2
-    with patch("wdsprep.loader.plan.usable_cpus", return_value=64):
+    with patch("wdsprep.loading.arguments.usable_cpus", return_value=64):
         assert online(images).plan.ahead == 66
         for steps, ahead in ((1, 2), (5, 5)):
-            with patch("wdsprep.loader.plan.CROPS_NBYTES", steps * step_nbytes):
+            with patch("wdsprep.loading.arguments.CROPS_NBYTES", steps * step_nbytes):
                 assert online(images).plan.ahead == ahead
 
 
@@ -188,7 +188,7 @@ def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
     images: Path, stored: Path, tmp_path: Path
 ) -> None:
     tee = tmp_path / "tee"
-    with patch("wdsprep.online.tee.GATHERED", 2):
+    with patch("wdsprep.encoding.tee.GATHERED", 2):
         list(online(images, tee=str(tee), epochs=2))
     assert encode_here(images, tee).units_before < len(list(stored.glob("*/*.tar")))
     assert tree(tee) == tree(stored)

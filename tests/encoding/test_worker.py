@@ -10,17 +10,17 @@ import pytest
 
 from tests.kit.encodes import Broken, Means, members
 from tests.kit.packs import temporaries
-from wdsprep.image_shards import ImageShard, find_image_shards
-from wdsprep.latent_shard import LatentShard
-from wdsprep.latent_worker import LatentsWorker
-from wdsprep.latents import Workshop
-from wdsprep.pixels import crop
-from wdsprep.runners import BrokenWorkerError
+from wdsprep.encoding.image_shards import ImageShard, find_image_shards
+from wdsprep.encoding.latent_shard import LatentShard
+from wdsprep.encoding.work import EncodeWork
+from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.images.crop import crop
+from wdsprep.runners.base import BrokenWorkerError
 
 
-def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> LatentsWorker:
+def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> EncodeWorker:
     options: dict[str, Any] = {"batch_size": 8, "decoders": 2, "threads": 1, **changes}
-    workshop = Workshop(
+    workshop = EncodeWork(
         images=str(images),
         latents=str(out),
         settings={"seed": 0},
@@ -28,14 +28,14 @@ def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> LatentsWo
         max_area=10**8,
         **options,
     )
-    return LatentsWorker(workshop)
+    return EncodeWorker(workshop)
 
 
 def _same(encoder: Means) -> Means:
     return encoder
 
 
-def do(call: LatentsWorker, shard: ImageShard, errors: list[Exception]) -> None:
+def do(call: EncodeWorker, shard: ImageShard, errors: list[Exception]) -> None:
     try:
         for _ in call(shard):
             pass
@@ -43,7 +43,7 @@ def do(call: LatentsWorker, shard: ImageShard, errors: list[Exception]) -> None:
         errors.append(error)
 
 
-def do_all(call: LatentsWorker, shards: Iterable[ImageShard]) -> list[Exception]:
+def do_all(call: EncodeWorker, shards: Iterable[ImageShard]) -> list[Exception]:
     """All shards at once, as a runner with several units in each worker does."""
     errors: list[Exception] = []
     threads = [threading.Thread(target=do, args=(call, shard, errors)) for shard in shards]

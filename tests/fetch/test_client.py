@@ -15,8 +15,8 @@ from tests.kit.webserver import (
     redirect,
     status,
 )
-from wdsprep.fetch import PASSING
-from wdsprep.samples import Code
+from wdsprep.dataset.rejects import Code
+from wdsprep.fetch.rules import PASSING
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from tests.kit.fetches import Answers
-from wdsprep.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, Pace
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.samples import Sample
-from wdsprep.sources import Refusal
+from wdsprep.fetch.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, DownloadTurns
 
 
 def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Refusal]]:
@@ -28,7 +28,9 @@ def idle_until(
 
 def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> None:
     client, urls = Answers(), [str(n) for n in range(500)]
-    with Downloads(client, Counter, pace=Pace(heard=ASKED_AHEAD), minds_outage=True) as downloads:
+    with Downloads(
+        client, Counter, pace=DownloadTurns(heard=ASKED_AHEAD), minds_outage=True
+    ) as downloads:
         found = downloads.take(numbered(urls))
         idle_until(found, lambda: len(client.asked) == 500)
         for url in urls[:0:-1]:
@@ -45,9 +47,9 @@ def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> No
 def test_a_few_are_asked_for_first_and_more_as_answers_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wdsprep.downloads.MORE_A_SECOND", 0)
+    monkeypatch.setattr("wdsprep.fetch.downloads.MORE_A_SECOND", 0)
     client, urls = Answers(), [str(n) for n in range(500)]
-    with Downloads(client, Counter, pace=Pace(), minds_outage=True) as downloads:
+    with Downloads(client, Counter, pace=DownloadTurns(), minds_outage=True) as downloads:
         found = downloads.take(numbered(urls))
         idle_until(found, lambda: len(client.asked) == FIRST_ASKED)
         for url in urls[1:FIRST_ASKED]:
@@ -57,7 +59,9 @@ def test_a_few_are_asked_for_first_and_more_as_answers_come(
 
 def test_fewer_are_asked_for_where_images_are_large() -> None:
     client, urls = Answers(), [str(n) for n in range(2_000)]
-    with Downloads(client, Counter, pace=Pace(heard=ASKED_AHEAD), minds_outage=True) as downloads:
+    with Downloads(
+        client, Counter, pace=DownloadTurns(heard=ASKED_AHEAD), minds_outage=True
+    ) as downloads:
         found = downloads.take(numbered(urls))
         idle_until(found, lambda: len(client.asked) == ASKED_AHEAD)
         asked = list(client.asked)
@@ -73,7 +77,7 @@ def test_fewer_are_asked_for_where_images_are_large() -> None:
 
 def test_what_takes_long_before_the_first_row_is_done_before_the_turn_and_not_in_silence() -> None:
     """A large table is read through to a slice while the one before is still asking."""
-    client, pace, going, read = Answers(), Pace(), threading.Event(), threading.Event()
+    client, pace, going, read = Answers(), DownloadTurns(), threading.Event(), threading.Event()
 
     def rows() -> Iterator[tuple[int, Sample | Refusal]]:
         read.set()
@@ -95,7 +99,9 @@ def test_what_fails_before_the_first_row_is_raised() -> None:
     def repeated() -> Counter[str]:
         raise SourceError("gone")
 
-    downloads = Downloads(Answers(), repeated, pace=Pace(heard=ASKED_AHEAD), minds_outage=True)
+    downloads = Downloads(
+        Answers(), repeated, pace=DownloadTurns(heard=ASKED_AHEAD), minds_outage=True
+    )
     with downloads, pytest.raises(SourceError, match="gone"):
         list(downloads.take(numbered(["a"])))
 
@@ -105,7 +111,7 @@ def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
     urls = ["a", *(str(n) for n in range(50)), "a", "a"]
     answered = threading.Event()
     with Downloads(
-        client, partial(Counter, {"a": 3}), pace=Pace(heard=ASKED_AHEAD), minds_outage=True
+        client, partial(Counter, {"a": 3}), pace=DownloadTurns(heard=ASKED_AHEAD), minds_outage=True
     ) as downloads:
         rows = []
         for found in downloads.take(numbered(urls)):

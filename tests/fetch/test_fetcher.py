@@ -23,9 +23,10 @@ from tests.kit.webserver import (
     response,
     stall,
 )
+from wdsprep.dataset.rejects import Code
 from wdsprep.errors import UsageError
-from wdsprep.fetch import Fetched, Fetcher, FetchRules
-from wdsprep.samples import Code
+from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.rules import Fetched, FetchRules
 
 # ---------------------------------------------------------------------------- many at the same time
 
@@ -87,7 +88,7 @@ def test_bodies_that_are_too_much_together_come_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten begin, by the usual size; their first parts alone are more than there is room for."""
-    monkeypatch.setattr("wdsprep.fetch.room.ROOM_NBYTES", 2_000_000)
+    monkeypatch.setattr("wdsprep.fetch.memory.ROOM_NBYTES", 2_000_000)
     body, begun, number = bytes(500_000), threading.Barrier(10), count()
 
     def half(connection: Connection, _: Request) -> bool:

@@ -4,8 +4,8 @@ import pytest
 
 from tests.kit.fetches import IMAGE, LONG_S, fetch, fetcher
 from tests.kit.webserver import WebServer, ok
-from wdsprep.fetch import Fetched
-from wdsprep.samples import Code
+from wdsprep.dataset.rejects import Code
+from wdsprep.fetch.rules import Fetched
 
 
 def test_objects_are_not_asked_for_unless_the_user_says_so(

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.kit.fetches import Answers
+from wdsprep.dataset.rejects import Code
 from wdsprep.errors import WorkError
-from wdsprep.fetch import Fetched
-from wdsprep.outage import NO_SUCH_NAME, Outage, Witnesses
-from wdsprep.samples import Code
+from wdsprep.fetch.outage import NO_SUCH_NAME, Outage, Witnesses
+from wdsprep.fetch.rules import Fetched
 
 
 def noted(pairs: list[tuple[str, Code | None]]) -> Outage:
@@ -62,7 +62,7 @@ def test_before_anybody_has_answered_the_name_service_decides(
             raise socket.gaierror(error, "x")
         return []
 
-    monkeypatch.setattr("wdsprep.outage.socket.getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("wdsprep.fetch.outage.socket.getaddrinfo", getaddrinfo)
     outage = noted([(f"http://dead{n}.org/x", code) for n in range(30)])
     assert outage.is_suspected(at_end=True)
     if is_outage:

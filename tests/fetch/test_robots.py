@@ -10,9 +10,10 @@ from contextlib import closing
 import pytest
 
 from tests.kit.webserver import WebServer, ok
-from wdsprep.fetch import Fetcher, FetchRules
+from wdsprep.dataset.rejects import Code
+from wdsprep.fetch.fetcher import Fetcher
 from wdsprep.fetch.robots import read_robots
-from wdsprep.samples import Code
+from wdsprep.fetch.rules import FetchRules
 
 
 def allowed(text: str, path: str) -> bool:

@@ -37,9 +37,10 @@ from tests.kit.webserver import (
     stall,
     status,
 )
+from wdsprep.dataset.rejects import Code
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.fetch import PASSING, Fetcher, FetchRules
-from wdsprep.samples import Code
+from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.rules import PASSING, FetchRules
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -68,7 +69,7 @@ PLACES = {
     "an opt-out": "wdsprep.fetch.manners.opt_out",
     "a redirect": "wdsprep.fetch.client.follow",
     "a robots.txt": "wdsprep.fetch.client.read_robots",
-    "a turn": "wdsprep.fetch.turns.Turns.take",
+    "a turn": "wdsprep.fetch.per_host.Turns.take",
     "a URL": "wdsprep.fetch.client.parse",
 }
 THROWING = {
@@ -107,7 +108,7 @@ def test_an_exception_of_any_kind_at_a_url_is_the_reject_of_that_url(
 def test_a_bug_is_told_with_its_kind_and_place_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("wdsprep.samples._told", set())
+    monkeypatch.setattr("wdsprep.dataset.rejects._told", set())
     monkeypatch.setattr("wdsprep.fetch.transfer._read_head", lambda lines: lines["x"])
     with WebServer({"/": ok(IMAGE)}) as server, fetcher() as one:
         found = [one.submit(server.url).result(LONG_S) for _ in range(3)]

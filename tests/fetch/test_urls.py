@@ -2,9 +2,8 @@
 
 import pytest
 
-from wdsprep.fetch.addresses import is_public
-from wdsprep.fetch.urls import follow, parse, scheme_of
-from wdsprep.samples import Code, RejectedError
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.fetch.urls import follow, is_public, parse, scheme_of
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep import retries
-from wdsprep.draft import Draft
-from wdsprep.edition import Edition
+from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.encoding.image_shards import find_image_shards
+from wdsprep.encoding.work import EncodeWork
+from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.errors import FingerprintError
-from wdsprep.image_shards import find_image_shards
-from wdsprep.latent_worker import LatentsWorker
-from wdsprep.latents import Workshop
-from wdsprep.manifest import Receipt
-from wdsprep.repair import carry_out, plan_repair
+from wdsprep.packing import retry_rejected as retries
 from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
@@ -220,8 +220,8 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
     shard = find_image_shards(str(images), 64).shards[0]
     out = tmp_path / "out"
     workers = [
-        LatentsWorker(
-            Workshop(
+        EncodeWorker(
+            EncodeWork(
                 images=str(images),
                 latents=str(out),
                 settings={"seed": 0},
@@ -393,10 +393,10 @@ def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothin
     settle = retries._settled
 
     def settled(*what: Any) -> Any:
-        with patch("wdsprep.retries.write_bytes", cut):
+        with patch("wdsprep.packing.retry_rejected.write_bytes", cut):
             return settle(*what)
 
-    with patch("wdsprep.retries._settled", settled), pytest.raises(CutError):
+    with patch("wdsprep.packing.retry_rejected._settled", settled), pytest.raises(CutError):
         pack_here(table, out, *RETRY, "--retry-rejected")
     tars = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
     assert findings(out) == []

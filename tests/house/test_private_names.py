@@ -22,14 +22,14 @@ from PIL import Image
 import wdsprep
 from tests.kit.faultproxy import FaultProxy
 from tests.kit.s3 import S3Server
-from wdsprep import formats
+from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.errors import NotFoundError
-from wdsprep.runners import cluster
-from wdsprep.runners.ray import _why
-from wdsprep.samples import Code, RejectedError
-from wdsprep.store import write_bytes
+from wdsprep.images import formats
+from wdsprep.loading.streaming.trainer import _reason
+from wdsprep.runners.ray import cluster
+from wdsprep.runners.ray.runner import _why
+from wdsprep.store.base import write_bytes
 from wdsprep.store.s3 import S3Store
-from wdsprep.streaming.trainer import _reason
 
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
@@ -243,7 +243,7 @@ def test_ray_data_has_the_setting_that_turns_its_own_bounds_off() -> None:
     from ray.data import DataContext
     from ray.data._internal.execution import backpressure_policy as policies
 
-    from wdsprep.streaming.works import _tune
+    from wdsprep.loading.streaming.pipeline import _tune
 
     context = DataContext.get_current().copy()
     assert policies.ENABLED_BACKPRESSURE_POLICIES, "none are left to turn off"

@@ -12,9 +12,9 @@ import pytest
 
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
 from tests.kit.sites import FAST
-from wdsprep import progress
+from wdsprep import text as progress
 from wdsprep.cli import main
-from wdsprep.terminal import LogFormatter, harmless, one_line
+from wdsprep.text import LogFormatter, harmless, one_line
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.\r\t\x7f\u2066\u2028\nforged: done"
 NAME = HOSTILE + "é"

@@ -14,10 +14,10 @@ from PIL import Image, ImageFilter
 
 from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP
-from wdsprep import images
+from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.images import Limits
-from wdsprep.pixels import Crop, crop, scaled_size
-from wdsprep.samples import Code, RejectedError
+from wdsprep.images import rule as images
+from wdsprep.images.crop import Crop, crop, scaled_size
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)

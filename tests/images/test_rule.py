@@ -16,9 +16,10 @@ from PIL import Image
 
 from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP, LIMITS, Case
-from wdsprep import colour, headers, images
-from wdsprep.images import Limits, Picture, Recode, prepare
-from wdsprep.samples import Code, RejectedError
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.images import Limits, Recode, colour, headers
+from wdsprep.images import rule as images
+from wdsprep.images.rule import Picture, prepare
 
 STORED = {name: case for name, case in CASES.items() if case.code is None}
 REJECTED = {name: case for name, case in CASES.items() if case.code is not None}

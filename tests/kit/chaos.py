@@ -29,10 +29,11 @@ from tests.kit.damaged import check, packing_here
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, jpeg, tree, wait_gone, write_files
-from wdsprep import encoding, pack_request
 from wdsprep.cli import main
-from wdsprep.runners import Event, Finished, Runner, Unit, Work
-from wdsprep.runners.cluster import _quiet
+from wdsprep.cli import pack as pack_request
+from wdsprep.encoding import encode as encoding
+from wdsprep.runners.base import Event, Finished, Runner, Unit, Work
+from wdsprep.runners.ray.cluster import _quiet
 
 HEALTH = {  # a node that is silent for six seconds is dead; Ray's own patience is half a minute
     "health_check_initial_delay_ms": 1000,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wdsprep import packer
-from wdsprep.judging import judged
-from wdsprep.runners import Unit, Work
+from wdsprep.packing import worker as packer
+from wdsprep.packing.judge import judged
+from wdsprep.runners.base import Unit, Work
 
 GO = "go"
 GATE_S = 60.0

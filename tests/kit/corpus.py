@@ -14,8 +14,8 @@ from io import BytesIO
 
 from PIL import Image, ImageDraw
 
+from wdsprep.dataset.rejects import Code
 from wdsprep.images import Limits
-from wdsprep.samples import Code
 
 LIMITS = Limits(min_side=32, max_area=50_000_000, max_aspect_ratio=10.0)
 SIZE = (96, 64)

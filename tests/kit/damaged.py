@@ -8,7 +8,7 @@ from unittest.mock import patch
 from tests.kit.packs import pack, photos, tree
 from wdsprep.checks import Finding
 from wdsprep.checks.verify import Here, Verified, verify
-from wdsprep.runners import Runner
+from wdsprep.runners.base import Runner
 
 SLICES = ("--samples-per-shard", "4")
 
@@ -33,7 +33,7 @@ def named(finding: Finding) -> str:
 @contextlib.contextmanager
 def packing_here() -> Iterator[None]:
     """No worker processes, which take long to start."""
-    with patch("wdsprep.pack_request.make_runner", lambda *_args, **_options: Here()):
+    with patch("wdsprep.cli.pack.make_runner", lambda *_args, **_options: Here()):
         yield
 
 

@@ -14,15 +14,18 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool2d
 
-from wdsprep import encoding, store
-from wdsprep.encoder import Encoded, Tokens
-from wdsprep.models import Model, Recipe, fields
-from wdsprep.noise import normal
+from wdsprep.encoding import encode as encoding
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.store import base as store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Takes the place of `wdsprep.encoding.make_encoder`. A white image is what does harm."""
+    """Takes the place of `wdsprep.encoding.encode.make_encoder`. A white image is what does harm."""
 
     white: str = ""
     """`kills` its worker or `raises`."""

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
-from wdsprep.arrays import Field
 from wdsprep.cli import main
-from wdsprep.encoder import Encoded, Tokens
-from wdsprep.encoding import encode
-from wdsprep.run import Outcome
-from wdsprep.runners import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
-from wdsprep.tar.read import file_tape, index_tar
+from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.tar.read import file_tape, index_tar
+from wdsprep.encoding.encode import encode
+from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
+from wdsprep.runners.run import Outcome
 
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
 LONG = "one two three four five six seven " * 15
@@ -73,7 +73,7 @@ class Here:
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
     """No worker processes: torch is loaded once for all tests."""
-    with patch("wdsprep.encoding.runner_of", lambda *_args, **_options: Here()):
+    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
         yield
 
 

@@ -6,8 +6,9 @@ from contextlib import closing
 from typing import Any
 
 from tests.kit.webserver import Behaviour, Connection, Request, ok, raw, redirect, response, status
-from wdsprep.fetch import Fetched, Fetcher, FetchRules
-from wdsprep.samples import Code
+from wdsprep.dataset.rejects import Code
+from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.rules import Fetched, FetchRules
 
 IMAGE = bytes(range(256)) * 40
 LONG_S = 60.0  # for what must succeed, however loaded the machine is

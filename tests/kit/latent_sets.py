@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.arrays import Field, layout
-from wdsprep.manifest import Manifest, Receipt, Shard
-from wdsprep.store import Store, open_store, write_bytes
-from wdsprep.tar.write import TarWriter, Written
+from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.tar.write import TarWriter, Written
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, write_bytes
 
 LATENT = (4, 8, 8)
 EMB = (7, 16)

@@ -19,16 +19,16 @@ from unittest.mock import patch
 import torch
 
 import wdsprep.cli
-import wdsprep.encoding
-import wdsprep.pack_request
-import wdsprep.show.checks
-import wdsprep.show.encode
-import wdsprep.show.pack  # noqa: F401  all of it is loaded before the first fork
+import wdsprep.cli.checks
+import wdsprep.cli.encode
+import wdsprep.cli.pack  # noqa: F401  all of it is loaded before the first fork
+import wdsprep.encoding.encode
 from tests.kit.encode_work import Making, Plain
 from tests.kit.encodes import Here
 from wdsprep.__main__ import main
-from wdsprep.encoder import Encoded
-from wdsprep.models import Model, Recipe
+from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.recipe import Recipe
 
 
 class Own(Plain):
@@ -55,9 +55,9 @@ def run(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn
     code = 1
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(patch("wdsprep.pack_request.make_runner", here))
-            stack.enter_context(patch("wdsprep.encoding.runner_of", here))
-            stack.enter_context(patch("wdsprep.encoding.make_encoder", make_encoder))
+            stack.enter_context(patch("wdsprep.cli.pack.make_runner", here))
+            stack.enter_context(patch("wdsprep.encoding.encode.runner_of", here))
+            stack.enter_context(patch("wdsprep.encoding.encode.make_encoder", make_encoder))
             sys.argv[:] = ["wdsprep", *arguments]
             code = main()
     finally:

@@ -29,10 +29,12 @@ from tests.kit.packs import jpeg
 from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep.dataset import read_manifest, refreshed
-from wdsprep.rejects import read_rejects, rejects_name
-from wdsprep.store import open_store, write_bytes
-from wdsprep.tar.read import read_samples, stream_tape
+from wdsprep.dataset.receipts import rejects_name
+from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.state import read_manifest, refreshed
+from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 SIZES = ((40, 48), (72, 80))
 PICTURES = 12  # of each row there may be so many

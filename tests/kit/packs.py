@@ -21,13 +21,15 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from wdsprep.cli import cli
-from wdsprep.manifest import Manifest
-from wdsprep.resume import survey
-from wdsprep.samples import Sample
-from wdsprep.sources import Columns, Refusal, Source
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.read import file_tape, index_tar
+from wdsprep.packing.slices import survey
+from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
-from wdsprep.store import open_store, write_bytes
-from wdsprep.tar.read import file_tape, index_tar
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 SCRIPT = Path(sys.executable).with_name("wdsprep")
 BUCKETS = ("--buckets", "32,64")

@@ -15,14 +15,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from wdsprep.edition import EDITION
+from wdsprep.dataset.edition import EDITION
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipt, Receipts, Shard
+from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
-from wdsprep.image_shards import ImageShard
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, Receipts, Shard
-from wdsprep.runners import Event
-from wdsprep.runners.queue import Done, Heard, Ready, drive
+from wdsprep.runners.base import Event
+from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
 from wdsprep.sources import Item
-from wdsprep.store import HELD, Entry
+from wdsprep.store.base import HELD, Entry
 
 SETTINGS = {
     "crop": "centre",
@@ -99,7 +100,7 @@ class Pretenders:
         self._given.append((slot, order, unit))
         self.calls += 1
 
-    def hear(self) -> Iterator[Heard]:
+    def hear(self) -> Iterator[SlotMessage]:
         self.calls += 1
         while self._ready:
             yield self._ready.popleft(), 0, Ready()

@@ -10,11 +10,12 @@ from tests.kit.damaged import packing_here
 from tests.kit.latent_sets import field as array_field
 from tests.kit.latent_sets import layout, write_shard
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
-from wdsprep.dataset import receipt_name
-from wdsprep.manifest import MANIFEST, Manifest, Receipt
-from wdsprep.report import Written, write_report
-from wdsprep.store import open_store, write_bytes
-from wdsprep.tar.read import file_tape, read_samples
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipt, receipt_name
+from wdsprep.dataset.tar.read import file_tape, read_samples
+from wdsprep.reporting import WrittenReport, write_report
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 SCRIPT = '<script>document.title="stolen"</script> & "quoted" </title><!-- <b>bold</b> \u202e'
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
@@ -59,7 +60,7 @@ class Made:
         output = self.root / f"{name}.html"
         urls = [str(dataset) for dataset in datasets] or [str(self.images), str(self.latents)]
         written = write_report(urls, str(output), **options)  # type: ignore[arg-type]
-        assert written == Written(
+        assert written == WrittenReport(
             output=str(output), nbytes=output.stat().st_size, samples=written.samples
         )
         return Page(output)

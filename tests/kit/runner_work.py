@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.errors import FullError
-from wdsprep.runners import BrokenWorkerError, HopelessError
+from wdsprep.runners.base import BrokenWorkerError, HopelessError
 
 Call = Callable[[Any], Generator[Any, None, Any]]
 
@@ -247,7 +247,8 @@ class Unopenable:
 
 def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     """A whole driver process, to be interrupted or killed."""
-    from wdsprep.runners import Step, make_runner
+    from wdsprep.runners import make_runner
+    from wdsprep.runners.base import Step
 
     count = int(units_per_worker)
     runner = make_runner(kind, workers=2, units_per_worker=count)

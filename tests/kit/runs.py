@@ -11,7 +11,8 @@ import psutil
 
 from tests.kit.paths import FIND_TESTS
 from tests.kit.runner_work import Number
-from wdsprep.runners import Finished, Quarantined, Step, make_runner
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished, Quarantined, Step
 
 
 def numbers(count: int) -> Iterator[Number]:

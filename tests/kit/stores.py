@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.faultproxy import FaultProxy, Rule
 from tests.kit.s3 import S3Server, s3_client
-from wdsprep.store import Store
+from wdsprep.store.base import Store
 from wdsprep.store.s3 import S3Store
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.kit.cache_processes import forked
-from wdsprep.loader import load
+from wdsprep.loading.loader import load
 
 BATCH = 32
 LINE_NBYTES = BATCH * 16

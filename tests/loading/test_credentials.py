@@ -106,7 +106,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("boto3.session.Session", session)
     ours = SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr("wdsprep.store.s3_reads.time", ours)
+    monkeypatch.setattr("wdsprep.store.s3.reads.time", ours)
     return clock
 
 
@@ -144,7 +144,7 @@ def test_credentials_that_ended_while_the_machine_slept_are_renewed(
 ) -> None:
     """The time by which URLs grow old stands still then, so one that is refused has to tell."""
     awake = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr("wdsprep.store.s3_reads.time", awake)
+    monkeypatch.setattr("wdsprep.store.s3.reads.time", awake)
     with closing(open_store("s3://bucket/latents")) as store:
         for _ in range(4):
             for number in range(20):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.kit.latent_sets import field
-from wdsprep.arrays import Field
-from wdsprep.loader.grid import Grid, grid_of
-from wdsprep.tar import BLOCK, padded
-from wdsprep.tar.write import header
+from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.write import header
+from wdsprep.loading.grid import Grid, grid_of
 
 FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
 Make = Callable[[str, int], bytes]

@@ -8,10 +8,10 @@ import torch
 
 import wdsprep
 from tests.kit.packs import jpeg, pack, photos, samples_of, tar_bytes, write_files
-from wdsprep import Stream
+from wdsprep.dataset.reindex import index
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.index import index
-from wdsprep.pixels import crop
+from wdsprep.images.crop import crop
+from wdsprep.loading.catalog import Stream
 
 COUNT = 48  # the 32 bucket gets half of them, the 64 bucket the others
 

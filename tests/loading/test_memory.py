@@ -1,6 +1,6 @@
 """Blocks of memory: used again when nothing refers to them, and never before."""
 
-from wdsprep.loader.blocks import Blocks
+from wdsprep.loading.memory import Blocks
 
 
 def address(blocks: Blocks, nbytes: int) -> tuple[memoryview, int]:

@@ -13,19 +13,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loader.fetching import pieces_of
-from wdsprep.order import VERSION, Order, Samples, Stream
-from wdsprep.order.mixing import Want, shares_of, split, tree_of
-from wdsprep.order.passes import Passes
-from wdsprep.order.permute import draw, key_of, permuted, shuffled
+from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
+from wdsprep.loading.order.chance import draw, key_of, permuted, shuffled
+from wdsprep.loading.order.mixing import Want, shares_of, split, tree_of
+from wdsprep.loading.order.shuffle import Passes
+from wdsprep.loading.shelves.remote import pieces_of
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-def stream(name: str, *sizes: int, **want: float) -> Stream:
-    return Stream(digest=name, sizes=np.array(sizes), want=Want(**want))
+def stream(name: str, *sizes: int, **want: float) -> OrderStream:
+    return OrderStream(digest=name, sizes=np.array(sizes), want=Want(**want))
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_every_pass_serves_every_sample_once(
 @pytest.mark.parametrize("shard", [7, 1000])
 def test_every_pass_is_whole_at_all_sizes(samples: int, shard: int) -> None:
     sizes = np.diff(np.append(np.arange(0, samples, shard), samples))
-    order = Order(streams=(Stream(digest="d", sizes=sizes),), global_batch=1024)
+    order = Order(streams=(OrderStream(digest="d", sizes=sizes),), global_batch=1024)
     for number in (0, 3):
         places = np.arange(number * samples, (number + 1) * samples)
         shards, indices = order._passes[0].find(places)
@@ -263,7 +263,7 @@ def test_amounts_that_make_no_sense_are_refused(wants: list[dict[str, float]]) -
 def test_a_state_is_under_1_kb_whatever_the_streams() -> None:
     for count in (1, 8, 100):
         streams = tuple(
-            Stream(digest=f"{b}" * 64, sizes=[10**12 + b], want=Want(weight=math.pi + b))
+            OrderStream(digest=f"{b}" * 64, sizes=[10**12 + b], want=Want(weight=math.pi + b))
             for b in range(count)
         )
         order = Order(streams=streams, seed=2**63 - 1, global_batch=1 << 19, window=1 << 16)
@@ -437,7 +437,7 @@ def test_golden_hashes_and_permutations() -> None:
 
 
 def golden_orders() -> dict[str, Order]:
-    one = (Stream(digest="a", sizes=[500] * 199 + [17]),)
+    one = (OrderStream(digest="a", sizes=[500] * 199 + [17]),)
     two = (stream("a", 100, 1, 0, 37, weight=1), stream("b", *[64] * 90, weight=2.5))
     return {
         "one": Order(streams=one, global_batch=1024),
@@ -448,7 +448,7 @@ def golden_orders() -> dict[str, Order]:
         "tiny": Order(streams=(stream("t", 2, 1),), global_batch=70),
         "two": Order(streams=two, global_batch=96),
         "homogeneous": Order(streams=two, global_batch=96, homogeneous=True),
-        "huge": Order(streams=(Stream(digest="h", sizes=[10**6] * 10**4),), global_batch=4096),
+        "huge": Order(streams=(OrderStream(digest="h", sizes=[10**6] * 10**4),), global_batch=4096),
     }
 
 

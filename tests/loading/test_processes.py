@@ -21,7 +21,7 @@ from tests.kit.cache_processes import forked
 from tests.kit.latent_sets import write_latents
 from tests.kit.paths import ROOT
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.loader import shared
+from wdsprep.loading import worker_memory as shared
 
 pytestmark = pytest.mark.system
 
@@ -217,7 +217,7 @@ def test_the_state_of_a_worker_is_for_that_worker(
         id, num_workers = 1, 2
 
     with monkeypatch.context() as patch:
-        patch.setattr("wdsprep.loader.get_worker_info", lambda: Info)
+        patch.setattr("wdsprep.loading.loader.get_worker_info", lambda: Info)
         worker = load(data)
         keys(worker, 2)
         again = load(data)

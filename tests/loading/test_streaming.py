@@ -25,12 +25,15 @@ from tests.kit.clusters import object_store
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures
 from tests.kit.packs import tree, write_files
-from wdsprep import Encode, errors
+from wdsprep import errors
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.on_the_way import Encode
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.models import Recipe, fields, find_model
-from wdsprep.streaming.line import FILL, PIECE, Line, Room
-from wdsprep.streaming.stages import Worked
-from wdsprep.streaming.trainer import RECENT_S, Heard, _reason, _stage
+from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
+from wdsprep.loading.streaming.stages import Worked
+from wdsprep.loading.streaming.trainer import RECENT_S, WorkerHeard, _reason, _stage
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -57,7 +60,7 @@ def cluster() -> Iterator[None]:
         log_to_driver=False,
         logging_level="ERROR",
     )
-    with patch("wdsprep.encoding.make_encoder", Making()):
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
         yield
     ray.shutdown()
 
@@ -101,7 +104,7 @@ def test_killed_workers_lose_and_repeat_nothing_and_the_state_goes_on_anywhere(
     list(itertools.islice(begun, STOP))
     state = json.loads(json.dumps(begun.state_dict()))
     with (
-        patch.multiple("wdsprep.streaming.works", PER_WORKER=1, PER_TRAINER=1),
+        patch.multiple("wdsprep.loading.streaming.pipeline", PER_WORKER=1, PER_TRAINER=1),
         stream(images, state=state, trainers=WORLD, tee=str(kept)) as feed,
     ):
         with ThreadPoolExecutor(WORLD) as pool:
@@ -155,7 +158,7 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
     """Of a Ray that goes on. Here workers run in other folders, and a step's last pieces are
     shorter than the others."""
     monkeypatch.chdir(images.parent)
-    with patch.object(Room, "most", return_value=2):
+    with patch.object(StreamRoom, "most", return_value=2):
         feed = stream(Path("images"), trainers=WORLD, global_batch=10)
     with ThreadPoolExecutor(WORLD) as pool:
         ranks = list(pool.map(lambda trainer: list(itertools.islice(trainer, 3)), feed.trainers))
@@ -217,7 +220,7 @@ def test_a_cluster_that_is_too_small_is_refused(images: Path) -> None:
     with pytest.raises(UsageError, match=r"needs 0\.5 GPUs, and the Ray cluster has 0"):
         stream(images, device="cuda", gpus_per_encoder=0.5)
     with (
-        patch("wdsprep.streaming._total", lambda kind: float(kind == "CPU")),
+        patch("wdsprep.loading.streaming._total", lambda kind: float(kind == "CPU")),
         pytest.raises(UsageError, match=r"needs 2 CPUs or more, .* cluster has 1"),
     ):
         stream(images)
@@ -227,7 +230,7 @@ def test_a_cluster_that_is_too_small_is_refused(images: Path) -> None:
 def test_pieces_of_any_share_hold_each_row_once(world: int) -> None:
     for share, most in itertools.product(range(1, 601), (1, 7, 64)):
         plan: Any = SimpleNamespace(share=share, world=world)
-        line = Line(plan=plan, encoding=cast(Any, None), most=most)
+        line = Pieces(plan=plan, encoding=cast(Any, None), most=most)
         numbers = [line.numbers(2, rank) for rank in range(world)]
         dealt = [number for numbers_of in zip(*numbers, strict=True) for number in numbers_of]
         assert dealt == list(range(2 * line.per_step, 3 * line.per_step))
@@ -246,19 +249,19 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
     recipe = Recipe(resolution=resolution, text=text)
     arrays = fields(find_model("tiny", text=text), recipe)
     each = max(3 * resolution**2, sum(field.array_nbytes for field in arrays))
-    assert Room.of(1 << 40, resolution, arrays).most(12) == PIECE
+    assert StreamRoom.of(1 << 40, resolution, arrays).most(12) == PIECE
     for nbytes, pieces in itertools.product((80e6, 1e9), (12, 100)):
-        most = Room.of(nbytes, resolution, arrays).most(pieces)
+        most = StreamRoom.of(nbytes, resolution, arrays).most(pieces)
         assert most * each * pieces <= FILL * nbytes or most == 1
         assert (most + 1) * each * pieces > FILL * nbytes or most == PIECE
-    assert Room.of(0, resolution, arrays).most(12) == 1
+    assert StreamRoom.of(0, resolution, arrays).most(12) == 1
 
 
 def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:
     gone, here = (Worked(stage="encode", worker=f"host:{n}") for n in range(2))
     for worked in (gone, here):
         worked.samples, worked.busy_s, worked.wall_s = 100, 5.0, 10.0
-    stage = _stage("encode", [Heard(gone, 10.0), Heard(here, 11.0 + RECENT_S)])
+    stage = _stage("encode", [WorkerHeard(gone, 10.0), WorkerHeard(here, 11.0 + RECENT_S)])
     assert (len(stage.workers), stage.rate, stage.busy) == (2, 10.0, 0.5)
 
 

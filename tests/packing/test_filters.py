@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wdsprep.errors import UsageError
-from wdsprep.filters import Filter
+from wdsprep.packing.filters import Filter
 
 FACTS: dict[str, Any] = {
     "aesthetic": 5.0, "width": 640, "height": 480, "nsfw": False, "lang": "en",

@@ -14,8 +14,9 @@ import pytest
 from tests.kit.clusters import ray_cluster
 from tests.kit.runner_work import Number, Slow
 from wdsprep.errors import UsageError
-from wdsprep.runners import Finished, Quarantined, Step, make_runner
-from wdsprep.runners.queue import Lost, Ready, Schedule
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished, Quarantined, Step
+from wdsprep.runners.schedule import Lost, Ready, Schedule
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def cluster() -> Iterator[Any]:
 def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     cluster: Any, workers: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.room.LOOK_S", 0.2)
+    monkeypatch.setattr("wdsprep.runners.ray.staffing.LOOK_S", 0.2)
     runner = make_runner("ray", **workers, max_attempts=1)
     joined = None
     finished = []
@@ -52,7 +53,7 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("room.LOOK_S", "room.SILENT_S", "room.AGAIN_S", "ray.LOOK_S"):
-        monkeypatch.setattr(f"wdsprep.runners.{name}", 0.3)
+        monkeypatch.setattr(f"wdsprep.runners.base.{name}", 0.3)
     runner = make_runner("ray", gpus_per_worker=1, max_attempts=1)
     node = cluster.add_node(num_cpus=1, num_gpus=1)
     events: list[Any] = []
@@ -105,7 +106,7 @@ class Started:
 
 
 def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
-    from wdsprep.runners.room import AHEAD, FromLeast
+    from wdsprep.runners.ray.staffing import AHEAD, FromLeast
 
     crew, least, most = Started(), 20, 100
     schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=FromLeast(least))
@@ -124,7 +125,7 @@ def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
 def test_without_a_number_workers_follow_the_room_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from wdsprep.runners import room
+    from wdsprep.runners.ray import staffing as room
 
     rooms = {"now": 2}
     monkeypatch.setattr(room.Share, "room", lambda _share: rooms["now"])
@@ -150,7 +151,7 @@ def test_without_a_number_workers_follow_the_room_of_the_cluster(
 def test_each_kind_of_gpu_gets_a_batch_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from wdsprep.device import auto_batch_size
+    from wdsprep.encoding.models.batch_size import auto_batch_size
 
     def size(gigabytes: int, resolution: int) -> int:
         free = gigabytes << 30

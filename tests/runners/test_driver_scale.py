@@ -23,15 +23,15 @@ from tests.kit.pretend import (
     units,
 )
 from tests.kit.serving import serving
-from wdsprep.edition import Edition
-from wdsprep.encoding import drained, largest_first, plan
-from wdsprep.manifest import MANIFEST, Manifest
-from wdsprep.receipts import Receipts
-from wdsprep.run import Outcome, Run, opened_dataset
-from wdsprep.runners import Finished
-from wdsprep.runners.queue import drive
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipts
+from wdsprep.encoding.encode import drained, largest_first, plan
+from wdsprep.runners.base import Finished
+from wdsprep.runners.run import Outcome, Run, opened_dataset
+from wdsprep.runners.schedule import drive
 from wdsprep.store import open_store
-from wdsprep.store.s3_listing import quicken_listings
+from wdsprep.store.s3.listing import quicken_listings
 
 
 def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, Shelf]:
@@ -53,7 +53,7 @@ def test_a_run_of_many_shards_publishes_all_of_them() -> None:
 def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wdsprep.run.CHECKPOINT", 100)
+    monkeypatch.setattr("wdsprep.runners.run.CHECKPOINT", 100)
     outcome, store = whole_run(2_000, 10)
     written = store.units_written
     assert written[-1] == len(outcome.manifest.receipts) == 2_000
@@ -64,7 +64,7 @@ def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_
 def test_what_another_driver_has_written_meanwhile_stays_until_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wdsprep.run.CHECKPOINT", 100)
+    monkeypatch.setattr("wdsprep.runners.run.CHECKPOINT", 100)
     store = whole_run(500, 10, theirs=manifest_of(300).to_bytes())[1]
     assert store.units_written == [500]
 
@@ -142,7 +142,7 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
 
 
 def test_a_listing_says_what_boto3_would_say(s3: PretendS3) -> None:
-    with patch("wdsprep.store.s3_ahead.ALONE", 1):
+    with patch("wdsprep.store.s3.listing.ALONE", 1):
         ours = list(open_store("s3://bucket/latents").list("receipts/"))
     with patch("wdsprep.store.s3.quicken_listings"):
         theirs = list(open_store("s3://bucket/latents").list("receipts/"))

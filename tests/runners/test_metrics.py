@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.kit.runner_work import Number
-from wdsprep.runners import Finished, make_runner
-from wdsprep.runners.queue import Done, Message, Progress
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished
+from wdsprep.runners.schedule import Done, Message, UnitProgress
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,11 @@ def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str)
 
 
 def test_progress_is_told_at_a_pace_and_its_last_is_not_lost() -> None:
-    from wdsprep.runners.actor import paced
+    from wdsprep.runners.ray.worker import paced
 
     def messages() -> Generator[Message, None, None]:
         for value in range(5):
-            yield Progress(value=value)
+            yield UnitProgress(value=value)
         yield Done(result=None)
 
     told = [getattr(message, "value", "done") for message in paced(messages(), 60.0)]

@@ -12,7 +12,8 @@ import pytest
 
 from tests.kit.runner_work import Slow
 from tests.kit.runs import numbers
-from wdsprep.runners import Finished, Quarantined, make_runner
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished, Quarantined
 
 pytestmark = pytest.mark.system
 

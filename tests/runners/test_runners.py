@@ -26,7 +26,8 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
 from wdsprep.errors import FullError, WorkError
-from wdsprep.runners import Finished, Quarantined, make_runner
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished, Quarantined
 
 # --- both runners
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.runners import Finished, Quarantined
-from wdsprep.runners.queue import (
+from wdsprep.runners.base import Finished, Quarantined
+from wdsprep.runners.schedule import (
     Done,
     Failed,
-    Heard,
     Lost,
     Message,
-    Progress,
     Ready,
     Returned,
     Schedule,
+    SlotMessage,
+    UnitProgress,
     drive,
 )
 
@@ -33,7 +33,7 @@ class FakeCrew:
 
     def __init__(self, how: Callable[[int, Any], list[Message]] | None = None) -> None:
         self.how = how or (lambda _slot, _unit: [Done(result=None)])
-        self.messages: deque[Heard] = deque()
+        self.messages: deque[SlotMessage] = deque()
         self.started: list[int] = []
         self.stopped = False
 
@@ -44,7 +44,7 @@ class FakeCrew:
     def give(self, slot: int, order: int, unit: Any) -> None:
         self.messages.extend((slot, order, message) for message in self.how(slot, unit))
 
-    def hear(self) -> list[Heard]:
+    def hear(self) -> list[SlotMessage]:
         messages = list(self.messages)
         self.messages.clear()
         return messages
@@ -78,11 +78,11 @@ def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted
     def how(_slot: int, unit: int) -> list[Message]:
         chance = generator.random()
         if chance < 0.2:
-            return [Progress(value=1), Lost(reason="node", costs=False)]
+            return [UnitProgress(value=1), Lost(reason="node", costs=False)]
         if chance < 0.5:
             faults[unit] = faults.get(unit, 0) + 1
             return [[Failed(reason="r", trace="t")], [Lost(reason="r")]][chance < 0.4]
-        return [Progress(value=1), Done(result=unit)]
+        return [UnitProgress(value=1), Done(result=unit)]
 
     events = list(drive(FakeCrew(how), range(5_000), workers=7, max_attempts=3))
     finished = [e.unit for e in events if isinstance(e, Finished)]
@@ -291,7 +291,7 @@ class Chaos(Desks):
         assert len(held) <= self.count
         assert len(held) == 1 or not self.suspects & set(held)
 
-    def hear(self) -> list[Heard]:
+    def hear(self) -> list[SlotMessage]:
         slot = self.chance.choice(list(self.held))
         if slot in self.opening:
             self.opening.remove(slot)
@@ -301,7 +301,7 @@ class Chaos(Desks):
         order, unit = self.chance.choice(list(self.held[slot].items()))
         roll = self.chance.random()
         if roll < 0.2:
-            return [(slot, order, Progress(value=unit))]
+            return [(slot, order, UnitProgress(value=unit))]
         if roll < 0.3 or unit in self.killers:
             return [self._lost(slot, costs=roll > 0.25)]
         del self.held[slot][order]
@@ -310,7 +310,7 @@ class Chaos(Desks):
             return [(slot, order, Failed(reason="r", trace="t"))]
         return [(slot, order, Done(result=unit))]
 
-    def _lost(self, slot: int, *, costs: bool) -> Heard:
+    def _lost(self, slot: int, *, costs: bool) -> SlotMessage:
         units = self.held.pop(slot).values()
         if costs:
             self.suspects.update(units)

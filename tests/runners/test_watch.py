@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.runners.queue import Done, Lost, Progress, Ready, Returned
+from wdsprep.runners.schedule import Done, Lost, Ready, Returned, UnitProgress
 from wdsprep.runners.watch import LOOK_S, Watch
 
 PATIENCE_S = 60.0
@@ -33,8 +33,8 @@ def test_a_worker_that_comes_no_further_is_overdue_whatever_it_says(time: Time) 
     time.watch.given(0, 1)
     time.watch.given(1, 2)
     for number in range(6):
-        time.watch.heard(0, 1, Progress(value="8 images"))
-        time.watch.heard(1, 2, Progress(value=f"{number} images"))
+        time.watch.heard(0, 1, UnitProgress(value="8 images"))
+        time.watch.heard(1, 2, UnitProgress(value=f"{number} images"))
         assert time.passes(PATIENCE_S / 6) == [0] * (number == 5)
     time.watch.heard(0, 0, Lost(reason="ended"))
     assert time.watch.overdue() == []

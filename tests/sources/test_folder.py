@@ -25,8 +25,9 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
+from wdsprep.dataset.rejects import Refusal
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Item, Refusal
+from wdsprep.sources import Item
 
 
 def test_caption_comes_from_txt_then_json_then_metadata(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.packs import jpeg, pack, rows_of, sample, source_of, write_files, write_table
+from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.samples import Code, Sample
-from wdsprep.sources import Refusal
 
 
 @pytest.mark.parametrize("group", [1, 3, 1000])

@@ -28,10 +28,11 @@ from tests.kit.packs import (
     write_files,
 )
 from wdsprep.cli import main
+from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.write import header
 from wdsprep.errors import SourceError
-from wdsprep.samples import Code, Sample
-from wdsprep.sources import LeftOut, Refusal
-from wdsprep.tar.write import header
+from wdsprep.sources import LeftOut
 
 HOSTILE = ("../../x", "/etc/y", "a/./b", "..", "c//d", "~/e", "f\\g")
 

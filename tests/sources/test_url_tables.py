@@ -25,10 +25,12 @@ from tests.kit.webserver import (
     response,
     status,
 )
+from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
-from wdsprep.judging import Rules, judged
-from wdsprep.samples import Code, Sample
-from wdsprep.sources import Columns, Refusal, slices
+from wdsprep.packing.judge import judged
+from wdsprep.packing.rules import PackRules
+from wdsprep.sources import Columns, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 
@@ -243,7 +245,7 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
             raise kind("x")
         return facts
 
-    monkeypatch.setattr("wdsprep.sources.urls.plain_facts", throw)
+    monkeypatch.setattr("wdsprep.sources.url_tables.plain_facts", throw)
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         rows = rows_of(tables / name)
         assert [isinstance(row, Sample) for row in rows] == [n != 3 for n in range(len(ROWS))]
@@ -259,10 +261,10 @@ def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
         raise KeyError(data[:3])
 
     write_files(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1)})
-    monkeypatch.setattr("wdsprep.judging.prepare", throw)
+    monkeypatch.setattr("wdsprep.packing.judge.prepare", throw)
     source = source_of(tmp_path)
     part = next(slices(source.items(), size=9))
-    found = [row for row in judged(source, Rules(), part, threads=1, downloads=None) if row]
+    found = [row for row in judged(source, PackRules(), part, threads=1, downloads=None) if row]
     assert len(found) == 2
     for _, refusal in found:
         assert isinstance(refusal, Refusal)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from wdsprep.errors import BusyError
-from wdsprep.store import Store, write_bytes
+from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.holds import Holder, this_process
 from wdsprep.store.s3 import S3Store
 
@@ -83,7 +83,7 @@ def test_names_are_held_each_by_itself(store: Store) -> None:
 
 
 def test_who_dies_lets_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.store.s3_holds.IN_FLIGHT_S", 0.1)
+    monkeypatch.setattr("wdsprep.store.s3.holds.IN_FLIGHT_S", 0.1)
     with holder(store) as child:
         store.let_go(NAME)
         assert names(store) == [NAME]  # it lives
@@ -103,7 +103,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.store.local.HOLD_WAIT_S", 0.3)
-    monkeypatch.setattr("wdsprep.store.s3_holds.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("wdsprep.store.s3.holds.LONGEST_WAIT_S", 0.3)
     with holder(store) as child:
         child.send_signal(signal.SIGSTOP)
         with pytest.raises(BusyError, match="let that run go on or end it"), store.hold(NAME):
@@ -116,7 +116,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
 def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.s3_holds.DEAD_S", 2.0)
+    monkeypatch.setattr("wdsprep.store.s3.holds.DEAD_S", 2.0)
     write_bytes(s3_store, "precious", b"of another run")
     with holder(s3_store, fresh_s=1) as child:
         child.send_signal(signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
 def test_on_s3_who_takes_long_makes_further_marks(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.s3_holds.FRESH_S", 0.2)
+    monkeypatch.setattr("wdsprep.store.s3.holds.FRESH_S", 0.2)
     seen = set()
     with s3_store.hold(NAME):
         for number in range(12):

@@ -23,7 +23,7 @@ import pytest
 
 from tests.kit.s3 import s3_client
 from wdsprep.errors import ExistsError
-from wdsprep.store import Store, write_bytes
+from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 

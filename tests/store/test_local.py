@@ -24,7 +24,8 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store import absolute, open_store, write_bytes
+from wdsprep.store import open_store
+from wdsprep.store.base import absolute, write_bytes
 from wdsprep.store.local import HOST, LocalStore
 
 FORKING = multiprocessing.get_context("forkserver")

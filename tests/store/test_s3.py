@@ -14,9 +14,10 @@ from tests.kit.faultproxy import Chunked, Drop, FaultProxy, Give, Status, Trunca
 from tests.kit.s3 import S3Server, s3_client
 from tests.kit.stores import BIG, MIB, one_line, opened, through
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
-from wdsprep.store import open_store, write_bytes
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 from wdsprep.store.s3 import WRITER, S3Store
-from wdsprep.store.s3_reads import MOST_REFUSALS
+from wdsprep.store.s3.reads import MOST_REFUSALS
 
 # Reads by signed URLs
 
@@ -320,7 +321,7 @@ def test_listing_goes_on_after_a_thousand(parted: S3Store, bucket: str) -> None:
         for _ in pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"data/{n}"), made):
             pass
     assert [entry.name for entry in parted.list()] == made
-    with patch("wdsprep.store.s3_ahead.ALONE", 1):  # as from the ninth thousand on
+    with patch("wdsprep.store.s3.listing.ALONE", 1):  # as from the ninth thousand on
         assert [entry.name for entry in parted.list()] == made
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.store import Entry
-from wdsprep.store.s3_ahead import ALONE, STRETCHES, Page, Stretch, guesses, listing
+from wdsprep.store.base import Entry
+from wdsprep.store.s3.listing import ALONE, STRETCHES, Page, Stretch, guesses, listing
 
 DIGESTS = [f"{n * 2654435761 % 2**32:08x}" for n in range(1_500)]
 KINDS = {
@@ -57,7 +57,7 @@ def test_every_name_is_listed_once_in_order_for_few_pages_more(kind: str) -> Non
 )
 def test_whatever_the_names(names: set[str], size: int, prefix: str) -> None:
     server = Server([prefix + name for name in names], size)
-    with patch("wdsprep.store.s3_ahead.MOST", 2), patch("wdsprep.store.s3_ahead.ALONE", 3):
+    with patch("wdsprep.store.s3.listing.MOST", 2), patch("wdsprep.store.s3.listing.ALONE", 3):
         assert [entry.name for entry in listing(server.ask, prefix)] == server.names
 
 

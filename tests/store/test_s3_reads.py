@@ -11,7 +11,7 @@ from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
 from tests.kit.serving import serving
-from wdsprep.store.s3_wire import Wire
+from wdsprep.store.s3.reads import Wire
 
 BODY = bytes(range(256)) * 400
 Say = Callable[["Handler"], None]

@@ -18,13 +18,15 @@ from tests.kit.faultproxy import Status, first
 from tests.kit.latent_sets import write_latents
 from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, through, uploads
-from wdsprep.dataset import read_manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import StoreError
-from wdsprep.manifest import Manifest
-from wdsprep.run import sweep
-from wdsprep.store import open_store, s3_uploads, stream, write_bytes
+from wdsprep.runners.run import sweep
+from wdsprep.store import open_store
+from wdsprep.store.base import stream, write_bytes
 from wdsprep.store.s3 import S3Store
-from wdsprep.store.s3_errors import ATTEMPTS
+from wdsprep.store.s3 import uploads as s3_uploads
+from wdsprep.store.s3.retry import ATTEMPTS
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["boto3", "tests.store.test_s3_uploads"])

@@ -11,7 +11,8 @@ import pytest
 
 from tests.kit.stores import break_off, names, one_line
 from wdsprep.errors import ExistsError, NotFoundError, UsageError
-from wdsprep.store import Store, open_store, split_url, stream, write_bytes
+from wdsprep.store import open_store, split_url
+from wdsprep.store.base import Store, stream, write_bytes
 
 NAMES = [
     "a",

@@ -16,7 +16,7 @@ from tests.kit.webserver import (
     status,
 )
 from wdsprep.errors import AccessError, ShortReadError, StoreError
-from wdsprep.store import stream
+from wdsprep.store.base import stream
 from wdsprep.store.web import WebStore
 
 TEN = b"0123456789"

@@ -16,12 +16,13 @@ from pathlib import Path
 from tests.kit.pretend import PretendRunner, PretendS3, Shelf, manifest_of, units
 from tests.kit.runner_work import Asleep, Number
 from tools.benches import Group, Rival, Role, call, took
-from wdsprep.dataset import read_manifest
-from wdsprep.edition import Edition
-from wdsprep.encoding import drained, largest_first, plan
-from wdsprep.manifest import MANIFEST
-from wdsprep.run import Run, opened_dataset
-from wdsprep.runners import Finished, make_runner
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import MANIFEST
+from wdsprep.dataset.state import read_manifest
+from wdsprep.encoding.encode import drained, largest_first, plan
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Finished
+from wdsprep.runners.run import Run, opened_dataset
 from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000

@@ -38,7 +38,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
             count=count,
             rivals=[
                 Rival(
-                    name="wdsprep.pixels.crop",
+                    name="wdsprep.images.crop.crop",
                     command=call(pixels, "crop", side, resolution, count),
                     role=Role.OURS,
                 ),
@@ -149,7 +149,7 @@ def pixels(kind: str, side: int, resolution: int, count: int) -> None:
     import torch
 
     from tools.benches.encode_peers import guide_pixels
-    from wdsprep.pixels import crop
+    from wdsprep.images.crop import crop
 
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -165,8 +165,8 @@ def pixels(kind: str, side: int, resolution: int, count: int) -> None:
 def _encode(home: str, count: int = 0, **options: object) -> float:
     """Seconds of a whole run, or for `count` images from first batch to last."""
     import wdsprep
-    from wdsprep import encoding
-    from wdsprep.latents import Speeds
+    from wdsprep.encoding import encode as encoding
+    from wdsprep.encoding.work import Speeds
 
     speeds = Speeds()
     started = time.perf_counter()
@@ -175,7 +175,7 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
         f"{home}/latents",
         resolution=256,
         limit=count or None,
-        listener=encoding.Listener(heard=speeds.heard),
+        listener=encoding.EncodeListener(heard=speeds.heard),
         **options,
     )
     whole = time.perf_counter() - started
@@ -186,7 +186,7 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
 
 def free(home: str, runner: str) -> None:
     from tools.benches.encode_peers import make_free
-    from wdsprep import encoding
+    from wdsprep.encoding import encode as encoding
 
     encoding.make_encoder = make_free
     workers = 1 if runner == "ray" else 0

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 import wdsprep
-from wdsprep.arrays import Field
-from wdsprep.encoder import Encoded, Tokens
-from wdsprep.models import Recipe
+from wdsprep.dataset.arrays import Field
+from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.recipe import Recipe
 
 CORES = len(os.sched_getaffinity(0))
 

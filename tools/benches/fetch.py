@@ -227,7 +227,7 @@ def serve(place: str) -> None:
 
 def trust(home: Path, authority: Path) -> None:
     """The machine's certificates and ours, as a machine that trusts its own company has them."""
-    from wdsprep.fetch.trust import bundle
+    from wdsprep.fetch.transfer import bundle
 
     (home / "bundle.pem").write_bytes(Path(bundle()).read_bytes() + authority.read_bytes())
 

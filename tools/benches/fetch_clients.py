@@ -13,7 +13,8 @@ PLACES = 64
 
 
 def by_fetcher(urls: list[str], **rules: object) -> None:
-    from wdsprep.fetch import Fetcher, FetchRules
+    from wdsprep.fetch.fetcher import Fetcher
+    from wdsprep.fetch.rules import FetchRules
 
     defaults = {"allow_private": True, "in_flight": PLACES, "per_host": PLACES}
     room = threading.Semaphore(8 * PLACES)

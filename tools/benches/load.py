@@ -252,7 +252,7 @@ def first(kind: str, url: str, step: int, batch: int) -> None:
     import torch  # noqa: F401
     import webdataset  # noqa: F401
 
-    import wdsprep.loader  # noqa: F401
+    import wdsprep.loading.loader  # noqa: F401
 
     started = time.perf_counter()
     if kind == "webdataset":
@@ -265,7 +265,7 @@ def first(kind: str, url: str, step: int, batch: int) -> None:
 def read_s3(url: str, cache: str) -> None:
     import boto3  # noqa: F401
 
-    import wdsprep.loader  # noqa: F401  torch, which says nothing of reading
+    import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
     from wdsprep.store.s3 import S3Store
 
     asked, plain = [0], S3Store.read_into

@@ -125,14 +125,15 @@ def rest_of(batches: Iterable[Any], count: int) -> float:
 
 def wide_model(*arguments: Any, **options: Any) -> Any:
     """`tiny` with embeddings as wide as those of sd2; its weights are not looked at here."""
-    from wdsprep.models import find_model
+    from wdsprep.encoding.models.find import find_model
 
     found = find_model(*arguments, **options)
     return replace(found, towers=(replace(found.towers[0], width=1024),))
 
 
 def set_encoder(make: Any) -> None:
-    from wdsprep import encoding, online
+    from wdsprep.encoding import encode as encoding
+    from wdsprep.encoding import on_the_way as online
 
     encoding.make_encoder, online.find_model = make, wide_model
 
@@ -159,7 +160,8 @@ def ours(home: str, count: int) -> None:
 def in_any_order(home: str, count: int) -> None:
     from unittest.mock import patch
 
-    from wdsprep.streaming import Trainer, works
+    from wdsprep.loading.streaming import pipeline as works
+    from wdsprep.loading.streaming.trainer import Trainer
 
     def tune(context: Any) -> None:
         plain(context)

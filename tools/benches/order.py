@@ -61,12 +61,12 @@ def groups(_home: Path, scale: float) -> Iterator[Group]:
 
 def seek(samples: int, shards: int) -> None:
     """A small order is asked first, so that code is loaded and compiled."""
-    from wdsprep.order import Order, Stream
+    from wdsprep.loading.order import Order, OrderStream
 
-    Order(streams=(Stream(digest="x", sizes=[5] * 300),), global_batch=BATCH).step(1)
+    Order(streams=(OrderStream(digest="x", sizes=[5] * 300),), global_batch=BATCH).step(1)
     sizes = np.full(shards, samples // shards)
     before, started, cpu = peak_kb(), time.perf_counter(), time.process_time()
-    order = Order(streams=(Stream(digest="x", sizes=sizes),), global_batch=BATCH)
+    order = Order(streams=(OrderStream(digest="x", sizes=sizes),), global_batch=BATCH)
     order.step(order.steps_per_epoch * 9 // 10)
     took(time.perf_counter() - started)
     cpu_ms = 1e3 * (time.process_time() - cpu)
@@ -79,10 +79,10 @@ def peak_kb() -> int:
 
 
 def of_wdsprep(options: dict[str, int], seeds: int) -> None:
-    from wdsprep.order import Order, Stream
+    from wdsprep.loading.order import Order, OrderStream
 
     def sequence(seed: int) -> np.ndarray:
-        streams = (Stream(digest="x", sizes=[SIZE] * SHARDS),)
+        streams = (OrderStream(digest="x", sizes=[SIZE] * SHARDS),)
         order = Order(streams=streams, global_batch=BATCH, seed=seed, **options)
         found = order.steps(0, order.steps_per_epoch)
         return (found.shard * SIZE + found.index).ravel()

@@ -88,8 +88,8 @@ def write(kind: str, count: int, target: str) -> None:
 
 
 def write_wdsprep(ready: list[Sample], target: Path) -> None:
+    from wdsprep.dataset.tar.write import TarWriter
     from wdsprep.store.local import LocalStore
-    from wdsprep.tar.write import TarWriter
 
     with LocalStore(target.parent).write(target.name) as sink, TarWriter(sink) as tar:
         for key, image, facts, caption in ready:
@@ -107,7 +107,7 @@ class NoHash:
 
 
 def write_unhashed(ready: list[Sample], target: Path) -> None:
-    with mock.patch("wdsprep.tar.write.hashlib.sha256", NoHash):
+    with mock.patch("wdsprep.dataset.tar.write.hashlib.sha256", NoHash):
         write_wdsprep(ready, target)
 
 
@@ -148,7 +148,7 @@ WRITERS: dict[str, Callable[[list[Sample], Path], None]] = {
 
 
 def index(path: str) -> None:
-    from wdsprep.tar.read import file_tape, index_tar
+    from wdsprep.dataset.tar.read import file_tape, index_tar
 
     started = time.perf_counter()
     with file_tape(Path(path)) as tape:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.benches import CORES, Group, Rival, Role, ours
-from wdsprep.arrays import Field, layout
-from wdsprep.manifest import MANIFEST, Manifest, Receipt, Shard
-from wdsprep.progress import plural
-from wdsprep.store import Store, open_store, write_bytes
-from wdsprep.tar.write import TarWriter
+from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, write_bytes
+from wdsprep.text import plural
 
 SHARDS, NBYTES = 4, 1_000_000_000
 CAPTION = "a photograph of something that has about this many words to it"

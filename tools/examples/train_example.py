@@ -42,8 +42,8 @@ from torch.nn.parallel import DistributedDataParallel
 from train_pictures import decode, grid, plot
 
 import wdsprep
-from wdsprep.models import TINY, find_model
-from wdsprep.online import find_encoding
+from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.on_the_way import find_encoding
 from wdsprep.store import open_store
 
 SEED = 0

@@ -28,20 +28,19 @@ from tests.kit.reports import (
     parsed,
     source_of_pictures,
 )
-from wdsprep.arrays import Field, layout
 from wdsprep.cli import main
+from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.rejects import Code, Reject
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.manifest import Shard
-from wdsprep.report import write_report
-from wdsprep.report.given import open_all
-from wdsprep.report.items import _facts_of_image
-from wdsprep.report.joining import Joiner
-from wdsprep.report.markup import UNREADABLE, el
-from wdsprep.report.pace import pace_of
-from wdsprep.report.picking import Place, Sample, pick, read_sample
-from wdsprep.report.sections import _example
-from wdsprep.report.spectrum import spectrum_of
-from wdsprep.samples import Code, Reject
+from wdsprep.reporting import write_report
+from wdsprep.reporting.facts.datasets import open_all
+from wdsprep.reporting.facts.funnel import pace_of
+from wdsprep.reporting.facts.spectrum import spectrum_of
+from wdsprep.reporting.page.markup import UNREADABLE, el
+from wdsprep.reporting.page.sections import _example
+from wdsprep.reporting.sheet.items import _facts_of_image
+from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 
@@ -125,8 +124,8 @@ def opened(uri: str) -> Image.Image:
 
 def test_the_crop_is_the_square_that_was_encoded(made: Made) -> None:
     """To the rounding: Pillow's scaling here, torch's there."""
-    from wdsprep.pixels import crop
-    from wdsprep.report.pictures import crop_of, open_image
+    from wdsprep.images.crop import crop
+    from wdsprep.reporting.sheet.pictures import crop_of, open_image
 
     for sample in samples_of(made.images):
         data = {"jpg": sample["jpg"]}
@@ -143,7 +142,7 @@ def test_latents_are_found_behind_rejects_by_their_number(made: Made) -> None:
     latents = latents_of(made.latents)
     for shard in datasets.images.manifest.shards:
         for number in range(shard.samples):
-            image = read_sample(datasets.images.store, Place(shard=shard, number=number))
+            image = read_sample(datasets.images.store, SheetPlace(shard=shard, number=number))
             joined = joiner.find(image)
             if joined.sample is None:
                 assert (image.key in latents, joined.reason) == (False, "rejected: truncated")
@@ -196,7 +195,7 @@ def test_nothing_is_read_of_shards_but_the_picked_samples(
         return data
 
     monkeypatch.setattr(LocalStore, "read", read)
-    with patch("wdsprep.report.survey.SAMPLES", 2):
+    with patch("wdsprep.reporting.facts.histograms.SAMPLES", 2):
         made.report(name="little", samples=1, model="none")
     whole = sum(s.nbytes for root in (made.images, made.latents) for s in manifest_of(root).shards)
     assert sum(nbytes) < whole / 3
@@ -238,7 +237,7 @@ def test_moments_are_shown_by_their_means(made: Made) -> None:
 
 def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
     latents = open_all([str(made.latents)]).latents[0]
-    from wdsprep.report.decoding import find_decoding
+    from wdsprep.reporting.sheet.decoding import find_decoding
 
     def decoding(model: str, **changes: object) -> str:
         from dataclasses import replace
@@ -299,9 +298,9 @@ def test_throughput_is_told_by_the_times_of_receipts(made: Made, tmp_path: Path)
     assert "over 30 s, with 1 pause; 2001-09-09 01:46 to 12:53 UTC" in page.text
 
 
-def latent_sample(key: str, array: object) -> Sample:
-    place = Place(shard=Shard(name="64/0.tar", samples=1, nbytes=1, sha256=""), number=0)
-    return Sample(place=place, key=key, members=(("latent.npy", npy(array)),))
+def latent_sample(key: str, array: object) -> SheetSample:
+    place = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, sha256=""), number=0)
+    return SheetSample(place=place, key=key, members=(("latent.npy", npy(array)),))
 
 
 def test_statistics_of_latents_show_what_is_wrong_with_them() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from wdsprep.fetch.turns import FAILURES_IN_A_ROW, Turns
-from wdsprep.samples import Code, RejectedError
+from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.fetch.per_host import FAILURES_IN_A_ROW, Turns
 
 LONG_S = 60.0
 

@@ -1,6 +1,6 @@
 """Room for bodies: as many begin as will fit by what is known, and never more stay than fit."""
 
-from wdsprep.fetch.room import ROOM_NBYTES, USUAL_NBYTES, Room, room_for
+from wdsprep.fetch.memory import ROOM_NBYTES, USUAL_NBYTES, Room, room_for
 
 
 def begun(room: Room) -> int:
