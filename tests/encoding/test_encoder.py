@@ -44,7 +44,7 @@ def pictures(count: int, side: int = 64, seed: int = 0) -> Tensor:
 
 
 def encoder(model: str | Path = "tiny", **recipe: Any) -> LatentEncoder:
-    wanted = Recipe(**{"resolution": 64, **recipe})
+    wanted = Recipe(**{"resolution": 64, "dtype": "fp32", **recipe})
     made = load_encoder(find_model(str(model), text=wanted.text), wanted, "cpu")
     assert isinstance(made, LatentEncoder)
     return made

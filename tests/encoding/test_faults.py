@@ -21,6 +21,7 @@ import psutil
 import pytest
 from PIL import Image
 
+import wdsprep
 from tests.kit.clusters import ray_cluster
 from tests.kit.encode_work import Making
 from tests.kit.faultproxy import Drop, DropAfter, Fault, FaultProxy, Status, Truncate
@@ -37,9 +38,7 @@ from tests.kit.packs import (
 )
 from tests.kit.paths import FIND_TESTS
 from tests.kit.s3 import S3Server
-from wdsprep.encoding.crew import EncodeCrewOptions
-from wdsprep.encoding.encode import EncodeListener, encode_as
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.work import EncodeProgress
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.store import open_store
@@ -107,19 +106,16 @@ def encode(
     listener: EncodeListener | None = None,
     **wish: Any,
 ) -> Outcome:
-    recipe = Recipe(
-        resolution=64, latents="sample", text="emb", dtype="auto", seed=0, compile=False
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wdsprep.encoding.encode.make_encoder", making or Making())
-        return encode_as(
+        return wdsprep.encode(
             str(images),
             str(out),
+            resolution=64,
             model="tiny",
-            recipe=recipe,
-            wish=EncodeCrewOptions(**{"runner": "local", "device": "cpu", "workers": 2, **wish}),
             batch_size=4,
             listener=listener,
+            **{"runner": "local", "device": "cpu", "workers": 2, **wish},
         )
 
 

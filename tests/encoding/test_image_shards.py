@@ -42,7 +42,7 @@ from wdsprep.dataset.reindex import index as index_tars
 from wdsprep.dataset.state import read_receipt, write_rebuilt
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.errors import FormatError, SourceError, UsageError
-from wdsprep.reporting import write_report
+from wdsprep.reporting import report
 from wdsprep.store import open_store
 
 # --- tars that something else packed
@@ -177,7 +177,7 @@ def test_the_users_own_limit_of_area_counts_not_the_datasets(
         next(iter(wdsprep.load(str(images), global_batch=3, pixels=64, max_area=4899)))
     with pytest.raises(UsageError, match="Encode"):
         wdsprep.load(str(images), global_batch=3, encode=how, max_area=4899)
-    write_report([str(images)], str(tmp_path / "report.html"), max_area=10_000)
+    report(str(images), output=str(tmp_path / "report.html"), max_area=10_000)
     page = (tmp_path / "report.html").read_text()
     assert page.count("too_large 11000 x 11000") == 2
 

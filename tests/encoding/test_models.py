@@ -167,7 +167,7 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
 def test_fields_follow_the_recipe(
     latents: str, text: str, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    made = fields(find_model("tiny", text=text), Recipe(latents=latents, text=text))
+    made = fields(find_model("tiny", text=text), Recipe(resolution=256, latents=latents, text=text))
     assert {field.name: field.shape for field in made} == shapes
 
 

@@ -37,7 +37,7 @@ def options_of(command: str) -> dict[str, Any]:
 
 def check_command(options: dict[str, Any], *, workers: int, cpus: int) -> None:
     """Where machines start on demand, nothing can be found out by looking at them."""
-    assert (options["workers"], options["max_workers"]) == (1, workers)
+    assert options["workers"] == (1, workers)
     assert options["cpus_per_worker"] == cpus
     assert (options["device"], options["ray_address"]) == ("cuda", "auto")
     assert options["images"].startswith("s3://")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import wdsprep
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
 from tests.kit.sites import FAST
-from wdsprep import text as progress
-from wdsprep.cli import main
+from wdsprep.cli import main, output
 from wdsprep.text import LogFormatter, harmless, one_line
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.\r\t\x7f\u2066\u2028\nforged: done"
@@ -41,7 +41,7 @@ class Said:
 @pytest.fixture
 def said(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Said:
     for name in ("FIRST_S", "TERMINAL_S", "PIPE_S"):
-        monkeypatch.setattr(progress, name, 0)
+        monkeypatch.setattr(output, name, 0)
     return Said(capfdbinary)
 
 
@@ -126,14 +126,19 @@ def test_members_and_settings_of_a_strangers_dataset_are_harmless(
 
 def test_nothing_is_printed_but_through_the_one_function() -> None:
     """`echo` and `complain`, and one line without any data in it."""
-    package = Path(progress.__file__).parent
+    package = Path(wdsprep.__file__).parent
     prints = re.compile(r"click\.echo\(|\bprint\(|std(?:out|err)\.write\(|print_exc\(")
     found = {
         str(path.relative_to(package)): len(prints.findall(path.read_text()))
         for path in package.rglob("*.py")
         if prints.search(path.read_text())
     }
-    assert found == {"cli.py": 3, "__main__.py": 1, "demo/__init__.py": 3}
+    assert found == {
+        "cli/output.py": 2,
+        "cli/__init__.py": 1,
+        "__main__.py": 1,
+        "cli/demo/__init__.py": 3,
+    }
 
 
 def test_text_is_escaped_as_json_writes_it() -> None:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from tests.kit.packs import pack, photos, tree
 from wdsprep.checks import Finding
-from wdsprep.checks.verify import Here, Verified, verify
+from wdsprep.checks.verify import Here, Verified, check_datasets
 from wdsprep.runners.base import Runner
 
 SLICES = ("--samples-per-shard", "4")
@@ -18,7 +18,9 @@ def no_runner(_units: int) -> Runner:
 
 
 def check(*datasets: Path | str, quick: bool = False) -> Verified:
-    return verify([str(dataset) for dataset in datasets], make_runner=no_runner, quick=quick)
+    return check_datasets(
+        [str(dataset) for dataset in datasets], make_runner=no_runner, quick=quick
+    )
 
 
 def findings(*datasets: Path | str, quick: bool = False) -> list[str]:
@@ -33,7 +35,7 @@ def named(finding: Finding) -> str:
 @contextlib.contextmanager
 def packing_here() -> Iterator[None]:
     """No worker processes, which take long to start."""
-    with patch("wdsprep.cli.pack.make_runner", lambda *_args, **_options: Here()):
+    with patch("wdsprep.packing.crew.make_runner", lambda *_args, **_options: Here()):
         yield
 
 

@@ -25,7 +25,7 @@ from wdsprep.store import base as store
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Takes the place of `wdsprep.encoding.encode.make_encoder`. A white image is what does harm."""
+    """Takes the place of `encode.make_encoder`. A white image is what does harm."""
 
     white: str = ""
     """`kills` its worker or `raises`."""

@@ -18,11 +18,6 @@ from unittest.mock import patch
 
 import torch
 
-import wdsprep.cli
-import wdsprep.cli.checks
-import wdsprep.cli.encode
-import wdsprep.cli.pack  # noqa: F401  all of it is loaded before the first fork
-import wdsprep.encoding.encode
 from tests.kit.encode_work import Making, Plain
 from tests.kit.encodes import Here
 from wdsprep.__main__ import main
@@ -55,7 +50,7 @@ def run(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn
     code = 1
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(patch("wdsprep.cli.pack.make_runner", here))
+            stack.enter_context(patch("wdsprep.packing.crew.make_runner", here))
             stack.enter_context(patch("wdsprep.encoding.encode.runner_of", here))
             stack.enter_context(patch("wdsprep.encoding.encode.make_encoder", make_encoder))
             sys.argv[:] = ["wdsprep", *arguments]

@@ -13,7 +13,7 @@ from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from wdsprep.dataset.manifest import MANIFEST, Manifest
 from wdsprep.dataset.receipts import Receipt, receipt_name
 from wdsprep.dataset.tar.read import file_tape, read_samples
-from wdsprep.reporting import WrittenReport, write_report
+from wdsprep.reporting import WrittenReport, report
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -59,7 +59,7 @@ class Made:
     def report(self, *datasets: Path | str, name: str = "report", **options: object) -> "Page":
         output = self.root / f"{name}.html"
         urls = [str(dataset) for dataset in datasets] or [str(self.images), str(self.latents)]
-        written = write_report(urls, str(output), **options)  # type: ignore[arg-type]
+        written = report(*urls, output=str(output), **options)  # type: ignore[arg-type]
         assert written == WrittenReport(
             output=str(output), nbytes=output.stat().st_size, samples=written.samples
         )

@@ -79,7 +79,10 @@ def load(url: Path, **options: Any) -> Any:
 
 def stream(images: Path, **options: Any) -> Any:
     pools = {"decoders": (1, 2), "encoders": (1, 2)}
-    return wdsprep.stream(str(images), **(HOW | ORDER | pools | options))
+    how = Encode(
+        **(HOW | {name: options.pop(name) for name in {"resolution", "device"} & options.keys()})
+    )
+    return wdsprep.stream(str(images), encode=how, **(ORDER | pools | options))
 
 
 def assert_same(found: list[Any], wanted: list[Any]) -> None:

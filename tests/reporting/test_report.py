@@ -33,7 +33,7 @@ from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Code, Reject
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.reporting import write_report
+from wdsprep.reporting import report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
 from wdsprep.reporting.facts.spectrum import spectrum_of
@@ -263,8 +263,8 @@ def test_images_are_reported_on_where_torch_is_not_installed(made: Made) -> None
         "import sys\n"
         "for name in ('torch', 'torchvision', 'diffusers', 'transformers'):\n"
         "    sys.modules[name] = None\n"
-        "from wdsprep.report import write_report\n"
-        f"print(write_report([{str(made.images)!r}], {str(made.root / 'bare.html')!r}).samples)\n"
+        "from wdsprep.reporting import report\n"
+        f"print(report({str(made.images)!r}, output={str(made.root / 'bare.html')!r}).samples)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("14\n", "")
@@ -374,15 +374,15 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     out = str(tmp_path / "x.html")
     images = str(made.images)
     with pytest.raises(NotFoundError, match="holds no dataset"):
-        write_report([str(tmp_path)], out)
+        report(str(tmp_path), output=out)
     with pytest.raises(UsageError, match="are both datasets of images"):
-        write_report([images, f"{images}/../images"], out)
+        report(images, f"{images}/../images", output=out)
     with pytest.raises(UsageError, match=r"ends in \.html"):
-        write_report([images], str(tmp_path / "x"))
+        report(images, output=str(tmp_path / "x"))
     with pytest.raises(UsageError, match="lies in the dataset"):
-        write_report([images], f"{images}/x.html")
+        report(images, output=f"{images}/x.html")
     with pytest.raises(UsageError, match="give 0 or more"):
-        write_report([images], out, samples=-1)
+        report(images, output=out, samples=-1)
     assert not list(tmp_path.iterdir())
 
 
@@ -406,7 +406,7 @@ def on_s3(made: Made, bucket: str) -> str:
 
 def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     urls = [f"{on_s3}/images", f"{on_s3}/latents"]
-    written = write_report(urls, f"{on_s3}/reports/r.html", samples=2, model="none")
+    written = report(*urls, output=f"{on_s3}/reports/r.html", samples=2, model="none")
     data = open_store(f"{on_s3}/reports").read("r.html")
     assert len(data) == written.nbytes
     path = made.root / "s3.html"

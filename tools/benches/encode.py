@@ -174,7 +174,7 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
         f"{home}/images",
         f"{home}/latents",
         resolution=256,
-        limit=count or None,
+        limit=count,
         listener=encoding.EncodeListener(heard=speeds.heard),
         **options,
     )

@@ -142,8 +142,8 @@ def feed_of(home: str, make: Any, **options: Any) -> Any:
     import wdsprep
 
     set_encoder(make)
-    wanted = {"resolution": 256, "model": "tiny", "device": "cpu", "global_batch": BATCH}
-    return wdsprep.stream(f"{home}/images", **(wanted | options))
+    how = wdsprep.Encode(resolution=256, model="tiny", device="cpu")
+    return wdsprep.stream(f"{home}/images", encode=how, global_batch=BATCH, **options)
 
 
 def ours(home: str, count: int) -> None:

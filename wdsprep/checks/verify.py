@@ -73,8 +73,7 @@ def verify(
     """Check every byte of datasets; given images and their latents, also that they match.
 
         verified = wdsprep.verify("shards/images", "shards/latents-256")
-        for finding in verified.findings:
-            print(finding)  # what is wrong, and what to do
+        [str(finding) for finding in verified.findings]  # what is wrong, and what to do
 
     The options are those of `wdsprep verify`. Nothing is changed.
     """

@@ -7,7 +7,6 @@ option for the same thing.
 import json
 import logging
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -27,9 +26,9 @@ from wdsprep.cli.options import (
     WORKERS,
     LibraryCommand,
 )
-from wdsprep.cli.progress import ProgressLine
-from wdsprep.errors import UsageError, WdsprepError, without_secrets
-from wdsprep.text import LogFormatter, harmless, human_bytes, one_line, plural
+from wdsprep.cli.output import ProgressLine, complain, echo
+from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.text import LogFormatter, human_bytes, one_line, plural
 from wdsprep.version import __version__
 
 IMG2DATASET_NAMES = {
@@ -40,18 +39,6 @@ IMG2DATASET_NAMES = {
     "max-image-area": "max-area",
 }
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
-
-
-def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
-    """All that a command prints, but for the progress line, and what click prints of itself."""
-    click.echo(harmless(text), nl=nl, err=err)
-
-
-def complain(text: str, *, debug: bool = False) -> None:
-    """An error is one line, whatever names are in it; after its traceback, if that is wanted."""
-    if debug:
-        echo(without_secrets(traceback.format_exc()), err=True)
-    click.echo(f"wdsprep: {one_line(without_secrets(text))}", err=True)
 
 
 def option_name(name: str) -> str:
@@ -225,9 +212,7 @@ def report(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @JSON
 def index(folder: str, as_json: bool) -> None:
     """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one."""
-    from wdsprep.cli.progress import ProgressLine
     from wdsprep.dataset.reindex import index as index_tars
-    from wdsprep.text import plural
 
     line = ProgressLine()
     done = index_tars(folder, line.counting("tar"))
@@ -241,9 +226,7 @@ def index(folder: str, as_json: bool) -> None:
 @click.argument("dataset")
 def rebuild(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""
-    from wdsprep.cli.progress import ProgressLine
     from wdsprep.dataset.state import write_rebuilt
-    from wdsprep.text import plural
 
     line = ProgressLine()
     manifest = write_rebuilt(dataset, line.counting("receipt"))

@@ -11,8 +11,8 @@ from wdsprep.checks import MAKERS, Finding
 from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
-from wdsprep.cli.progress import ProgressLine
-from wdsprep.text import harmless, human_bytes, human_time, plural, printed
+from wdsprep.cli.output import ProgressLine, echo
+from wdsprep.text import human_bytes, human_time, plural, printed
 
 EXAMPLES = 3
 
@@ -120,7 +120,7 @@ class RepairShow:
         """A program hears it at the end."""
         self._line.clear()
         if not self._as_json and (intent := printed(_intent(repair))):
-            click.echo(harmless(intent))
+            echo(intent)
 
     def result(self, repair: Repair) -> str:
         self._line.clear()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from wdsprep.cli.progress import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Code
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener

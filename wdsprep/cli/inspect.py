@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsprep.checks.inspect import Looked, Overview, inspect
-from wdsprep.cli.progress import ProgressLine
+from wdsprep.cli.output import ProgressLine
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import UsageError

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.progress import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import by_stage
 from wdsprep.dataset.state import phases

@@ -1,17 +1,34 @@
-"""The line on stderr that shows how far a long command is: rewritten in place on a terminal, added
-every half minute elsewhere, and never there for what takes less than a second. And the lines at a
-command's end that pack and encode share.
+"""All that commands print: results, errors, and the line that shows how far a long one is.
+
+That line is on stderr, rewritten in place on a terminal, added every half minute elsewhere, and
+never there for what takes less than a second. Lines that several commands end with are here too.
 """
 
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from wdsprep.text import Counting, human_counts, one_line, plural
+import click
+
+from wdsprep.errors import without_secrets
+from wdsprep.text import Counting, harmless, human_counts, one_line, plural
 
 TERMINAL_S, PIPE_S, FIRST_S = 0.2, 30.0, 1.0
+
+
+def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
+    """All that a command prints, but for the progress line, and what click prints of itself."""
+    click.echo(harmless(text), nl=nl, err=err)
+
+
+def complain(text: str, *, debug: bool = False) -> None:
+    """An error is one line, whatever names are in it; after its traceback, if that is wanted."""
+    if debug:
+        echo(without_secrets(traceback.format_exc()), err=True)
+    click.echo(f"wdsprep: {one_line(without_secrets(text))}", err=True)
 
 
 class ProgressLine:

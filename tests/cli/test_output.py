@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
-from wdsprep.cli.progress import ProgressLine
+from wdsprep.cli.output import ProgressLine
 
 EAGER = """
 import sys
