@@ -8,6 +8,10 @@
 
 What is wrong becomes a *finding*, which names one file and the next step. A *note* is a finding
 that does no harm.
+
+In: Datasets.
+Out: What is wrong with them, what to do, and that done; or what they are.
+Uses: dataset, packing, runners, store.
 """
 
 from dataclasses import dataclass, field

@@ -2,6 +2,10 @@
 
 Option names have dashes; underscores mean the same, and so do img2dataset's names where it has an
 option for the same thing.
+
+In: The words of a command line.
+Out: Calls of the library, text on the terminal, an exit code.
+Uses: checks, dataset, encoding, images, packing, runners, sources.
 """
 
 import json

@@ -6,11 +6,16 @@
     fetcher.close()
 
 `fetcher` is a thread with an event loop; `client` says what is done for a URL, attempt by attempt
-and hop by hop; `turns` when; `transfer` and `multi` do it with libcurl. What things mean is decided
-in modules without I/O: `urls`, `addresses`, `robots`, `manners`, `outcomes`. Objects of S3 are read
-in `objects`.
+and hop by hop; `per_host` when; `transfer` and `multi` do it with libcurl. What things mean is
+decided in modules without I/O: `urls`, `robots`, `manners`, `outcomes`. Objects of S3 are read in
+`objects`. `downloads` keeps many rows of a table under way, and `outage` tells a network that is
+down from hosts that are gone.
 
 The values cost nothing to import; the client is loaded when it is first used.
+
+In: URLs of strangers.
+Out: Bytes, or the code of why there are none.
+Uses: dataset, store.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,12 @@
-"""Images: what is recognised as one, what of it is kept, and the crop that the VAE gets."""
+"""Images: what is recognised as one, what of it is kept, and the crop that the VAE gets.
+
+`rule` makes a picture fit to be stored, by what `headers` say, `formats` open and `colour` turns
+into sRGB; `crop` cuts the square.
+
+In: The bytes of an image, whatever made it.
+Out: A picture that every trainer can read, or its crop for the VAE; or a rejection.
+Uses: dataset.
+"""
 
 import re
 from dataclasses import dataclass

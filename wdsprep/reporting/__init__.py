@@ -1,11 +1,13 @@
 """`report`: a dataset as one page that people can look at, and that needs nothing but a browser.
 
-1. `given` opens the datasets. Counts come from their receipts.
-2. `picking` chooses samples by chance and reads them where they lie; `joining` finds the latents
-   that were made of them. `survey`, `spectrum`, `refused` and `pace` tell what can be told of some
-   samples, some rejects and the times of the receipts. No shard is read whole.
-3. `pictures` and `decoding` make what is to be seen of the samples of the sheet.
-4. `page` writes it down; `markup` escapes everything that comes from data.
+1. `facts` are what can be told: counts from receipts, the rest from some samples, some rejects and
+   the times of the receipts. No shard is read whole.
+2. `sheet` has the samples to show: picked by chance, read where they lie, with their latents.
+3. `page` writes both down, and escapes everything that comes from data.
+
+In: Datasets.
+Out: One HTML page.
+Uses: dataset, encoding, images, store.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,10 @@
 A source lists its *items* in an order that depends on what it holds alone, and reads one item into
 samples. A slice, the unit of work of `pack`, is a fixed run of items: ten thousand images of a
 folder, one tar, the row groups of a table that make ten thousand rows.
+
+In: A folder, tars or tables, where `store` can read them.
+Out: Items in an order of their own, and of each its samples or refusals.
+Uses: dataset, images, store.
 """
 
 import hashlib

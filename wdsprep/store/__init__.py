@@ -2,6 +2,10 @@
 
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
+
+In: Names, and bytes to write.
+Out: Bytes, listings, and marks that only one process holds at a time.
+Uses: no other room.
 """
 
 import functools

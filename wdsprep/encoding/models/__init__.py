@@ -1,0 +1,1 @@
+"""Models: found by name, loaded onto a device, run in batches."""

@@ -1,0 +1,10 @@
+"""`pack`: from a source to image shards.
+
+`pack` is the public function, `rules` what its user decides. `slices` says what is left to do,
+`crew` who does it, `worker` does one slice, and `judge` decides about each of its images.
+`retry_rejected` fetches again what failed in a way that may pass.
+
+In: A source and the rules for what is kept.
+Out: An image dataset: shards by bucket, rejects, receipts.
+Uses: dataset, fetch, images, runners, sources, store.
+"""

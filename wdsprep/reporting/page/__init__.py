@@ -1,0 +1,1 @@
+"""The page: facts and samples as HTML that needs no network."""

@@ -1,0 +1,1 @@
+"""The samples that a report shows: picked, read, decoded, drawn."""
