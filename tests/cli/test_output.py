@@ -15,9 +15,9 @@ from wdsprep.cli.output import ProgressLine
 
 EAGER = """
 import sys
-from wdsprep import progress
+from wdsprep.cli import output
 from wdsprep.cli import main
-progress.FIRST_S = progress.TERMINAL_S = progress.PIPE_S = 0
+output.FIRST_S = output.TERMINAL_S = output.PIPE_S = 0
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -447,7 +447,7 @@ def test_a_worker_on_another_node_finds_the_model_in_its_own_cache(cache: Path) 
 def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> None:
     put_in_cache(tmp_path / "home/hub", sd_files())
     script = (
-        "import sys; from wdsprep.models import find_model\n"
+        "import sys; from wdsprep.encoding.models.find import find_model\n"
         f"print(find_model({REPO!r}, text='emb').revision)\n"
         "assert not sys.modules.keys() & {'torch', 'diffusers', 'transformers'}\n"
         "find_model('sd1', text='none')"

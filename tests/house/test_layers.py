@@ -1,10 +1,17 @@
-"""The modules form layers: imports point up this list, and each heavy package has its place."""
+"""The picture of the house: its rooms from the ground up, and what each may import.
+
+Imports point down this list, never up or across what is not listed; no files import each other in a
+circle; what begins with `_` stays in its room; each heavy package has its place.
+"""
 
 import ast
+import copy
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,80 +19,48 @@ import pytest
 from tests.kit.paths import ROOT
 
 PACKAGE = ROOT / "wdsprep"
-LAYERS = [
-    ("errors",),
-    ("sealed", "given", "limits", "terminal"),
-    ("receipts",),
-    ("demo",),
-    ("samples", "buckets", "filters", "manifest", "progress", "quantiles"),
-    ("order",),
-    ("store",),
-    ("fetch", "tar", "rejects"),
-    ("arrays", "edition", "headers"),
-    ("colour",),
-    ("formats",),
-    ("images",),
-    ("dataset", "index", "sources", "runners"),
-    ("draft", "run", "outage", "spool", "hub", "weights", "noise", "pixels", "image_shards"),
-    ("models",),
-    ("downloads", "resume", "encoder"),
-    ("decoder",),
-    ("checks",),
-    ("inspecting", "gpus"),
-    ("plan", "report"),
-    ("judging",),
-    ("packer",),
-    ("retries",),
-    ("repair",),
-    ("device", "latents"),
-    ("engine", "crews", "pack_crew"),
-    ("feeder",),
-    ("latent_shard",),
-    ("latent_worker",),
-    ("pack", "encoding"),
-    ("online",),
-    ("loader",),
-    ("streaming",),
-    ("show", "pack_request"),
-    ("options",),
-    ("cli",),
-    ("__main__",),
-]
-PLACES = {
-    "click": {"cli", "options"},
-    "boto3": {"store.s3"},
-    "botocore": {f"store.{n}" for n in ("s3", "s3_errors", "s3_holds", "s3_reads", "s3_wire")},
-    "pycurl": {"fetch.multi", "fetch.outcomes", "fetch.transfer"},
-    "PIL": {
-        *("images", "colour", "formats", "pixels", "report.pictures"),
-        *("demo.paints", "demo.drawings", "demo.pictures"),
-    },
-    "pyarrow": {"sources.parquet", "sources.table", "pixels", "streaming.source"},
-    "ray": {f"runners.{name}" for name in ("actor", "cluster", "metrics", "ray", "room")}
-    | {"streaming", "streaming.source", "streaming.trainer", "streaming.works"},
-    "numpy": {
-        *("order", "order.permute", "order.mixing", "order.passes"),
-        *("loader.catalog", "loader.grid", "loader.blocks", "loader.shelf", "loader.effects"),
-        *("loader.fetching", "loader.reading", "loader.serving", "loader.shared"),
-        "loader.aio",
-        "streaming.stages",
-        *("checks.rules", "inspecting", "report.pictures", "report.spectrum"),
-    },
-    "torch": {
-        *("noise", "pixels", "encoder", "decoder", "device", "engine"),
-        *("loader", "loader.batches", "loader.effects", "loader.plan", "loader.reading"),
-        *("loader.serving", "loader.shared", "loader.transfer", "loader.encoded"),
-        *("online.batches", "online.images"),
-        *("streaming.stages", "streaming.trainer", "streaming.works"),
-    },
-    "torchvision": set(),
-    "diffusers": {"encoder"},
-    "transformers": {"encoder"},
-    "huggingface_hub": {"hub"},
-    "safetensors": {"encoder"},
-    "webdataset": set(),
+GROUND = ("version", "limits", "errors", "text")
+"""Files at the top that every room may import. They import those before them alone."""
+HOUSE = {
+    "store": (),
+    "dataset": ("store",),
+    "fetch": ("dataset", "store"),
+    "images": ("dataset",),
+    "runners": ("dataset", "store"),
+    "sources": ("dataset", "images", "store"),
+    "packing": ("dataset", "fetch", "images", "runners", "sources", "store"),
+    "encoding": ("dataset", "images", "runners", "sources", "store"),
+    "loading": ("dataset", "encoding", "images", "runners", "store"),
+    "checks": ("dataset", "packing", "runners", "store"),
+    "reporting": ("dataset", "encoding", "images", "store"),
+    "cli": ("checks", "dataset", "encoding", "images", "packing", "runners", "sources"),
 }
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+PLACES = {
+    "click": ("cli",),
+    "boto3": ("store.s3",),
+    "botocore": ("store.s3",),
+    "pycurl": ("fetch.multi", "fetch.outcomes", "fetch.transfer"),
+    "PIL": (
+        *("images.rule", "images.colour", "images.formats", "images.crop"),
+        *("reporting.sheet.pictures", "cli.demo"),
+    ),
+    "pyarrow": (
+        *("sources.tables.parquet", "sources.image_tables", "images.crop"),
+        "loading.streaming.source",
+    ),
+    "ray": ("runners.ray", "loading.streaming"),
+    "numpy": (
+        *("loading", "checks.rules", "checks.inspect"),
+        *("reporting.sheet.pictures", "reporting.facts.spectrum"),
+    ),
+    "torch": ("encoding", "loading", "images.crop"),
+    "torchvision": (),
+    "diffusers": ("encoding.models.encoder",),
+    "transformers": ("encoding.models.encoder",),
+    "huggingface_hub": ("encoding.models.hub",),
+    "safetensors": ("encoding.models.encoder",),
+    "webdataset": (),
+}
 
 
 def module_name(path: Path) -> str:
@@ -93,36 +68,123 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+ROOMS = sorted({name.partition(".")[0] for name in FILES if name} - {"__main__"})
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+class Untyped(ast.NodeTransformer):
+    """What is left at run time."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def imports(module: str, *, typing: bool = True) -> Iterator[tuple[str, str]]:
+    """What is imported, and which name of it, wherever in the file that is said."""
+    tree = tree_of(module)
+    for node in ast.walk(tree if typing else Untyped().visit(copy.deepcopy(tree))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative import"
-            yield node.module or ""
+            assert not node.level, f"{module}: relative import"
+            yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-def layer(module: str) -> int:
-    top = module.partition(".")[0]
-    return next(number for number, names in enumerate(LAYERS) if top in names)
+def own_imports(module: str, *, typing: bool = True) -> Iterator[tuple[str, str]]:
+    """The modules of ours among them, and the name that is taken."""
+    for there, name in imports(module, typing=typing):
+        if room_of(there) == "wdsprep":
+            inside = there.removeprefix("wdsprep").removeprefix(".")
+            deeper = f"{inside}.{name}".strip(".")
+            yield (deeper, "") if deeper in FILES else (inside, name)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_point_up_and_never_sideways(path: Path) -> None:
-    here = module_name(path)
-    for name in imports(path):
-        if name.startswith("wdsprep."):
-            there = name.removeprefix("wdsprep.")
-            same_package = there.partition(".")[0] == here.partition(".")[0]
-            assert same_package or layer(there) < layer(here), f"{here} imports {there}"
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_what_the_picture_says_and_no_more(room: str) -> None:
+    found = {
+        room_of(there) or "wdsprep"
+        for module in FILES
+        if room_of(module) == room
+        for there, _ in own_imports(module)
+    } - {room}
+    if room in GROUND:
+        assert found <= set(GROUND[: GROUND.index(room)])
+        return
+    if room == "cli":
+        assert "wdsprep" in found
+        found -= {"wdsprep"}
+    assert found - set(GROUND) == set(HOUSE[room])
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_heavy_packages_are_imported_in_their_place_only(path: Path) -> None:
-    here = module_name(path)
-    for name in imports(path):
-        allowed = PLACES.get(name.partition(".")[0])
-        assert allowed is None or here in allowed, f"{here} imports {name}"
+def test_rooms_stand_on_those_before_them() -> None:
+    order = list(HOUSE)
+    assert sorted([*order, *GROUND]) == ROOMS
+    for room, below in HOUSE.items():
+        assert set(below) <= set(order[: order.index(room)]), room
+    floors: dict[str, int] = {}
+    for room, below in HOUSE.items():
+        floors[room] = 1 + max((floors[each] for each in below), default=0)
+    assert max(floors.values()) <= 9
+    top = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert sum(path.is_dir() for path in top) == len(HOUSE) <= 12
+    assert sum(path.suffix == ".py" for path in top) <= 6
+
+
+@pytest.mark.parametrize("room", HOUSE)
+def test_a_room_says_at_its_door_what_it_uses(room: str) -> None:
+    lines = " ".join((ast.get_docstring(tree_of(room)) or "").split())
+    below = ", ".join(HOUSE[room]) or "no other room"
+    assert " In: " in lines
+    assert " Out: " in lines
+    assert lines.endswith(f" Uses: {below}.")
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    below = {
+        name: {there for there, _ in own_imports(name, typing=False)} - {name}
+        for name in FILES
+        if name
+    }
+    while free := [name for name, there in below.items() if not there & below.keys()]:
+        for name in free:
+            del below[name]
+    assert not below
+
+
+def test_nothing_private_is_imported_from_another_room() -> None:
+    for module in FILES:
+        for there, name in own_imports(module):
+            parts = (*there.split("."), name)
+            private = [p for p in parts if p.startswith("_") and not p.endswith("__")]
+            same = room_of(there) == room_of(module)
+            assert same or not private, f"{module} imports {name} from {there}"
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    named = Counter(
+        node.name
+        for module in FILES
+        for node in tree_of(module).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in named.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("package", PLACES)
+def test_heavy_packages_are_imported_in_their_place_only(package: str) -> None:
+    for module in FILES:
+        if any(room_of(there) == package for there, _ in imports(module)):
+            homes = PLACES[package]
+            assert any(f"{module}.".startswith(f"{home}.") for home in homes), module
 
 
 def loaded_by(code: str) -> set[str]:
@@ -133,13 +195,21 @@ def loaded_by(code: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stderr)}
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_load_nothing_heavy(option: str) -> None:
-    loaded = loaded_by(f"from wdsprep.cli import main\nmain(['{option}'])")
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], *([name, "--help"] for name in ("pack", "encode", "verify"))],
+)
+def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
+    loaded = loaded_by(f"from wdsprep.cli import main\nmain({words})")
     assert loaded & set(PLACES) == {"click"}
-    assert not loaded & {"asyncio", "multiprocessing", "concurrent", "http", "importlib_metadata"}
+    if len(words) == 1:
+        heavy = {"asyncio", "multiprocessing", "concurrent", "http", "importlib_metadata"}
+        assert not loaded & heavy
 
 
 def test_pack_needs_no_torch() -> None:
-    loaded = loaded_by("import wdsprep.show.pack, wdsprep.sources.table, wdsprep.runners.local")
+    loaded = loaded_by(
+        "import wdsprep.cli.pack, wdsprep.packing.worker, wdsprep.sources.image_tables\n"
+        "import wdsprep.runners.local"
+    )
     assert not loaded & {"torch", "torchvision", "diffusers", "transformers", "webdataset", "ray"}

@@ -293,10 +293,9 @@ def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
 
 STOPPED = """
 import os, signal, sys
-from wdsprep.draft import Draft
-from wdsprep.draft import Draft
-from wdsprep.edition import Edition
-from wdsprep.receipts import Receipt
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 

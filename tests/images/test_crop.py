@@ -214,8 +214,8 @@ def test_png_that_crashes_torchvision_is_a_reject(tmp_path):
     file = tmp_path / "bad.png"
     file.write_bytes(CASES["png-bad-crc-in-pixels"].data)
     script = (
-        "import sys; from pathlib import Path; from wdsprep.pixels import crop\n"
-        "from wdsprep.samples import RejectedError\n"
+        "import sys; from pathlib import Path; from wdsprep.images.crop import crop\n"
+        "from wdsprep.dataset.rejects import RejectedError\n"
         "try: crop(Path(sys.argv[1]).read_bytes(), 64)\n"
         "except RejectedError as error: print(error.code)\n"
     )

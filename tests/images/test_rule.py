@@ -148,7 +148,8 @@ def test_bomb_is_refused_in_bounded_memory(name: str, tmp_path: Path):
     file.write_bytes(CASES[name].data)
     script = (
         "import resource, sys; from pathlib import Path\n"
-        "from wdsprep.images import Limits, prepare; from wdsprep.samples import RejectedError\n"
+        "from wdsprep.images import Limits; from wdsprep.images.rule import prepare\n"
+        "from wdsprep.dataset.rejects import RejectedError\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "data, before = Path(sys.argv[1]).read_bytes(), peak()\n"
         "try: prepare(data, limits=Limits(min_side=32, max_area=50_000_000, max_aspect_ratio=10),"

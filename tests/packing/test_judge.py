@@ -99,15 +99,15 @@ def test_a_file_that_vanishes_while_packing_is_a_reject(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from wdsprep import pack, resume
+from wdsprep.packing import slices
 from wdsprep.cli import main
-survey = pack.survey
+survey = slices.survey
 def then_lose(*arguments):
     seen = survey(*arguments)
     for name in sys.argv[1].split(":"):
         Path(name).unlink()
     return seen
-pack.survey = then_lose
+slices.survey = then_lose
 sys.exit(main(sys.argv[2:]))
 """
     names = f"{lost}:{source / '1/photo-00001.txt'}"

@@ -68,7 +68,7 @@ except WorkError as error:
 MENDED = """
 import logging, os, sys
 from wdsprep.errors import WorkError
-from wdsprep.runners.cluster import connected
+from wdsprep.runners.ray.cluster import connected
 class Mend(logging.Handler):
     def emit(self, record):
         print(record.getMessage())

@@ -269,7 +269,7 @@ def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
     for _, refusal in found:
         assert isinstance(refusal, Refusal)
         assert refusal.code is Code.CORRUPT
-        assert refusal.detail.startswith("a bug: KeyError at wdsprep.judging")
+        assert refusal.detail.startswith("a bug: KeyError at wdsprep.packing.judge")
 
 
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from wdsprep.store.s3 import S3Store
 NAME = "receipts/000001.hold"
 CHILD = """
 import sys, time
-from wdsprep.store import open_store, s3_holds
+from wdsprep.store import open_store
+from wdsprep.store.s3 import holds
 url, fresh_s = sys.argv[1], float(sys.argv[2])
-s3_holds.FRESH_S = fresh_s
+holds.FRESH_S = fresh_s
 store = open_store(url)
 with store.hold("receipts/000001.hold"):
     print("held", flush=True)

@@ -296,7 +296,7 @@ def test_read_only_file_system_is_one_clear_line(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from wdsprep.errors import AccessError
-from wdsprep.store import write_bytes
+from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 os.setgid(65534); os.setuid(65534)
 local = LocalStore(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Train the toy autoencoder of wdsprep/tiny on drawings, on one core of a CPU, in minutes.
+"""Train the toy autoencoder of encoding/models/tiny on drawings, on one core of a CPU, in minutes.
 
 Its encoder is thin where pictures are large, since tests run it hundreds of times. It begins as a
 network that scales pictures down and up again, set by hand and by least squares, and learns the

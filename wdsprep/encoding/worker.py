@@ -18,6 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from queue import Empty
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -31,13 +32,17 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.models.encoder import turn_off_tf32
-from wdsprep.encoding.work import EncodeProgress, EncodeWork
+from wdsprep.encoding.speeds import EncodeProgress
 from wdsprep.runners.base import BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import Columns, LeftOut
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.text import human_bytes
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.work import EncodeWork
+
 
 JOIN_S = 0.05
 
@@ -134,7 +139,7 @@ PROGRESS_S = 0.25
 class EncodeWorker:
     """One process with its models. It is called for each shard, for several at once."""
 
-    def __init__(self, recipe: EncodeWork) -> None:
+    def __init__(self, recipe: "EncodeWork") -> None:
         self._recipe = recipe
         self._edition = Edition(store=open_store(recipe.latents), mark=recipe.edition)
         self._source = TarsSource(

@@ -1,8 +1,8 @@
 """Captioned pictures drawn by the program: what a demo packs where nothing may be downloaded.
 
 A drawing is a scene of shapes or a landscape, in named colours and textures, and its caption says
-what is in it. It follows from its seed and its size alone. `tools/make-tiny` trains on them too, so
-whoever changes them changes what it makes.
+what is in it. It follows from its seed and its size alone. `tools/tiny/make-tiny` trains on them
+too, so whoever changes them changes what it makes.
 
 They are painted with named colours, and with textures of two shades of one. A texture is a mask
 that says where the second shade is.
