@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsprep
 from wdsprep.errors import FingerprintError
@@ -240,6 +241,8 @@ def test_a_lost_manifest_is_made_again_of_old_receipts(old: Path) -> None:
 
 
 def test_indexes_come_out_the_same(old: Path) -> None:
+    for index in (old / "tars").glob("*.idx"):
+        index.unlink()
     run(old, "index", "tars")
     assert tree(old / "tars") == tree(OLD / "tars")
 
@@ -364,13 +367,27 @@ def test_a_loader_goes_on_from_its_state(old: Path, name: str) -> None:
     assert not same(noted(LOADERS[name](old), len(wanted)), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # which torchdata calls
+def test_workers_of_a_data_loader_go_on_from_theirs(old: Path) -> None:
+    """torchdata's own state holds one of our loader for each worker."""
+    loader = in_workers(old)
+    loader.load_state_dict(STATES["workers"]["state"])
+    assert same(noted(loader, 3), STATES["workers"]["next"])
+
+
+def in_workers(home: Path) -> Any:
+    return StatefulDataLoader(stored(home), batch_size=None, num_workers=2)
+
+
 def test_a_state_of_one_rank_goes_on_in_two(old: Path) -> None:
     wanted = STATES["stored"]["next"]
     ranks = [stored(old, rank=rank, world_size=2) for rank in range(2)]
     for loader in ranks:
         loader.load_state_dict(STATES["stored"]["state"])
+    shares = [iter(loader) for loader in ranks]
     for batch in wanted:
-        parts = [noted(loader, 1)[0] for loader in map(iter, ranks)]
+        parts = [noted(share, 1)[0] for share in shares]
         assert same([{name: parts[0][name] + parts[1][name] for name in batch}], [batch])
 
 
