@@ -33,11 +33,10 @@ from wdsprep.store.s3 import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
-    "runners.cluster": {"_private", "_worker_logs_enabled"},
-    "store.s3_reads": {"_endpoint"},
-    "store.s3_wire": {"_fp", "_get_conn", "_pool", "_put_conn"},
-    "streaming.trainer": {"_coord_actor"},
-    "streaming.works": {"ray.data._internal.execution.backpressure_policy"},
+    "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
+    "loading.streaming.trainer": {"_coord_actor"},
+    "runners.ray.cluster": {"_private", "_worker_logs_enabled"},
+    "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
 """By module. Those of the standard library and of our own modules are no concern of this."""
 PUBLIC = {"_exit", "_fields", "_make", "_value_"}  # documented, but for their looks

@@ -268,7 +268,7 @@ def test_they_are_shown(old: Path) -> None:
 
 Fed = Iterable[dict[str, Any]]
 ARRAYS = {"global_batch": 4, "epochs": 4, "seed": 5, "drop_text": 0.5}
-ENCODE = {"resolution": 64, "model": "tiny", "device": "cpu"}
+HOW = wdsprep.Encode(resolution=64, model="tiny", device="cpu")
 PASSED = {"global_batch": 2, "epochs": 2, "seed": 7}
 
 
@@ -298,7 +298,7 @@ def foreign(home: Path) -> Any:
 
 
 def encoded(home: Path) -> Any:
-    how = wdsprep.Encode(**ENCODE)
+    how = HOW
     return wdsprep.load(str(home / "images"), encode=how, **PASSED)
 
 
@@ -404,7 +404,7 @@ def test_a_state_of_latents_on_their_way_goes_on_in_stored_ones(old: Path, name:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_stream_goes_on_from_its_state(old: Path) -> None:
     state, wanted = STATES["streamed"]["state"], STATES["streamed"]["next"]
-    with wdsprep.stream(str(old / "images"), state=state, **ENCODE, **PASSED) as feed:
+    with wdsprep.stream(str(old / "images"), state=state, **PASSED, encode=HOW) as feed:
         (trainer,) = feed.trainers
         assert same(noted(trainer, len(wanted)), wanted)
 
