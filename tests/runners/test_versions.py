@@ -30,8 +30,9 @@ STREAM = f"""{DRIVER}
 import ray, wdsprep
 from wdsprep.errors import WorkError
 def stream(**options):
-    return wdsprep.stream(sys.argv[1], resolution=32, model="tiny", device="cpu", global_batch=4,
-                          decoders=(1, 1), encoders=(1, 1), **options)
+    how = wdsprep.Encode(resolution=32, model="tiny", device="cpu")
+    return wdsprep.stream(sys.argv[1], encode=how, global_batch=4, decoders=(1, 1),
+                          encoders=(1, 1), **options)
 def told(call):
     try:
         print("told:", len(list(call())))
@@ -118,7 +119,9 @@ def what(folder: Path, kind: str) -> str:
 
 def told(other: object, images: Path) -> list[str]:
     """What a stream tells, apart from Ray."""
-    lines = drive(STREAM, other, images).stdout.splitlines()
+    done = drive(STREAM, other, images)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
     return [line.removeprefix("told: ") for line in lines if line.startswith("told: ")]
 
 
