@@ -11,6 +11,8 @@
 6. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
    `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole
    run cannot go on: everything stops, and the driver raises it.
+7. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
+   and says what is where (`versions`).
 
     with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
         for event in events: ...

@@ -9,6 +9,7 @@ Where GPUs are named, a slot keeps its GPU from one worker to the next.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import pickle
@@ -24,13 +25,19 @@ from pathlib import Path
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
-from wdsprep.runners.schedule import Lost, SlotMessage, drive
+from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
+from wdsprep.runners.versions import Installed, __version__, installed, refusal
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
 
 _log = logging.getLogger("wdsprep")
 
-_BOOT = """import sys; fd, units_at_once, *sys.path = sys.argv[1:]
+# Its driver may run for days, while what it would import is another version by now.
+_BOOT = f"""{inspect.getsource(installed)}
+import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]
+if (there := installed())[0] != version:
+    from multiprocessing.connection import Connection
+    sys.exit(Connection(int(fd)).send((0, there)))
 from wdsprep.runners.local_worker import main; main(int(fd), int(units_at_once))"""
 
 
@@ -100,6 +107,8 @@ class _Processes:
             slot = self._slots[pipe]
             try:
                 order, message = pipe.recv()
+                if isinstance(message, tuple):  # what a worker finds instead of our version
+                    message = Fatal(error=_refused(message), trace="")
             except (EOFError, OSError):
                 order, message = 0, Lost(reason=_obituary(self._bury(slot)))
             else:
@@ -131,10 +140,11 @@ class _Processes:
 def _spawn(units_at_once: int, environment: dict[str, str] | None) -> _Worker:
     ours, theirs = socket.socketpair()
     path = [entry or str(Path.cwd()) for entry in sys.path]
+    arguments = [str(theirs.fileno()), str(units_at_once), __version__, *path]
     with ours, theirs:
         try:
             process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(units_at_once), *path],
+                [sys.executable, "-c", _BOOT, *arguments],
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -142,6 +152,11 @@ def _spawn(units_at_once: int, environment: dict[str, str] | None) -> _Worker:
         except OSError as error:
             raise WorkError(f"a worker process could not be started: {error}") from error
         return _Worker(process=process, pipe=Connection(ours.detach()))
+
+
+def _refused(there: Installed) -> WorkError:
+    remedy = "run again, with what is installed now: it goes on from there"
+    return WorkError(refusal("a worker process", there, __version__, remedy))
 
 
 def _send(pipe: Connection, data: bytes) -> None:

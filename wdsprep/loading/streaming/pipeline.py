@@ -1,7 +1,6 @@
 """The pipeline of a stream, as Ray Data runs it: numbers of pieces, pixels, arrays, trainers."""
 
 import logging
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,18 @@ from ray.data import ActorPoolStrategy, DataContext, read_datasource
 from ray.data._internal.execution.backpressure_policy import (
     ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
 )
+from ray.exceptions import RayTaskError
 
-from wdsprep.encoding.models.encoder import turn_off_tf32
-from wdsprep.encoding.step_batches import BatchEncoder
+from wdsprep.errors import WorkError
+from wdsprep.loading.streaming import source, workers
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.source import Numbers, new_pace
-from wdsprep.loading.streaming.stages import DecodeStage, EncodeStage
 from wdsprep.loading.streaming.trainer import READY, Trainer
+from wdsprep.loading.streaming.workers import DecoderOf, EncoderOf, empty_of, luggage_of
+from wdsprep.runners import versions
+
+for _by_value in (versions, workers, source):
+    cloudpickle.register_pickle_by_value(_by_value)
 
 PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
 PER_TRAINER = 4  # steps, or pieces where the object store is small
@@ -69,7 +73,7 @@ class Pipeline:
         """The stages differ in what they need, so Ray Data does not melt any into one."""
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        luggage = _luggage(self._line)
+        luggage = luggage_of(self._line)
         decoded = read.map_batches(
             DecoderOf,
             fn_constructor_args=(luggage,),
@@ -93,43 +97,15 @@ class Pipeline:
     def _empty(self) -> dict[str, torch.Tensor]:
         """What the empty caption becomes, found where an encoder could run."""
         options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
-        found: dict[str, torch.Tensor] = ray.get(
-            ray.remote(**options)(_empty).remote(_luggage(self._line))
-        )
+        try:
+            found: dict[str, torch.Tensor] = ray.get(
+                ray.remote(**options)(empty_of).remote(luggage_of(self._line))
+            )
+        except RayTaskError as error:
+            if line := versions.refused(str(error)):
+                raise WorkError(line) from error
+            raise
         return found
-
-
-class DecoderOf(DecodeStage):
-    """Ray Data names its stages after these."""
-
-    def __init__(self, luggage: Any) -> None:
-        super().__init__(_unpacked(luggage))
-
-
-class EncoderOf(EncodeStage):
-    def __init__(self, luggage: Any) -> None:
-        super().__init__(_unpacked(luggage))
-
-
-def _luggage(line: Pieces) -> Any:
-    """A line for workers, and where they find modules, as the driver does."""
-    return ray.put((sys.path, cloudpickle.dumps(line)))
-
-
-def _unpacked(luggage: Any) -> Pieces:
-    path, data = ray.get(luggage) if isinstance(luggage, ray.ObjectRef) else luggage
-    sys.path.extend(entry for entry in path if entry not in sys.path)
-    line: Pieces = cloudpickle.loads(data)
-    return line
-
-
-def _empty(luggage: Any) -> dict[str, torch.Tensor]:
-    turn_off_tf32()
-    encoder = BatchEncoder(_unpacked(luggage).encoding.load(), seed=0, most=1)
-    try:
-        return encoder.empty()
-    finally:
-        encoder.close()
 
 
 def _tune(context: DataContext) -> None:

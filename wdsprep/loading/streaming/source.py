@@ -5,6 +5,8 @@ distance before the slowest. That bounds all that is between here and the traine
 store never has more pieces than that.
 What it knows nobody else does, so it is not restarted, and the stream ends with it. It runs on the
 driver's machine, as the pipeline does, which is lost only with the stream anyway.
+
+Ray gets all of this module by value, and runs it whatever wdsprep a node has.
 """
 
 import asyncio

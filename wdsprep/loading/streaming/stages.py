@@ -143,6 +143,16 @@ class EncodeStage:
         return self._kitchen.rows(batch, self._kitchen.begin(batch))
 
 
+def empty(line: Pieces) -> dict[str, torch.Tensor]:
+    """What the empty caption becomes."""
+    turn_off_tf32()
+    encoder = BatchEncoder(line.encoding.load(), seed=0, most=1)
+    try:
+        return encoder.empty()
+    finally:
+        encoder.close()
+
+
 def _bare(batch: Batch) -> Batch:
     """The same rows, and nothing that was read of them."""
     return Batch(

@@ -23,6 +23,8 @@ from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empt
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
+from wdsprep.loading.streaming.workers import new_trainer
+from wdsprep.runners.versions import __version__, refused
 
 READY = 2  # batches that are fetched before they are wanted, if there is room for them
 RECENT_S = 120.0
@@ -201,6 +203,9 @@ class Trainer:
     def _tee(self) -> Tee | None:
         return open_tee(self._tee_url, self._line.plan, self._line.encoding, lambda: self._empty)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return new_trainer, (__version__,), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         made = ("_made", "_table", "_tee")
         return {name: value for name, value in vars(self).items() if name not in made}
@@ -234,6 +239,8 @@ def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
 def _reason(error: RayError) -> WdsprepError:
     """What a worker had to say, out of all that Ray wraps around it: only its text comes here."""
     text = str(error).strip()
+    if line := refused(text):
+        return WorkError(line)
     for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
         return cast(WdsprepError, getattr(errors, name)(message))
     return WorkError(f"the stream has ended: {text.splitlines()[-1]}")

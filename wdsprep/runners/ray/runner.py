@@ -31,11 +31,14 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+from wdsprep.errors import WorkError
+from wdsprep.runners import versions
 from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.ray import actor
+from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.ray.staffing import Share, Waiting, staffing
-from wdsprep.runners.ray.worker import WdsprepWorker
 from wdsprep.runners.schedule import (
     Done,
     Failed,
@@ -48,6 +51,9 @@ from wdsprep.runners.schedule import (
 )
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
+
+for _by_value in (versions, actor):
+    cloudpickle.register_pickle_by_value(_by_value)
 
 VERDICT_S = 2.0
 FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
@@ -128,7 +134,8 @@ class _Actors:
         self._class = ray.remote(**options)(WdsprepWorker)
         self._name = f"wdsprep-{runner.name}"
         self._waiting = Waiting(runner.share)
-        self._arguments = ray.put(cloudpickle.dumps(work)), ray.put(sys.path), runner.tags
+        data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
+        self._arguments = versions.__version__, data, path, runner.tags
         self._planned = max(runner.workers, runner.max_workers)
         self._units_per_worker = runner.units_per_worker
         self._metrics = metrics
@@ -225,6 +232,8 @@ class _Actors:
 
     def _broken(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
         actor = self._actors[slot]
+        if not is_stream and (line := versions.refused(str(error))):
+            return Fatal(error=WorkError(line), trace="")
         if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
             return Failed(reason=_why(error), trace=str(error))
         if is_stream and actor.is_doubted:

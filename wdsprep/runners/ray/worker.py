@@ -1,9 +1,8 @@
-"""The life of a worker that is a Ray actor."""
+"""The life of a worker that is a Ray actor, once its node is known to have the driver's version."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -22,18 +21,13 @@ UNPACED = 100
 """So few units may say what they like."""
 
 
-class WdsprepWorker:
-    """Its class and name are what the Ray dashboard shows."""
-
-    def __init__(
-        self, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
-    ) -> None:
+class RayWorker:
+    def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
         """Of `others` units, progress is told at the same time."""
         self._work = work
         self._desk: Worker | None = None
         self._metrics = WorkersMetrics(tags)
         self._pause_s = max(0, others - UNPACED) / MESSAGES_A_SECOND
-        sys.path.extend(entry for entry in path if entry not in sys.path)
 
     def open(self) -> tuple[str, Message]:
         self._desk, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
@@ -44,7 +38,6 @@ class WdsprepWorker:
         yield from paced(self._metrics.counting(self._desk.do(unit)), self._pause_s)
 
     def stop(self) -> None:
-        """Answered when what ran has ended."""
         if self._desk:
             self._desk.stop()
 

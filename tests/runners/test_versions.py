@@ -1,0 +1,231 @@
+"""Workers that find another wdsprep than their driver has: real processes, a real Ray."""
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import wdsprep
+from wdsprep.dataset.state import read_manifest
+from wdsprep.runners.versions import refused
+from wdsprep.store import open_store
+from wdsprep.version import __version__
+
+PACKAGE = Path(wdsprep.__file__).parent
+# Its own wdsprep is imported by then; workers look for theirs.
+DRIVER = """
+import os, sys
+import wdsprep.version
+other, *sys.argv[1:] = sys.argv[1:]
+if other:
+    sys.path.insert(0, other)
+    os.environ["PYTHONPATH"] = other
+"""
+COMMAND = f"{DRIVER}from wdsprep.__main__ import main; sys.exit(main())"
+STREAM = f"""{DRIVER}
+import ray, wdsprep
+from wdsprep.errors import WorkError
+def stream(**options):
+    how = wdsprep.Encode(resolution=32, model="tiny", device="cpu")
+    return wdsprep.stream(sys.argv[1], encode=how, global_batch=4, decoders=(1, 1),
+                          encoders=(1, 1), **options)
+def told(call):
+    try:
+        print("told:", len(list(call())))
+    except WorkError as error:
+        print("told:", error)
+    except ray.exceptions.RayTaskError as error:
+        print("told:", str(error).splitlines()[-1])
+ray.init("local", num_cpus=3, log_to_driver=False, logging_level="ERROR")
+with stream() as feed:
+    told(lambda: ray.get(ray.remote(num_cpus=0)(lambda got: got).remote(feed.trainers)))
+    told(lambda: feed.trainers[0])
+told(lambda: stream(drop_text=0.5).trainers)
+"""
+UPGRADED = """
+import os, signal, sys
+from pathlib import Path
+from job import Job, Number
+from wdsprep.errors import WorkError
+from wdsprep.runners import make_runner
+done = 0
+try:
+    for event in make_runner("local", workers=1).run(Job(), map(Number, range(1_000))):
+        done += 1
+        if done == 3:
+            Path(sys.argv[1], "version.py").write_text('__version__ = "10.20.30"')
+            os.kill(event.result, signal.SIGKILL)
+except WorkError as error:
+    print(error)
+"""
+JOB = """
+import os
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+    name = "unit"
+
+class Job:
+    def open(self):
+        return self.call
+
+    def call(self, unit):
+        return os.getpid()
+        yield
+"""
+
+
+def site(folder: Path, kind: str) -> Path:
+    """A folder with a wdsprep of its own."""
+    package = folder / "wdsprep"
+    if kind == "none":  # the environment of the tests has one, further down the path
+        package.mkdir(parents=True)
+        Path(package, "__init__.py").write_text("raise ImportError('there is none')")
+        return folder
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    if kind == "newer":
+        Path(package, "version.py").write_text('__version__ = "10.20.30"\n')
+    elif kind == "older":  # as it was laid out before there was a version to ask for
+        Path(package, "version.py").unlink()
+        Path(package, "__init__.py").write_text('__version__ = "0.1.0"\n')
+        shutil.rmtree(package / "loading")
+        shutil.rmtree(package / "runners/ray")
+        for name in ("versions", "worker", "local_worker"):
+            Path(package, f"runners/{name}.py").unlink()
+        Path(package, "runners/ray.py").touch()
+    elif kind == "partial":
+        Path(package, "runners/ray/worker.py").unlink()
+        Path(package, "loading/streaming/pieces.py").unlink()
+    return folder
+
+
+def what(folder: Path, kind: str) -> str:
+    """What is said of it."""
+    place = folder / "wdsprep"
+    lacks = ", which cannot be imported: No module named 'wdsprep."
+    return {
+        "newer": f" has wdsprep 10.20.30 ({place}), and its driver has {__version__}: ",
+        "older": f" has wdsprep 0.1.0 ({place}), and its driver has {__version__}: ",
+        "partial": f" has wdsprep {__version__} ({place}){lacks}",
+        "none": f" has no wdsprep, and its driver has {__version__}: ",
+    }[kind]
+
+
+def told(other: object, images: Path) -> list[str]:
+    """What a stream tells, apart from Ray."""
+    done = drive(STREAM, other, images)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("told: ") for line in lines if line.startswith("told: ")]
+
+
+def drive(code: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-B", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd="/",
+    )
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number in range(12):
+        path = tmp_path / f"photos/{number:02d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        noise = random.Random(number).randbytes(40 * 48 * 3)
+        Image.frombytes("RGB", (40, 48), noise).save(path)
+        path.with_suffix(".txt").write_text(f"photo {number}")
+    return tmp_path / "photos"
+
+
+def pack(photos: Path, out: Path, other: object, *options: str) -> tuple[int, list[str]]:
+    arguments = "--buckets", "32", "--samples-per-shard", "2", "--workers", "1", *options
+    done = drive(COMMAND, other, "pack", photos, out, *arguments)
+    return done.returncode, done.stderr.splitlines()
+
+
+def check_refused_and_resumed(photos: Path, tmp_path: Path, kind: str, runner: str) -> list[str]:
+    """The lines of the run that is refused, of a dataset of which a part is there."""
+    out, other = tmp_path / "out", site(tmp_path / "site", kind)
+    assert pack(photos, out, "", "--limit", "4")[0] == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    code, lines = pack(photos, out, other, "--runner", runner)
+    assert code == 1
+    after = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert {p.name for p in before} == {p.name for p in after}
+    assert {p.name for p in before if before[p] != after[p]} <= {"wdsprep.json"}
+    manifest = read_manifest(open_store(str(out)))
+    assert manifest is not None
+    assert (manifest.complete, manifest.samples, dict(manifest.rejects)) == (False, 4, {})
+    assert pack(photos, out, "")[0] == 0
+    whole = read_manifest(open_store(str(out)))
+    assert whole is not None
+    assert (whole.complete, whole.samples) == (True, 12)
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["newer", "older", "none"])
+def test_a_local_worker_of_another_version_ends_the_run_which_goes_on_later(
+    photos: Path, tmp_path: Path, kind: str
+) -> None:
+    lines = check_refused_and_resumed(photos, tmp_path, kind, "local")
+    remedy = "run again, with what is installed now: it goes on from there"
+    said = f"a worker process{what(tmp_path / 'site', kind)}{remedy}"
+    assert [line for line in lines if "wdsprep" in line] == [f"wdsprep: {said}"]
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["older", "partial", "none"])
+def test_a_ray_node_of_another_version_ends_the_run_which_goes_on_later(
+    photos: Path, tmp_path: Path, kind: str
+) -> None:
+    lines = check_refused_and_resumed(photos, tmp_path, kind, "ray")
+    (said,) = [line for line in lines if "its driver has" in line]
+    assert said.startswith("wdsprep: the worker on ")
+    assert what(tmp_path / "site", kind) in said
+    remedy = f"install wdsprep {__version__} on every node and run again: it goes on from there"
+    assert said.endswith(f": {remedy}")
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_an_upgrade_during_a_run_is_told_by_the_next_worker_that_starts(tmp_path: Path) -> None:
+    folder = site(tmp_path / "site", "same")
+    Path(folder, "job.py").write_text(JOB)
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}){UPGRADED}"
+    done = drive(code, folder / "wdsprep")
+    assert done.stdout.startswith(f"a worker process{what(folder, 'newer')}")
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["newer", "partial"])
+def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
+    photos: Path, tmp_path: Path, kind: str
+) -> None:
+    """Where a trainer is sent, where workers are made, and where the empty caption is encoded."""
+    assert pack(photos, tmp_path / "out", "")[0] == 0
+    other = site(tmp_path / "site", kind)
+    sent, *others = told(other, tmp_path / "out")
+    assert sent == f"RuntimeError: {refused(sent)}"
+    assert len(others) == 2
+    for line in (refused(sent), *others):
+        assert line.startswith("the worker on ")
+        assert what(other, kind) in line
+        assert line.endswith("begin a new stream from the state of the last batch")
+
+
+@pytest.mark.system
+def test_a_stream_over_nodes_of_the_drivers_version_says_nothing(
+    photos: Path, tmp_path: Path
+) -> None:
+    assert pack(photos, tmp_path / "out", "")[0] == 0
+    assert told("", tmp_path / "out") == ["1", "3", "1"]

@@ -1,0 +1,36 @@
+"""The actor that Ray makes on a node, before it is known which wdsprep the node has.
+
+It is pickled by value, as the runner registers this module for that, so it comes to life on a node
+with another version as well, and says so.
+"""
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from wdsprep.runners.versions import of_driver
+
+THEN = "run again: it goes on from there"
+
+
+class WdsprepWorker:
+    """Its class and name are what the Ray dashboard shows."""
+
+    def __init__(
+        self, version: str, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
+    ) -> None:
+        self._version, self._path = version, path
+        self._arguments = work, tags, others
+        self._worker: Any = None
+
+    def open(self) -> Any:
+        module = of_driver("wdsprep.runners.ray.worker", self._version, self._path, THEN)
+        self._worker = module.RayWorker(*self._arguments)
+        return self._worker.open()
+
+    def do(self, unit: Any) -> Generator[Any, None, None]:
+        yield from self._worker.do(unit)
+
+    def stop(self) -> None:
+        """Answered when what ran has ended."""
+        if self._worker:
+            self._worker.stop()

@@ -1,0 +1,62 @@
+"""Whether a worker has the wdsprep of its driver: looked at before anything is unpickled there.
+
+What travels is pickled by name, and names mean something else in another version, or nothing. So
+the driver's version goes before it as plain text, and it is the driver's own code that compares:
+`installed` reaches a local worker as source, and all of this reaches Ray's workers by value, as the
+module is registered for that. It runs there whatever is installed, so nothing of wdsprep is
+imported at its top but the version.
+"""
+
+import importlib
+import re
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from wdsprep.version import __version__ as __version__
+
+Installed = tuple[str, str]
+"""A version, and the folder where it lies; both empty where there is none."""
+
+
+def installed() -> tuple[str, str]:
+    """The wdsprep that this process imports."""
+    import importlib  # a local worker has the source of this function and nothing else
+
+    try:
+        package = importlib.import_module("wdsprep")
+    except ImportError:
+        return "", ""
+    try:
+        version = importlib.import_module("wdsprep.version").__version__
+    except ImportError:  # 0.1.0 has it elsewhere
+        version = getattr(package, "__version__", "")
+    return version, next(iter(package.__path__), "")
+
+
+def refusal(who: str, there: Installed, ours: str, remedy: str, *, because: str = "") -> str:
+    version, folder = there
+    has = f"wdsprep {version} ({folder}){because}" if version else "no wdsprep"
+    return f"{who} has {has}, and its driver has {ours}: {remedy}"
+
+
+def refused(text: str) -> str:
+    """The refusal in what Ray tells of a worker's error, or nothing."""
+    found = re.search(r"^RuntimeError: (.+ has .+, and its driver has .+)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def of_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
+    """In a worker of Ray: the module, which is safe to unpickle for; the modules of the driver's
+    `path` are found from now on. `then` is what to do when the nodes have the same version."""
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    there, because = installed(), ""
+    if there[0] == ours:
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            because = f", which cannot be imported: {error}"
+    who, remedy = f"the worker on {socket.gethostname()}", f"install wdsprep {ours} on every node"
+    # Not an error of wdsprep: there may be none to import it from.
+    raise RuntimeError(refusal(who, there, ours, f"{remedy} and {then}", because=because))
