@@ -206,13 +206,13 @@ class Session:
                 self._tee.publish()
 
     def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        kitchen, table = EncodingReader(self._plan, self._encoder), BatchLayout(self._plan)
-        for batch, rows in kitchen.batches(steps):
+        reader, layout = EncodingReader(self._plan, self._encoder), BatchLayout(self._plan)
+        for batch, rows in reader.batches(steps):
             if self._tee is not None:
                 for row in rows:
                     self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
                 self._tee.refuse(batch.refused)
-            yield batch.step, table.batch(batch, rows).out
+            yield batch.step, layout.batch(batch, rows).out
 
 
 def open_tee(

@@ -47,21 +47,21 @@ class PackCrew:
     """A worker's share, for a table of URLs."""
 
 
-def staff(hands: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+def staff(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackCrew:
     """The crew for so many slices. Where these are fewer than the workers, each of fewer workers
     decodes in several threads."""
-    threads = max(1, hands.workers // max(1, slices))
-    workers = min(hands.workers, slices)
+    threads = max(1, wanted.workers // max(1, slices))
+    workers = min(wanted.workers, slices)
     if fetch is None:
         return PackCrew(workers=workers, threads=threads)
     bound = min(fetch.per_host, fetch.in_flight)
     cpus, here = 1, min(workers, bound)
-    if cores := hands.node_cpus:
+    if cores := wanted.node_cpus:
         cpus = 1 if min(cores, workers or cores) <= bound else -(-cores // bound)
         here = min(cores // cpus, workers or cores)
         threads = max(threads, cpus)
     elif here:
-        workers, threads = here, max(1, hands.workers // here)
+        workers, threads = here, max(1, wanted.workers // here)
     return PackCrew(
         workers=workers,
         threads=threads,

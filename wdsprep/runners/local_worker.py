@@ -43,19 +43,19 @@ def main(fd: int, units_at_once: int) -> None:
 
 
 def _serve(pipe: Connection, units_at_once: int) -> None:
-    line = _Line(pipe)
-    desk, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
-    line.send(0, message)
-    if desk is None:
+    channel = _Channel(pipe)
+    worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    channel.send(0, message)
+    if worker is None:
         return
-    with _stopping(desk), _woken_by_signals() as woken:
+    with _stopping(worker), _woken_by_signals() as woken:
         while True:
             wait([pipe, woken])
             order, unit = pipe.recv()
             if units_at_once == 1:
-                _work(desk, line, order, unit)
+                _work(worker, channel, order, unit)
             else:
-                job = (desk, line, order, unit)
+                job = (worker, channel, order, unit)
                 threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
 
 
@@ -74,7 +74,7 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _stopping(desk: Worker) -> Iterator[None]:
+def _stopping(worker: Worker) -> Iterator[None]:
     """Whatever ends the worker, end what it does. SIGTERM raises once at most, so where it
     comes at the worst of times it is the inner `finally` that it hits."""
     try:
@@ -84,11 +84,11 @@ def _stopping(desk: Worker) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
         signal.alarm(round(GRACE_S))  # kills us, should a `close` hang
-        if not desk.stop():
+        if not worker.stop():
             os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
 
 
-class _Line:
+class _Channel:
     """The pipe to the driver, for one message at a time."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -108,17 +108,17 @@ class _Line:
         return is_sound
 
 
-def _work(desk: Worker, line: _Line, order: int, unit: Unit) -> None:
-    with closing(desk.do(unit)) as messages:
+def _work(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
+    with closing(worker.do(unit)) as messages:
         for message in messages:
-            if not line.send(order, message):
+            if not channel.send(order, message):
                 break
 
 
-def _work_aside(desk: Worker, line: _Line, order: int, unit: Unit) -> None:
+def _work_aside(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
     try:
         with suppress(OSError):  # no driver any more: the main thread hears of it too
-            _work(desk, line, order, unit)
+            _work(worker, channel, order, unit)
     except SystemExit:  # it would end the thread alone, and the unit never
         os.kill(os.getpid(), signal.SIGTERM)
 

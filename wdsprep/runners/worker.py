@@ -1,6 +1,6 @@
 """A worker's side that both kinds of worker share: units become messages.
 
-A `Desk` is where the units of one worker lie, each worked on in a thread of its own or one
+A `Worker` is where the units of one worker lie, each worked on in a thread of its own or one
 after the other. What concerns them all meets here: they are told to stop together, and when
 one of them finds the worker broken, all are put down before the worker reports itself lost.
 """
@@ -44,7 +44,7 @@ class Worker:
         self._busy: set[object] = set()
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
-        """The last message is the outcome; there is none when the desk is stopped."""
+        """The last message is the outcome; there is none when it is stopped."""
         token = object()
         try:
             self._busy.add(token)

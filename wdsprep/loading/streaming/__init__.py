@@ -9,9 +9,9 @@
         state = trainer.state_dict()
 
 1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace and the
-   object store allow (`source`, `line`).
+   object store allow (`source`, `pieces`).
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
-   grow and shrink (`stages`, `works`).
+   grow and shrink (`stages`, `pipeline`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 
@@ -116,7 +116,7 @@ def stream(
         least = least_ahead(decoders, encoders, trainers)
         pieces = Pieces(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
         pipeline = Pipeline(
-            line=pieces,
+            pieces=pieces,
             decoders=decoders,
             encoders=encoders,
             gpus=gpus,

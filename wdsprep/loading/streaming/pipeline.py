@@ -18,7 +18,7 @@ from wdsprep.loading.streaming import source, workers
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.source import Numbers, new_pace
 from wdsprep.loading.streaming.trainer import READY, Trainer
-from wdsprep.loading.streaming.workers import DecoderOf, EncoderOf, empty_of, luggage_of
+from wdsprep.loading.streaming.workers import DecoderOf, EncoderOf, empty_of, sent_to_workers
 from wdsprep.runners import versions
 
 for _by_value in (versions, workers, source):
@@ -35,48 +35,48 @@ def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
     return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
 
 
-def ahead_of(line: Pieces, room: StreamRoom, least: int) -> int:
+def ahead_of(pieces: Pieces, room: StreamRoom, least: int) -> int:
     """The pieces under way: some steps of each trainer as well, if there is room for them."""
-    wanted = least + PER_TRAINER * (line.per_step - line.plan.world)
-    return max(least, min(wanted, room.samples // line.size))
+    wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
+    return max(least, min(wanted, room.samples // pieces.size))
 
 
 class Pipeline:
     """How many workers each stage has, what they need, and how many pieces are under way."""
 
     def __init__(
-        self, *, line: Pieces, decoders: Pool, encoders: Pool, gpus: float, ahead: int
+        self, *, pieces: Pieces, decoders: Pool, encoders: Pool, gpus: float, ahead: int
     ) -> None:
-        self._line, self._gpus, self._ahead = line, gpus, ahead
+        self._pieces, self._gpus, self._ahead = pieces, gpus, ahead
         self._decoders, self._encoders = decoders, encoders
 
     def trainers(self, step: int, end: int, *, tee: str) -> list[Trainer]:
-        line, world = self._line, self._line.plan.world
-        pace = new_pace(step * line.per_step, world, self._ahead)
-        pieces = self._pieces(Numbers(step * line.per_step, end * line.per_step, pace))
-        empty = self._empty() if line.plan.effects.drop_text or tee else {}
+        pieces, world = self._pieces, self._pieces.plan.world
+        pace = new_pace(step * pieces.per_step, world, self._ahead)
+        served = self._stages(Numbers(step * pieces.per_step, end * pieces.per_step, pace))
+        empty = self._empty() if pieces.plan.effects.drop_text or tee else {}
         return [
             Trainer(
-                replace(line, plan=line.plan_of(rank)),
+                replace(pieces, plan=pieces.plan_of(rank)),
                 source,
                 pace,
                 step=step,
                 end=end,
-                ready=max(1, min(READY * line.parts, self._ahead // world // 2)),
+                ready=max(1, min(READY * pieces.parts, self._ahead // world // 2)),
                 empty=empty,
                 tee=tee,
             )
-            for rank, source in enumerate(pieces.streaming_split(world, equal=False))
+            for rank, source in enumerate(served.streaming_split(world, equal=False))
         ]
 
-    def _pieces(self, numbers: Numbers) -> Any:
+    def _stages(self, numbers: Numbers) -> Any:
         """The stages differ in what they need, so Ray Data does not melt any into one."""
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        luggage = luggage_of(self._line)
+        sent = sent_to_workers(self._pieces)
         decoded = read.map_batches(
             DecoderOf,
-            fn_constructor_args=(luggage,),
+            fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
             compute=_pool(self._decoders),
@@ -84,7 +84,7 @@ class Pipeline:
         )
         encoded = decoded.map_batches(
             EncoderOf,
-            fn_constructor_args=(luggage,),
+            fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
             compute=_pool(self._encoders, calls=2),
@@ -99,11 +99,11 @@ class Pipeline:
         options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
         try:
             found: dict[str, torch.Tensor] = ray.get(
-                ray.remote(**options)(empty_of).remote(luggage_of(self._line))
+                ray.remote(**options)(empty_of).remote(sent_to_workers(self._pieces))
             )
         except RayTaskError as error:
-            if line := versions.refused(str(error)):
-                raise WorkError(line) from error
+            if refusal := versions.refused(str(error)):
+                raise WorkError(refusal) from error
             raise
         return found
 

@@ -66,15 +66,15 @@ class PieceFacts:
 
 
 class DecodeStage:
-    def __init__(self, line: Pieces) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         torch.set_num_threads(1)
-        self._line = line
-        self._reader = open_reader(reading_plan(line.plan, torch.device("cpu")))
+        self._pieces = pieces
+        self._reader = open_reader(reading_plan(pieces.plan, torch.device("cpu")))
         self._worked = Worked.at("decode")
         self._share = lru_cache(maxsize=4)(self._found)
 
     def __call__(self, wire: PackedPiece) -> PackedPiece:
-        place = self._line.place(int(wire["number"][0]))
+        place = self._pieces.place(int(wire["number"][0]))
         with self._worked.on(place.end - place.start):
             batch = self._read(place)
         pixels = batch.out.pop("pixels")
@@ -87,7 +87,7 @@ class DecodeStage:
         rows = slice(place.start, place.end)
         batch = Batch(
             step=place.step,
-            first=place.rank * self._line.plan.share + place.start,
+            first=place.rank * self._pieces.plan.share + place.start,
             stream=share.stream[rows].tolist(),
             shard=share.shard[rows].tolist(),
             index=share.index[rows].tolist(),
@@ -99,21 +99,21 @@ class DecodeStage:
         return batch
 
     def _found(self, step: int, rank: int) -> Samples:
-        return self._line.plan.order.step(step, rank=rank, world=self._line.plan.world)
+        return self._pieces.plan.order.step(step, rank=rank, world=self._pieces.plan.world)
 
 
 class EncodeStage:
-    def __init__(self, line: Pieces) -> None:
-        encoding = line.encoding
+    def __init__(self, pieces: Pieces) -> None:
+        encoding = pieces.encoding
         turn_off_tf32()
         is_cuda = encoding.device.startswith("cuda")
         encoder = BatchEncoder(
             encoding.load(),
             seed=encoding.recipe.seed,
-            most=min(line.plan.share, PIECE),  # whatever the object store has room for
+            most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
             batch_size=encoding.batch_size,
         )
-        self._kitchen = EncodingReader(line.plan, encoder)
+        self._encoding = EncodingReader(pieces.plan, encoder)
         self._fields = tuple(field.name for field in encoder.encoder.fields)
         self._pin = is_cuda
         self._encoder = encoder
@@ -140,13 +140,13 @@ class EncodeStage:
 
     def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
-        return self._kitchen.rows(batch, self._kitchen.begin(batch))
+        return self._encoding.rows(batch, self._encoding.begin(batch))
 
 
-def empty(line: Pieces) -> dict[str, torch.Tensor]:
+def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
     """What the empty caption becomes."""
     turn_off_tf32()
-    encoder = BatchEncoder(line.encoding.load(), seed=0, most=1)
+    encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
     try:
         return encoder.empty()
     finally:

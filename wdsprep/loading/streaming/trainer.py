@@ -63,9 +63,9 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
     """In a thread beside the trainer. A piece leaves Ray's memory by itself, not with its step,
     which may be more than there is room for."""
 
-    def __init__(self, line: Pieces) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         super().__init__()
-        self._names = [field.name for field in line.plan.datasets[0].fields]
+        self._names = [field.name for field in pieces.plan.datasets[0].fields]
 
     def __call__(self, wire: PackedPiece) -> Piece:
         number, facts, tensors = unpacked(wire)
@@ -78,7 +78,7 @@ class Trainer:
 
     def __init__(
         self,
-        line: Pieces,
+        pieces: Pieces,
         source: Any,
         pace: Any,
         *,
@@ -89,7 +89,7 @@ class Trainer:
         tee: str = "",
     ) -> None:
         """`ready` pieces are fetched before they are wanted."""
-        self._line, self._source, self._pace = line, source, pace
+        self._pieces, self._source, self._pace = pieces, source, pace
         self._ready = ready
         self._empty, self._tee_url = empty, tee
         self._end = end
@@ -103,15 +103,15 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
-        return self._line.plan.order.epoch(self.step)
+        return self._pieces.plan.order.epoch(self.step)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._line.plan.order.steps_per_epoch
+        return self._pieces.plan.order.steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """That of a loader of the stored latents, the same on every trainer."""
-        return self._line.plan.order.state(self.step)
+        return self._pieces.plan.order.state(self.step)
 
     def stages(self) -> list[Stage]:
         """What the batches so far tell of the workers that had a part in them."""
@@ -143,9 +143,9 @@ class Trainer:
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
-        rank = self._line.plan.rank
-        pieces = [self._piece(number) for number in self._line.numbers(self.step, rank)]
-        batch = self._table.batch(*_joined(pieces), [piece.arrays for piece in pieces])
+        rank = self._pieces.plan.rank
+        pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
+        batch = self._layout.batch(*_joined(pieces), [piece.arrays for piece in pieces])
         if self._tee is not None:
             self._keep(self._tee, pieces)
         return batch.out
@@ -158,7 +158,7 @@ class Trainer:
         except RayError as error:
             raise _reason(error) from error
         self._check(piece, wanted)
-        self._pace.had.remote(self._line.plan.rank, wanted + self._line.plan.world)
+        self._pace.had.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
         self._note(piece)
         return piece
 
@@ -189,25 +189,27 @@ class Trainer:
         pieces: Generator[Piece, None, None] = iter(
             self._source.iter_torch_batches(
                 batch_size=1,
-                collate_fn=_Collate(self._line),
+                collate_fn=_Collate(self._pieces),
                 prefetch_batches=self._ready,
             )
         )
         return pieces
 
     @cached_property
-    def _table(self) -> BatchLayout:
-        return BatchLayout(with_empty(self._line.plan, self._empty))
+    def _layout(self) -> BatchLayout:
+        return BatchLayout(with_empty(self._pieces.plan, self._empty))
 
     @cached_property
     def _tee(self) -> Tee | None:
-        return open_tee(self._tee_url, self._line.plan, self._line.encoding, lambda: self._empty)
+        return open_tee(
+            self._tee_url, self._pieces.plan, self._pieces.encoding, lambda: self._empty
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return new_trainer, (__version__,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_made", "_table", "_tee")
+        made = ("_made", "_layout", "_tee")
         return {name: value for name, value in vars(self).items() if name not in made}
 
 
@@ -239,8 +241,8 @@ def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
 def _reason(error: RayError) -> WdsprepError:
     """What a worker had to say, out of all that Ray wraps around it: only its text comes here."""
     text = str(error).strip()
-    if line := refused(text):
-        return WorkError(line)
+    if refusal := refused(text):
+        return WorkError(refusal)
     for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
         return cast(WdsprepError, getattr(errors, name)(message))
     return WorkError(f"the stream has ended: {text.splitlines()[-1]}")

@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 THEN = "begin a new stream from the state of the last batch"
 
 
-def luggage_of(line: "Pieces") -> Any:
+def sent_to_workers(pieces: "Pieces") -> Any:
     """A line for workers, and where they find modules, as the driver does."""
-    return ray.put((__version__, sys.path, cloudpickle.dumps(line)))
+    return ray.put((__version__, sys.path, cloudpickle.dumps(pieces)))
 
 
-def opened(luggage: Any) -> tuple[Any, "Pieces"]:
-    """The module of the stages, and the line."""
-    version, path, data = ray.get(luggage) if isinstance(luggage, ray.ObjectRef) else luggage
+def opened(sent: Any) -> tuple[Any, "Pieces"]:
+    """The module of the stages, and the pieces."""
+    version, path, data = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
     stages = of_driver("wdsprep.loading.streaming.stages", version, path, THEN)
-    line: Pieces = cloudpickle.loads(data)
-    return stages, line
+    pieces: Pieces = cloudpickle.loads(data)
+    return stages, pieces
 
 
 class DecoderOf:
     """Ray Data names its stages after these."""
 
-    def __init__(self, luggage: Any) -> None:
-        stages, line = opened(luggage)
-        self._stage = stages.DecodeStage(line)
+    def __init__(self, sent: Any) -> None:
+        stages, pieces = opened(sent)
+        self._stage = stages.DecodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
 class EncoderOf:
-    def __init__(self, luggage: Any) -> None:
-        stages, line = opened(luggage)
-        self._stage = stages.EncodeStage(line)
+    def __init__(self, sent: Any) -> None:
+        stages, pieces = opened(sent)
+        self._stage = stages.EncodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
-def empty_of(luggage: Any) -> Any:
+def empty_of(sent: Any) -> Any:
     """What the empty caption becomes."""
-    stages, line = opened(luggage)
-    return stages.empty(line)
+    stages, pieces = opened(sent)
+    return stages.empty(pieces)
 
 
 def new_trainer(version: str) -> Any:

@@ -25,21 +25,21 @@ class RayWorker:
     def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
         """Of `others` units, progress is told at the same time."""
         self._work = work
-        self._desk: Worker | None = None
+        self._worker: Worker | None = None
         self._metrics = WorkersMetrics(tags)
         self._pause_s = max(0, others - UNPACED) / MESSAGES_A_SECOND
 
     def open(self) -> tuple[str, Message]:
-        self._desk, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
+        self._worker, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
         return ray.get_runtime_context().get_node_id(), message
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
-        assert self._desk is not None  # noqa: S101  a worker that is not open gets no unit
-        yield from paced(self._metrics.counting(self._desk.do(unit)), self._pause_s)
+        assert self._worker is not None  # noqa: S101  a worker that is not open gets no unit
+        yield from paced(self._metrics.counting(self._worker.do(unit)), self._pause_s)
 
     def stop(self) -> None:
-        if self._desk:
-            self._desk.stop()
+        if self._worker:
+            self._worker.stop()
 
 
 def paced(
