@@ -46,11 +46,6 @@ class Field:
         return len(self.header) + self.array_nbytes
 
 
-def empty_name(field: Field) -> str:
-    """Where a dataset keeps what the empty caption becomes."""
-    return f"empty.{field.name}"
-
-
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
     """The record of where the array of each field begins in a sample whose first members they are,
     counted in bytes from the sample's first header."""

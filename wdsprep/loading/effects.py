@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.names import empty_name
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.noise import noise_keys, normal
@@ -138,7 +139,7 @@ def empty_of(dataset: Dataset) -> Empty:
     for item in dataset.fields:
         name = short(item.name)
         if name in TEXT_ARRAYS:
-            what = f"empty.{item.name}"
+            what = empty_name(item.name)
             try:
                 data = dataset.store.read(what)
             except NotFoundError as error:
