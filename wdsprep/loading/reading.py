@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 import torch
 
+from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK
@@ -74,11 +75,12 @@ class Reader:
                 batch.out[name] = made.view(dtype).view(count, *shape)
             elif name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
-        if dataset.has_moments and "latent" in self.names:
-            batch.moments = batch.out["latent"]
+        if dataset.has_moments and short(LATENT) in self.names:
+            batch.moments = batch.out[short(LATENT)]
             _, channels, *sides = batch.moments.shape
             made = self.memory.take(batch.moments.nbytes // 2)
-            batch.out["latent"] = made.view(batch.moments.dtype).view(-1, channels // 2, *sides)
+            values = made.view(batch.moments.dtype)
+            batch.out[short(LATENT)] = values.view(-1, channels // 2, *sides)
         return batch
 
     def fill(self, batch: Batch, rows: range) -> None:
