@@ -33,7 +33,6 @@ import torch
 from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
 from wdsprep.encoding.models.encoder import Encoder, Tokens
-from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
@@ -222,18 +221,15 @@ class Engine:
 
     def _load(self, chosen: Sequence[tuple[_Ticket, Crop]], size: int) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
-        count, resolution = len(chosen), self._encoder.resolution
+        resolution = self._encoder.resolution
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
         for row, (_, made) in enumerate(chosen):
             pixels[row].copy_(made.pixels)
-        tickets = [ticket for ticket, _ in chosen]
-        tokens = self._encoder.tokens([ticket.caption for ticket in tickets])
-        ids = [found.ids for found in tokens] + [self._empty.ids] * (size - count)
-        noise = torch.zeros(size, dtype=torch.int64)
-        noise[:count] = noise_keys(self._seed, [ticket.key for ticket in tickets])
-        text = torch.tensor(ids, dtype=torch.int64) if self._empty.ids else None
-        return _Load(chosen, tokens, DeviceBatch(count, pixels, text, noise))
+        tokens = self._encoder.tokens([ticket.caption for ticket, _ in chosen])
+        padded = [*tokens, *[self._empty] * (size - len(chosen))]
+        keys = [ticket.key for ticket, _ in chosen]
+        return _Load(chosen, tokens, DeviceBatch.of(pixels, padded, keys, seed=self._seed))
 
     def _hand_over(self, load: _Load) -> Iterator[None]:
         while True:
