@@ -9,7 +9,7 @@
    batches alone, on one core: sums split between cores come out differently for each number of
    them, and splitting costs more than it brings.
 4. How many samples are inside at once is bounded, and how many bytes of images wait to be decoded;
-   a place is free again when a result was taken.
+   a place is free again when a result was taken (`Pending`).
 
 What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
 A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
@@ -25,7 +25,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -54,6 +54,20 @@ class Result:
     arrays: Arrays
 
 
+class Pending(Future[Result]):
+    """What a sample will become. It takes up a place in the engine until a block with it ends."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        super().__init__()
+        self._places = places
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._places.release()
+
+
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     """A sample on its way."""
@@ -61,7 +75,7 @@ class _Ticket:
     key: str
     caption: str
     crop: "Future[Crop]"
-    result: "Future[Result]" = field(default_factory=Future)
+    result: Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +153,15 @@ class Engine:
         finally:
             self._turn.release()
 
-    def put(self, key: str, image: bytes, caption: str) -> "Future[Result]":
-        """Feed one sample when there is a place for it; `free_place` gives the place back. Whoever
-        waits for the result calls `check` from time to time: it may never come."""
+    def put(self, key: str, image: bytes, caption: str) -> Pending:
+        """Feed one sample when there is a place for it. Whoever waits for the result calls `check`
+        from time to time: it may never come."""
         self._until(partial(self._places.acquire, timeout=POLL_S))
         self._until(partial(self._take_room, len(image)))
-        ticket = _Ticket(key, caption, self._pool.submit(self._decode, image))
+        decoded = self._pool.submit(self._decode, image)
+        ticket = _Ticket(key, caption, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
-
-    def free_place(self) -> None:
-        self._places.release()
 
     def empty(self) -> dict[str, torch.Tensor]:
         """What the empty caption becomes, computed on one core as all else is."""
