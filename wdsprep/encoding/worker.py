@@ -33,7 +33,7 @@ from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.models.encoder import turn_off_tf32
 from wdsprep.encoding.speeds import EncodeProgress
-from wdsprep.runners.base import BrokenWorkerError, HopelessError
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import Columns, LeftOut
 from wdsprep.sources.tars import TarsSource
@@ -133,9 +133,6 @@ class Feeder:
         if not self._shard.sha256:
             return f"{name} {how}"
         return f'{name} {how}: run "wdsprep repair {self._source.url}", then "wdsprep pack" again'
-
-
-PROGRESS_S = 0.25
 
 
 class EncodeWorker:

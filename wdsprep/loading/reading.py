@@ -17,7 +17,7 @@ import torch
 from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.errors import FormatError, NotFoundError
@@ -31,7 +31,6 @@ from wdsprep.loading.shelves.local import ByteColumns, SamplePlace, Shelf, Shelf
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
-END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
 DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
 LISTED = (*TEXTS, "json", "key", "image", "made")

@@ -30,10 +30,9 @@ from wdsprep.runners.base import HopelessError
 from wdsprep.sources import Item, LeftOut, Slice, Source, Told, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import shown
+from wdsprep.text import EXAMPLES, examples, shown
 
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
-EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,7 +279,7 @@ def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_N
 
 
 class _Names:
-    """Counts names and keeps the first few to show."""
+    """Counts names and keeps the first few to show, and one to know of more."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -289,9 +288,8 @@ class _Names:
 
     def note(self, name: str) -> None:
         self.count += 1
-        if self.count <= EXAMPLES:
+        if self.count <= EXAMPLES + 1:
             self._examples.append(shown(name))
 
     def __str__(self) -> str:
-        more = ", ..." if self.count > EXAMPLES else ""
-        return f"{self.count:,} {self._what} ({', '.join(self._examples)}{more})"
+        return f"{self.count:,} {self._what} ({examples(self._examples)})"

@@ -28,11 +28,11 @@ from wdsprep.images.rule import Picture
 from wdsprep.packing.judge import Judged, judged, repeated_urls
 from wdsprep.packing.rules import PackRules
 from wdsprep.packing.slices import check_rows
+from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources import LeftOut, Slice, Source
 from wdsprep.store import open_store
 
-PROGRESS_S = 0.25
 WORST_HOSTS = 20  # of a slice, to be told about
 
 
