@@ -18,7 +18,7 @@ from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import SHAPES
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe import TEXTS, Recipe
 from wdsprep.errors import UsageError
 from wdsprep.store.s3 import PART_NBYTES
 
@@ -156,7 +156,7 @@ def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tupl
         (latents, text): samples
         * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
         for latents in ("sample", "moments")
-        for text in ("emb", "tokens", "none")
+        for text in TEXTS
     }
 
 

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
+LATENTS = ("sample", "mean", "moments")
+"""What may be kept of the VAE's distribution."""
+TEXTS = ("emb", "tokens", "none")
+"""What may be made of a caption."""
+DTYPES = ("auto", "fp16", "bf16", "fp32")
+"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What decides the bytes of a latent sample, beside the model."""
 
     resolution: int
-    latents: str = "sample"
-    """sample, mean or moments"""
-    text: str = "emb"
-    """emb, tokens or none"""
-    dtype: str = "auto"
-    """fp16, bf16 or fp32: of the models, not of what is stored; auto: by device and model"""
+    latents: str = LATENTS[0]
+    text: str = TEXTS[0]
+    dtype: str = DTYPES[0]
     seed: int = 0
     compile: bool = False
     max_area: int = MAX_AREA
