@@ -5,6 +5,7 @@ They stand here alone. `encode`, `load` and `stream` take theirs from here, and 
 
 from dataclasses import dataclass
 
+from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
 LATENTS = ("sample", "mean", "moments")
@@ -27,6 +28,12 @@ class Recipe:
     compile: bool = False
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
+
+    def __post_init__(self) -> None:
+        """Other words would be taken for one of these further on."""
+        for name, known in (("latents", LATENTS), ("text", TEXTS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} {getattr(self, name)!r}: give {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
