@@ -10,7 +10,7 @@ written as JSON does, so JSON stays what it was.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
 from typing import Any
@@ -97,6 +97,14 @@ def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
 
 def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+EXAMPLES = 3
+
+
+def examples(names: Sequence[str]) -> str:
+    """The first of some names: `a, b, c, ...`."""
+    return ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
 
 
 _HARMFUL = re.compile(

@@ -18,7 +18,8 @@ from typing import Any, overload
 from wdsprep.dataset.arrays import field_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard, rejects_name
+from wdsprep.dataset.names import index_name, rejects_name
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.sealed import FORMAT
@@ -281,7 +282,7 @@ class _Finder:
     def rejects(self, key: str) -> Iterator[Reject]:
         """Those of the units that may have had the key."""
         for receipt in self._manifest.receipts:
-            if receipt.rejects and _may_hold(f"{receipt.unit}.tar", key):
+            if receipt.rejects and _may_hold(receipt.unit, key):
                 yield from read_rejects(self._store.read(rejects_name(receipt.unit)))
 
     def _first(self, shard: Shard) -> str:
@@ -298,7 +299,7 @@ class _Finder:
         return split[0]
 
     def _offsets(self, shard: Shard) -> Sequence[int]:
-        name = f"{shard.name}.idx"
+        name = index_name(shard.name)
         return decode_index(self._store.read(name), f"{self._store.url}/{name}")
 
     def _bisect(self, shard: Shard, key: str) -> Located | None:

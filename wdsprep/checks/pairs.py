@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
 
 
@@ -36,7 +37,7 @@ def firsts(latents: DatasetSurvey) -> dict[str, int]:
     """The image shards of which only the first samples were encoded, and how many."""
     cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
     return {
-        f"{receipt.unit}.tar": int(number)
+        latent_shard(receipt.unit): int(number)
         for receipt, number in zip(latents.receipts, cut, strict=True)
         if number
     }
@@ -46,7 +47,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """What the receipts alone tell; findings are added to those of the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     for receipt in latents.receipts:
-        if what := _mismatch(receipt, there.get(f"{receipt.unit}.tar"), images.place.shown):
+        if what := _mismatch(receipt, there.get(latent_shard(receipt.unit)), images.place.shown):
             _unmatched(latents, receipt.unit, what)
     if latents.receipts:
         _check_all_encoded(latents, images, there)
@@ -54,7 +55,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
 
 def _mismatch(receipt: Receipt, shard: Shard | None, images: str) -> str:
     if shard is None:
-        return f"{images} has no shard {receipt.unit}.tar"
+        return f"{images} has no shard {latent_shard(receipt.unit)}"
     if whole_input(receipt) != shard.sha256:
         return f"it was not made of the {shard.name} that {images} has now"
     samples = int(receipt.input.partition(":")[2] or shard.samples)
@@ -69,13 +70,12 @@ def _check_all_encoded(
     """Every image shard of the phase has its latents, unless their run has not ended."""
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
     phase = set(buckets_of_phase(latents.receipts[0].settings["resolution"], buckets))
-    encoded = {f"{receipt.unit}.tar" for receipt in latents.receipts}
-    stated = (
-        {f"{unit}.tar" for unit in latents.manifest.ledger.units()} if latents.manifest else set()
-    )
+    encoded = {latent_shard(receipt.unit) for receipt in latents.receipts}
+    if latents.manifest:
+        encoded.update(map(latent_shard, latents.manifest.ledger.units()))
     for name, shard in there.items():
-        if shard.bucket in phase and name not in encoded | stated and latents.is_complete:
-            _unmatched(latents, name.removesuffix(".tar"), f"nothing was made of {name}")
+        if shard.bucket in phase and name not in encoded and latents.is_complete:
+            _unmatched(latents, latent_unit(name), f"nothing was made of {name}")
 
 
 def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
@@ -90,4 +90,4 @@ def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[
 
 
 def _unmatched(latents: DatasetSurvey, unit: str, what: str) -> None:
-    latents.find(f"{unit}.tar", Kind.UNMATCHED, what, unit)
+    latents.find(latent_shard(unit), Kind.UNMATCHED, what, unit)

@@ -16,13 +16,24 @@ from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks import Finding, Kind
-from wdsprep.checks.survey import DatasetSurvey, belongs_to
+from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import VerifyListener, verify
-from wdsprep.dataset.manifest import MANIFEST, Manifest
-from wdsprep.dataset.receipts import FIRST_RETRY, Receipt, inputs_name, receipt_name, rejects_name
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import (
+    MANIFEST,
+    OURS,
+    belongs_to,
+    inputs_name,
+    is_retry,
+    receipt_name,
+    rejects_name,
+    sample_key,
+    without_index,
+)
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import write_index
 from wdsprep.dataset.rejects import Code, Reject, RejectsFile, read_rejects
-from wdsprep.dataset.state import OURS, done_units, read_receipt, rewrite_manifest, write_manifest
+from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import NotFoundError
 from wdsprep.packing.retry_rejected import read_retries
@@ -167,7 +178,7 @@ def _names(
         name
         for unit in units
         if (name := inputs_name(unit)) in found.there and name not in named
-        if _is_retry(unit) or _is_of_earlier_append(found, unit)
+        if is_retry(unit) or _is_of_earlier_append(found, unit)
     )
     rest = sorted(
         name
@@ -177,13 +188,8 @@ def _names(
     return (*receipts, *rest), tuple(kept)
 
 
-def _is_retry(unit: str) -> bool:
-    """Whether a slice has its rows from others, and its inputs are all that tells from which."""
-    return unit.isdecimal() and int(unit) >= FIRST_RETRY
-
-
 def _is_last_trace(finding: Finding) -> bool:
-    return _is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
+    return is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
 
 
 def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
@@ -264,7 +270,7 @@ class _Repairer:
             self._tell()
 
     def index(self, name: str) -> None:
-        tar = name.removesuffix(".idx")
+        tar = without_index(name)
         if self._is_changed({tar, name}):
             self.changed.append(name)
             return
@@ -289,7 +295,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)
-    free = (f"{receipt.unit}{number:06d}" for number in count())
+    free = (sample_key(receipt.unit, number) for number in count())
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     out = BytesIO()

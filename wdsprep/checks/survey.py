@@ -4,7 +4,6 @@ The receipts are believed before the manifest, which only repeats them. A file t
 of is a finding, unless a run that has not come to its end explains it.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,25 +12,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
-from wdsprep.dataset.arrays import empty_name, fields_of
-from wdsprep.dataset.edition import EDITION, Edition, held_name
-from wdsprep.dataset.manifest import MANIFEST, Manifest, sorted_receipts
-from wdsprep.dataset.receipts import (
-    FIRST_RETRY,
-    RETRIED,
-    Receipt,
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest, sorted_receipts
+from wdsprep.dataset.names import (
+    EDITION,
+    MANIFEST,
+    OURS,
+    belongs_to,
+    empty_name,
+    held_name,
+    index_name,
     inputs_name,
+    is_retry,
     receipt_name,
     rejects_name,
+    retry_of_inputs,
+    unit_of_receipt,
 )
+from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.state import OURS, READERS
+from wdsprep.dataset.state import READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY, LocalStore
 from wdsprep.text import human_bytes, plural
-
-RECEIPT = re.compile(r"receipts/(.+)\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     read.all(heard)
     if manifest is None and not read.sound:
         raise NotFoundError(
-            f"{shown} holds no dataset: neither its wdsprep.json nor any receipt is there and "
+            f"{shown} holds no dataset: neither its {MANIFEST} nor any receipt is there and "
             "sound: name another place, or start over with --overwrite"
         )
     dataset = manifest.dataset if manifest else read.sound[0].dataset
@@ -110,7 +115,7 @@ class _Receipts:
 
     def __init__(self, store: Store, there: Iterable[str], manifest: Manifest | None) -> None:
         self._store, self._manifest = store, manifest
-        self._units = [match[1] for name in there if (match := RECEIPT.fullmatch(name))]
+        self._units = list(filter(None, map(unit_of_receipt, there)))
         self.sound: list[Receipt] = []
         self.broken: dict[str, str] = {}
 
@@ -181,8 +186,7 @@ def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
 
 def _is_of_a_retry(receipt: Receipt) -> bool:
     """Whether a retry has made it, or taken rows from it."""
-    is_unit = receipt.unit.isdecimal() and int(receipt.unit) >= FIRST_RETRY
-    return RETRIED in receipt.counts or is_unit
+    return RETRIED in receipt.counts or is_retry(receipt.unit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +209,8 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
     for shard in receipt.shards:
         yield Expected(name=shard.name, unit=unit, nbytes=shard.nbytes)
         index_nbytes = 8 * (shard.samples + 1)
-        yield Expected(name=f"{shard.name}.idx", unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
+        index = index_name(shard.name)
+        yield Expected(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
 
 
 def _check_presence(found: DatasetSurvey) -> None:
@@ -239,7 +244,7 @@ def empty_names(found: DatasetSurvey) -> list[str]:
     """The files for the empty caption: of latents that have been made, one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
-    return [empty_name(item) for item in fields_of(found.receipts[0].settings["layout"])[1:]]
+    return [empty_name(item.name) for item in fields_of(found.receipts[0].settings["layout"])[1:]]
 
 
 def smallest_unit(found: DatasetSurvey) -> str:
@@ -263,18 +268,10 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
                 found.find(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
 
 
-def belongs_to(name: str) -> set[str]:
-    """The units that may have written a file, by its name."""
-    stem = re.sub(r"^(receipts|rejects|inputs)/|\.(json|jsonl|tar|tar\.idx)$", "", name)
-    shard = re.fullmatch(r"\d+/(\d{6,})(_\d+)?", stem)
-    return {stem, shard[1]} if shard else {stem}
-
-
 def _unexpected(found: DatasetSurvey, name: str) -> None:
     """A file of no unit that is done. A run that is under way or was killed leaves some."""
     _receipt, ours = OURS[found.place.dataset]
-    inputs = re.fullmatch(r"inputs/(\d{6,})\.jsonl", name)
-    if inputs and int(inputs[1]) >= FIRST_RETRY:
+    if retry_of_inputs(name):
         found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")
     elif held_name(name):
         what = "a run is changing a unit there, or was killed then"

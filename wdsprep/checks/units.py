@@ -13,9 +13,17 @@ from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
-from wdsprep.dataset.arrays import empty_name, fields_of
+from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.receipts import Receipt, Shard, inputs_name, receipt_name, rejects_name
+from wdsprep.dataset.names import (
+    empty_name,
+    index_name,
+    inputs_name,
+    receipt_name,
+    rejects_name,
+    sample_key,
+)
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.samples import key_order
 from wdsprep.errors import AccessError, NotFoundError, StoreError
@@ -71,7 +79,7 @@ def check_empty(found: DatasetSurvey) -> None:
         return
     store, unit = opened(found.place.url), smallest_unit(found)
     for item in fields_of(found.receipts[0].settings["layout"])[1:]:
-        name = empty_name(item)
+        name = empty_name(item.name)
         if name not in found.there:
             continue
         data = store.read(name)
@@ -120,7 +128,7 @@ class _Checker:
             self._find(shard.name, Kind.WRONG, problem)
         else:
             self._keys[shard.name] = walked.keys
-            self._index(f"{shard.name}.idx", walked.index)
+            self._index(index_name(shard.name), walked.index)
 
     def _keys_problem(self, shard: Shard, keys: list[str]) -> str:
         """What is wrong with the keys of a sound shard."""
@@ -183,7 +191,7 @@ class _Checker:
         if self._receipt.settings["source"] == "urls":
             is_whole = len(set(keys)) == inputs and all(key.startswith(unit) for key in keys)
         else:
-            wanted = sorted(f"{unit}{number:06d}" for number in range(inputs))
+            wanted = sorted(sample_key(unit, number) for number in range(inputs))
             is_whole = sorted(keys) == wanted
         if not is_whole or len(keys) != inputs:
             what = f"its shards and rejects do not have each of its {inputs:,} inputs once"

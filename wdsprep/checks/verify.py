@@ -10,6 +10,7 @@ from wdsprep.checks import Finding, Kind, Report
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
+from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
@@ -203,7 +204,7 @@ class _Deep:
             found.findings.extend(report.findings)
             self._keys[unit.place.url] |= report.keys
         elif isinstance(event, Quarantined):
-            name = f"receipts/{unit.receipt.unit}.json"
+            name = receipt_name(unit.receipt.unit)
             what = f"its unit could not be checked ({event.reason})"
             found.find(name, Kind.UNCHECKED, what)
 

@@ -17,6 +17,8 @@ from wdsprep.errors import FormatError
 
 MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
+LATENT, EMB, TOKENS = "latent.npy", "emb.npy", "tokens.npy"
+"""The arrays of a latent sample: of its image, and of its caption one of the two or none."""
 DTYPES = {"<f2": 2, "<f4": 4, "<i4": 4, "|u1": 1}
 
 
@@ -44,11 +46,6 @@ class Field:
     @property
     def nbytes(self) -> int:
         return len(self.header) + self.array_nbytes
-
-
-def empty_name(field: Field) -> str:
-    """Where a dataset keeps what the empty caption becomes."""
-    return f"empty.{field.name}"
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.receipts import Receipt, Shard, receipt_name, rejects_name
+from wdsprep.dataset.names import index_name, receipt_name, rejects_name
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.state import check_same, find_receipt
 from wdsprep.dataset.tar.write import TarWriter
@@ -121,7 +122,7 @@ class DraftTar:
         """Complete the tar; it `waits` for others of its unit."""
         written = self._writer.finish()
         self._closing.close()
-        self._beside[f"{self.name}.idx"] = written.index
+        self._beside[index_name(self.name)] = written.index
         if waits:
             self._sink.end(waits=True)
         return Shard(

@@ -15,18 +15,14 @@ So at the moment of a change nobody else changes the same, and a run that slept,
 finds that out before it does harm. What a hold is on a disk and on S3, `Store.hold` knows.
 """
 
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from wdsprep.dataset.names import EDITION, MANIFEST_HOLD, RECEIPTS, held_name, hold_name
 from wdsprep.errors import FingerprintError, NotFoundError
-from wdsprep.store.base import HELD, FileSink, Store, write_bytes
-
-EDITION = "edition"
-MANIFEST_HOLD = f"wdsprep{HELD}"
-_MARK = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
+from wdsprep.store.base import FileSink, Store, write_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +68,9 @@ class Edition:
             yield
 
 
-def hold_name(unit: str) -> str:
-    return f"receipts/{unit}{HELD}"
-
-
-def held_name(name: str) -> str:
-    """What is held, by a name from a listing; nothing where that is another's."""
-    found = _MARK.fullmatch(name)
-    return found[1] if found else ""
-
-
 def wait_for_holders(store: Store) -> None:
     """Until nobody is left who may hold a unit of an earlier edition."""
-    while held := list(filter(None, (held_name(e.name) for e in store.list("receipts/")))):
+    while held := list(filter(None, (held_name(e.name) for e in store.list(RECEIPTS)))):
         for name in held:
             with store.hold(name):
                 pass

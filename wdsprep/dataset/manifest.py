@@ -18,7 +18,6 @@ from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, cut, fingerprint, line_of
 from wdsprep.dataset.sealed import check_seal, seal, unseal
 
-MANIFEST = "wdsprep.json"
 UNITS = b',"units":['  # the last that it says
 
 

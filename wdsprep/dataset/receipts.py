@@ -18,8 +18,6 @@ from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
 Settings = Mapping[str, Any]
 Part = TypeVar("Part")
 AT_ONCE = 100
-FIRST_RETRY = 1_000_000_000
-"""Units from this number on have no rows of their own: they try again what failed in others."""
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
@@ -228,15 +226,3 @@ def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
     left = iter(every)
     while some := list(islice(left, AT_ONCE)):
         yield some
-
-
-def rejects_name(unit: str) -> str:
-    return f"rejects/{unit}.jsonl"
-
-
-def receipt_name(unit: str) -> str:
-    return f"receipts/{unit}.json"
-
-
-def inputs_name(unit: str) -> str:
-    return f"inputs/{unit}.jsonl"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from wdsprep.dataset.names import index_name, is_index
 from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
 from wdsprep.errors import SourceError
 from wdsprep.store import open_store
@@ -14,11 +15,15 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
     Returns how many samples each of those has; `heard` is told how many are done, of how many."""
     store = open_store(folder)
-    there = {entry.name: entry for entry in store.list() if entry.name.endswith((".tar", ".idx"))}
+    there = {
+        entry.name: entry
+        for entry in store.list()
+        if entry.name.endswith(".tar") or is_index(entry.name)
+    }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
         raise SourceError(f"{folder} is no folder that holds tars to index")
-    indexes = {name: there.get(f"{name}.idx") for name in tars}
+    indexes = {name: there.get(index_name(name)) for name in tars}
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
     done: dict[str, int] = {}
     for name in missing:
@@ -40,7 +45,7 @@ def is_older(idx: Entry | None, tar: Entry) -> bool:
 def write_index(store: Store, tar: str) -> int:
     """Write the index of one tar, whether it has one or not; how many samples that has."""
     offsets = _index(store, tar)
-    write_bytes(store, f"{tar}.idx", offsets)
+    write_bytes(store, index_name(tar), offsets)
     return len(offsets) // 8 - 1
 
 

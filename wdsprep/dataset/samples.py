@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_FACTS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
 
 def _finite(text: str) -> float | None:
     """A float may be written with so many digits, or such an exponent, that it is none."""

@@ -6,7 +6,6 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,18 +13,26 @@ from functools import cache
 from typing import TypeVar
 
 from wdsprep.dataset.buckets import buckets_of_phase
-from wdsprep.dataset.edition import MANIFEST_HOLD, Edition, held_name, wait_for_holders
-from wdsprep.dataset.manifest import MANIFEST, Manifest, differences
-from wdsprep.dataset.receipts import (
-    FIRST_RETRY,
-    Receipt,
-    Receipts,
-    Settings,
-    by_unit,
-    line_of,
+from wdsprep.dataset.edition import Edition, wait_for_holders
+from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.names import (
+    BESIDE,
+    LATENTS,
+    MANIFEST,
+    MANIFEST_HOLD,
+    OURS,
+    RECEIPTS,
+    SHARD,
+    bucket_of,
+    held_name,
+    index_name,
     receipt_name,
     rejects_name,
+    retry_of_inputs,
+    unit_of_receipt,
+    without_index,
 )
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
@@ -36,22 +43,6 @@ SAME_MOMENT_S = 2.0  # S3 tells whole seconds
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
 Spot = TypeVar("Spot")
-SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
-BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
-# Of shards that pack made. Others may have the names of what a user keeps beside them.
-LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|jsonl)")
-# What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
-# else packed have the names of those.
-OURS = {
-    "images": (
-        re.compile(r"receipts/\d{6,}\.json"),
-        re.compile(rf"{SHARD.pattern}|{BESIDE.pattern}"),
-    ),
-    "latents": (
-        re.compile(r"receipts/\d+/.+\.json"),
-        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
-    ),
-}
 
 
 def parts_of(manifest: Manifest) -> Callable[[str], bool]:
@@ -67,8 +58,8 @@ def parts_of(manifest: Manifest) -> Callable[[str], bool]:
     def is_part(name: str) -> bool:
         if name != MANIFEST and not any(each.fullmatch(name) for each in OURS[manifest.dataset]):
             return False
-        bucket = re.match(r"(?:receipts/|rejects/)?(\d+)/", name)
-        return bucket is None or bucket[1] in buckets()
+        bucket = bucket_of(name)
+        return not bucket or bucket in buckets()
 
     return is_part
 
@@ -154,13 +145,7 @@ def check_kind(store: Store, found: str, wanted: str) -> None:
 
 def done_units(store: Store) -> Iterator[str]:
     """The units that have a receipt."""
-    return filter(None, (_unit_of(entry.name) for entry in store.list("receipts/")))
-
-
-def _unit_of(name: str) -> str:
-    """Whose receipt that is, if it is one."""
-    is_one = name.endswith(".json")
-    return name.removeprefix("receipts/").removesuffix(".json") if is_one else ""
+    return filter(None, (unit_of_receipt(entry.name) for entry in store.list(RECEIPTS)))
 
 
 def refreshed(
@@ -178,8 +163,8 @@ def refreshed(
     stated = manifest.ledger
     done: dict[str, bytes] = {}
     younger = set()  # than the manifest: done again since, perhaps
-    for entry in store.list("receipts/"):
-        if unit := _unit_of(entry.name):
+    for entry in store.list(RECEIPTS):
+        if unit := unit_of_receipt(entry.name):
             done[unit] = b""
             if entry.written_s > manifest.written_s - SAME_MOMENT_S:
                 younger.add(unit)
@@ -264,7 +249,7 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
             store.delete(receipt_name(unit))
             for shard in receipt.shards:
                 store.delete(shard.name)
-                store.delete(f"{shard.name}.idx")
+                store.delete(index_name(shard.name))
             store.delete(rejects_name(unit))
 
 
@@ -330,7 +315,7 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
     shards = {shard.name for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
     for entry in edition.store.list():
-        unit, name = _maker(manifest, entry.name), entry.name.removesuffix(".idx")
+        unit, name = _maker(manifest, entry.name), without_index(entry.name)
         if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
             strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
@@ -347,15 +332,14 @@ def _maker(manifest: Manifest, name: str) -> str:
     if shard := SHARD.fullmatch(name):
         return shard[2] if int(shard[1]) in manifest.settings["buckets"] else ""
     beside = BESIDE.fullmatch(name)
-    is_planned = beside and beside[1] == "inputs" and int(beside[2]) >= FIRST_RETRY
-    return beside[2] if beside and not is_planned else ""
+    return beside[2] if beside and not retry_of_inputs(name) else ""
 
 
 def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
     """Of a unit that is held: what its receipt does not speak of now, if it has one."""
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}
-        names = [n for n in names if ".tar" in n and n.removesuffix(".idx") not in shards]
+        names = [n for n in names if ".tar" in n and without_index(n) not in shards]
     for name in names:
         store.delete(name)
 
@@ -363,13 +347,12 @@ def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
 def _is_to_clear(store: Store, dataset: str) -> bool:
     """Whether there is a dataset of this kind; another kind is refused, and what is none stays."""
     receipt, _rest = OURS[dataset]
-    receipts = [e.name for e in store.list("receipts/") if receipt.fullmatch(e.name)]
+    receipts = [e.name for e in store.list(RECEIPTS) if receipt.fullmatch(e.name)]
     with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
         if found := read_manifest(store):
             check_kind(store, found.dataset, dataset)
         elif receipts:
-            unit = receipts[0].removeprefix("receipts/").removesuffix(".json")
-            check_kind(store, read_receipt(store, unit).dataset, dataset)
+            check_kind(store, read_receipt(store, unit_of_receipt(receipts[0])).dataset, dataset)
         else:
             return False
     return True
@@ -388,5 +371,5 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
     store = open_store(url)
     manifest = read_manifest(store)
     if manifest is None:
-        raise NotFoundError(f"{url} holds no dataset: no wdsprep.json is there")
+        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} is there")
     return store, manifest

@@ -36,13 +36,10 @@ from wdsprep.runners.run import (
 )
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import auto, plural, size
+from wdsprep.text import auto, examples, plural, size
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
-
-
-EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,12 +286,11 @@ def plan(
 
 
 def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
-    some = ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
     return FingerprintError(
         f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
-        f"changed or went away ({some}): name another place for the new latents; or, if these are "
-        "the same images packed anew, --redo-changed encodes what changed again, and removes what "
-        "has no image any more"
+        f"changed or went away ({examples(names)}): name another place for the new latents; or, "
+        "if these are the same images packed anew, --redo-changed encodes what changed again, and "
+        "removes what has no image any more"
     )
 
 

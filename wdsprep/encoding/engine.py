@@ -9,7 +9,7 @@
    batches alone, on one core: sums split between cores come out differently for each number of
    them, and splitting costs more than it brings.
 4. How many samples are inside at once is bounded, and how many bytes of images wait to be decoded;
-   a place is free again when a result was taken.
+   a place is free again when a result was taken (`Pending`).
 
 What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
 A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
@@ -25,7 +25,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -33,7 +33,6 @@ import torch
 from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
 from wdsprep.encoding.models.encoder import Encoder, Tokens
-from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
@@ -55,6 +54,20 @@ class Result:
     arrays: Arrays
 
 
+class Pending(Future[Result]):
+    """What a sample will become. It takes up a place in the engine until a block with it ends."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        super().__init__()
+        self._places = places
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._places.release()
+
+
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     """A sample on its way."""
@@ -62,7 +75,7 @@ class _Ticket:
     key: str
     caption: str
     crop: "Future[Crop]"
-    result: "Future[Result]" = field(default_factory=Future)
+    result: Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +153,15 @@ class Engine:
         finally:
             self._turn.release()
 
-    def put(self, key: str, image: bytes, caption: str) -> "Future[Result]":
-        """Feed one sample when there is a place for it; `free_place` gives the place back. Whoever
-        waits for the result calls `check` from time to time: it may never come."""
+    def put(self, key: str, image: bytes, caption: str) -> Pending:
+        """Feed one sample when there is a place for it. Whoever waits for the result calls `check`
+        from time to time: it may never come."""
         self._until(partial(self._places.acquire, timeout=POLL_S))
         self._until(partial(self._take_room, len(image)))
-        ticket = _Ticket(key, caption, self._pool.submit(self._decode, image))
+        decoded = self._pool.submit(self._decode, image)
+        ticket = _Ticket(key, caption, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
-
-    def free_place(self) -> None:
-        self._places.release()
 
     def empty(self) -> dict[str, torch.Tensor]:
         """What the empty caption becomes, computed on one core as all else is."""
@@ -222,18 +233,15 @@ class Engine:
 
     def _load(self, chosen: Sequence[tuple[_Ticket, Crop]], size: int) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
-        count, resolution = len(chosen), self._encoder.resolution
+        resolution = self._encoder.resolution
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
         for row, (_, made) in enumerate(chosen):
             pixels[row].copy_(made.pixels)
-        tickets = [ticket for ticket, _ in chosen]
-        tokens = self._encoder.tokens([ticket.caption for ticket in tickets])
-        ids = [found.ids for found in tokens] + [self._empty.ids] * (size - count)
-        noise = torch.zeros(size, dtype=torch.int64)
-        noise[:count] = noise_keys(self._seed, [ticket.key for ticket in tickets])
-        text = torch.tensor(ids, dtype=torch.int64) if self._empty.ids else None
-        return _Load(chosen, tokens, DeviceBatch(count, pixels, text, noise))
+        tokens = self._encoder.tokens([ticket.caption for ticket, _ in chosen])
+        padded = [*tokens, *[self._empty] * (size - len(chosen))]
+        keys = [ticket.key for ticket, _ in chosen]
+        return _Load(chosen, tokens, DeviceBatch.of(pixels, padded, keys, seed=self._seed))
 
     def _hand_over(self, load: _Load) -> Iterator[None]:
         while True:

@@ -14,14 +14,15 @@ and group norms leave, and have not been measured: a trial says more.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.find import SHAPES
+from wdsprep.encoding.recipe import TEXTS, Recipe
 from wdsprep.errors import UsageError
 from wdsprep.store.s3 import PART_NBYTES
 
 BESIDE = 3  # a shard's index, rejects and receipt
-WIDTHS = {"sd1": 768, "sd2": 1024}
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
 DECODE_S_PER_PIXEL = 2.6e-9
 
@@ -139,18 +140,9 @@ def _phase(
 
 def sample_nbytes(resolution: int, choice: Choice) -> int:
     """Of a latent sample in its tar: arrays, json and caption, each with a header."""
-    return sum(BLOCK + padded(field.nbytes) for field in _fields(resolution, choice)) + 4 * BLOCK
-
-
-def _fields(resolution: int, choice: Choice) -> list[Field]:
-    channels, side = (8 if choice.latents == "moments" else 4), resolution // 8
-    latent = Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
-    text = {
-        "emb": [Field(name="emb.npy", dtype="<f2", shape=(77, WIDTHS[choice.model]))],
-        "tokens": [Field(name="tokens.npy", dtype="<i4", shape=(77,))],
-        "none": [],
-    }
-    return [latent, *text[choice.text]]
+    recipe = Recipe(resolution=resolution, latents=choice.latents, text=choice.text)
+    arrays = fields(SHAPES[choice.model], recipe)
+    return sum(BLOCK + padded(array.nbytes) for array in arrays) + 4 * BLOCK
 
 
 def parts(nbytes: int) -> int:
@@ -164,7 +156,7 @@ def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tupl
         (latents, text): samples
         * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
         for latents in ("sample", "moments")
-        for text in ("emb", "tokens", "none")
+        for text in TEXTS
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import latent_unit
 from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
@@ -110,7 +111,7 @@ def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageSha
         )
     shards = tuple(
         ImageShard(
-            name=shard.name.removesuffix(".tar"),
+            name=latent_unit(shard.name),
             item=Item(
                 name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
             ),

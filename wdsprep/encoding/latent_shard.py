@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wdsprep.dataset.arrays import Field, empty_name
+from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.receipts import Receipt, Settings, rejects_name
+from wdsprep.dataset.names import empty_name, latent_shard, rejects_name
+from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.rejects import Code, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.engine import Result
@@ -47,7 +48,7 @@ class LatentShard:
     def _begun(self) -> DraftTar:
         """With the first sample: there are no empty shards."""
         if self._tar is None:
-            self._tar = self._draft.tar(f"{self._shard.name}.tar")
+            self._tar = self._draft.tar(latent_shard(self._shard.name))
         return self._tar
 
     def finish(self, settings: Settings, empty: Files) -> Receipt:
@@ -118,7 +119,7 @@ def write_empty(
     SHA-256 of each file, by its name."""
     digests, store = {}, edition.store
     for field in fields[1:]:
-        name = empty_name(field)
+        name = empty_name(field.name)
         try:
             data = store.read(name)
         except NotFoundError:

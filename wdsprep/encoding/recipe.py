@@ -5,7 +5,15 @@ They stand here alone. `encode`, `load` and `stream` take theirs from here, and 
 
 from dataclasses import dataclass
 
+from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
+
+LATENTS = ("sample", "mean", "moments")
+"""What may be kept of the VAE's distribution."""
+TEXTS = ("emb", "tokens", "none")
+"""What may be made of a caption."""
+DTYPES = ("auto", "fp16", "bf16", "fp32")
+"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,16 +21,19 @@ class Recipe:
     """What decides the bytes of a latent sample, beside the model."""
 
     resolution: int
-    latents: str = "sample"
-    """sample, mean or moments"""
-    text: str = "emb"
-    """emb, tokens or none"""
-    dtype: str = "auto"
-    """fp16, bf16 or fp32: of the models, not of what is stored; auto: by device and model"""
+    latents: str = LATENTS[0]
+    text: str = TEXTS[0]
+    dtype: str = DTYPES[0]
     seed: int = 0
     compile: bool = False
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
+
+    def __post_init__(self) -> None:
+        """Other words would be taken for one of these further on."""
+        for name, known in (("latents", LATENTS), ("text", TEXTS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} {getattr(self, name)!r}: give {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 from wdsprep.encoding.models.batch_size import auto_batch_size
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
 from wdsprep.encoding.models.encoder import Encoder, Tokens
-from wdsprep.encoding.models.noise import noise_keys
 
 OWN_BATCH = 32  # at most, beside a trainer that wants the memory
 
@@ -45,7 +44,6 @@ class BatchEncoder:
         self.encoder, self._seed = encoder, seed
         is_cuda = encoder.device.type == "cuda"
         self._size = batch_size or _even(auto_batch_size(encoder), most, is_cuda=is_cuda)
-        self._empty = encoder.tokens([""])[0]
         self._here = threading.local()
         self._devices: list[Device] = []
         self._stream = _stream(encoder.device) if is_cuda else None
@@ -61,8 +59,7 @@ class BatchEncoder:
         """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
         rows are there."""
         tokens = self.encoder.tokens(captions)
-        ids = torch.tensor([each.ids for each in tokens]) if self._empty.ids else None
-        whole = DeviceBatch(len(pixels), pixels, ids, noise_keys(self._seed, keys))
+        whole = DeviceBatch.of(pixels, tokens, keys, seed=self._seed)
         parts = [self._launched(batch) for batch in _parts(whole, self._size)]
         return StepBegun(tokens, parts)
 

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from queue import Empty
@@ -27,13 +27,13 @@ from wdsprep.dataset.rejects import Code, Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.engine import Engine, EngineError, Pending
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.models.encoder import turn_off_tf32
 from wdsprep.encoding.speeds import EncodeProgress
-from wdsprep.runners.base import BrokenWorkerError, HopelessError
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import Columns, LeftOut
 from wdsprep.sources.tars import TarsSource
@@ -53,7 +53,7 @@ class Fed:
 
     key: str
     sample: Sample
-    result: "Future[Result]"
+    result: Pending
 
 
 class Feeder:
@@ -77,8 +77,10 @@ class Feeder:
         while self._thread.is_alive() or not self.entries.empty():
             self._thread.join(JOIN_S)
             while not self.entries.empty():
-                if isinstance(self.entries.get(), Fed):
-                    self._engine.free_place()
+                entry = self.entries.get()
+                if isinstance(entry, Fed):
+                    with entry.result:
+                        pass
 
     def _run(self) -> None:
         try:
@@ -131,9 +133,6 @@ class Feeder:
         if not self._shard.sha256:
             return f"{name} {how}"
         return f'{name} {how}: run "wdsprep repair {self._source.url}", then "wdsprep pack" again'
-
-
-PROGRESS_S = 0.25
 
 
 class EncodeWorker:
@@ -201,19 +200,15 @@ class EncodeWorker:
                 yield
 
     def _write(self, fed: Fed, output: LatentShard) -> Iterator[None]:
-        try:
-            while not wait([fed.result], PROGRESS_S).done:
-                self._engine.check()
-                yield
-            output.add(fed.key, fed.sample, fed.result.result())
-        except RejectedError as refused:
-            output.rejects.add(
-                Reject(
-                    key=fed.key, source=fed.sample.source, code=refused.code, detail=refused.detail
-                )
-            )
-        finally:
-            self._engine.free_place()
+        with fed.result as pending:
+            try:
+                while not wait([pending], PROGRESS_S).done:
+                    self._engine.check()
+                    yield
+                output.add(fed.key, fed.sample, pending.result())
+            except RejectedError as refused:
+                source, code, detail = fed.sample.source, refused.code, refused.detail
+                output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))
 
     def _working(self, shard: ImageShard, output: LatentShard) -> EncodeProgress:
         stats = self._engine.stats

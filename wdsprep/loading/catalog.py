@@ -23,7 +23,8 @@ import numpy as np
 
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
-from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MANIFEST, RECEIPTS, index_name
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
@@ -232,18 +233,18 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
-    bare = [n for n in names if not is_whole(listed.get(f"{n}.idx"))]
+    bare = [n for n in names if not is_whole(listed.get(index_name(n)))]
     if bare:
         raise UsageError(
             f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
             f'run "wdsprep index {store.url}" first'
         )
-    old = [n for n in names if is_older(listed[f"{n}.idx"], listed[n])]
+    old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:
         many = plural(len(old), "tar is", "tars are")
         what = f"{store.url}: {many} newer than the index, as {old[0]}"
         _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
-    sizes = [listed[f"{name}.idx"].nbytes // 8 - 1 for name in names]
+    sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
         raise UsageError(f"{store.url} holds no samples: its tars are empty")
     nbytes = [listed[name].nbytes for name in names]
@@ -266,7 +267,7 @@ def _check_place(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
         raise UsageError(
             f"{url} is no dataset, but holds some: load {url}/{PurePosixPath(inside[0]).parent}"
         )
-    if any(name.startswith("receipts/") for name in listed):
+    if any(name.startswith(RECEIPTS) for name in listed):
         raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, field_of
+from wdsprep.dataset.names import empty_name
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.noise import noise_keys, normal
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Prepared
 
 
-TEXT_ARRAYS = ("emb", "tokens")
+TEXT_ARRAYS = (short(EMB), short(TOKENS))
 TEXTS = ("txt", "caption")
 Empty = dict[str, torch.Tensor]
 
@@ -83,7 +84,7 @@ class Effects:
             settings = self.datasets[number].settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
             z[own] = (z[own] - settings["shift"]) * settings["scale"]
-        batch.out["latent"][some] = z
+        batch.out[short(LATENT)][some] = z
 
     def _drop(self, batch: Batch, rows: range) -> None:
         for row in self.dropped(batch, rows):
@@ -138,7 +139,7 @@ def empty_of(dataset: Dataset) -> Empty:
     for item in dataset.fields:
         name = short(item.name)
         if name in TEXT_ARRAYS:
-            what = f"empty.{item.name}"
+            what = empty_name(item.name)
             try:
                 data = dataset.store.read(what)
             except NotFoundError as error:

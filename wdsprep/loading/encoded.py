@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.rejects import Code, Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Result
@@ -156,7 +157,7 @@ class BatchLayout:
     def _put(self, made: Batch, rows: "int | slice", arrays: Sequence[torch.Tensor]) -> None:
         for member, array in zip(self._fields, arrays, strict=False):
             name = short(member)
-            if name == "latent" and made.moments is not None:
+            if member == LATENT and made.moments is not None:
                 made.moments[rows] = array
             elif name in made.out:
                 made.out[name][rows] = array

@@ -14,9 +14,10 @@ from math import prod
 import numpy as np
 import torch
 
+from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.errors import FormatError, NotFoundError
@@ -30,7 +31,6 @@ from wdsprep.loading.shelves.local import ByteColumns, SamplePlace, Shelf, Shelf
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
-END = bytes(2 * BLOCK)
 IMAGES = ("jpg", "jpeg", "png", "webp")
 DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
 LISTED = (*TEXTS, "json", "key", "image", "made")
@@ -74,11 +74,12 @@ class Reader:
                 batch.out[name] = made.view(dtype).view(count, *shape)
             elif name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
-        if dataset.has_moments and "latent" in self.names:
-            batch.moments = batch.out["latent"]
+        if dataset.has_moments and short(LATENT) in self.names:
+            batch.moments = batch.out[short(LATENT)]
             _, channels, *sides = batch.moments.shape
             made = self.memory.take(batch.moments.nbytes // 2)
-            batch.out["latent"] = made.view(batch.moments.dtype).view(-1, channels // 2, *sides)
+            values = made.view(batch.moments.dtype)
+            batch.out[short(LATENT)] = values.view(-1, channels // 2, *sides)
         return batch
 
     def fill(self, batch: Batch, rows: range) -> None:

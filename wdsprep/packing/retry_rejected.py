@@ -24,14 +24,15 @@ from io import BytesIO
 
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import (
+from wdsprep.dataset.names import (
     FIRST_RETRY,
-    RETRIED,
-    Receipt,
+    RETRIES,
     inputs_name,
     receipt_name,
     rejects_name,
+    retry_of_inputs,
 )
+from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import FormatError, NotFoundError
@@ -116,10 +117,8 @@ def retryable(manifest: Manifest) -> int:
 
 def read_retries(edition: Edition) -> Retries:
     store = edition.store
-    start, end = len("inputs/"), -len(".jsonl")
-    units = [entry.name[start:end] for entry in store.list("inputs/1")]
-    numbers = sorted(int(unit) for unit in units if unit.isdecimal())
-    slices = (_read(store, number) for number in numbers if number >= FIRST_RETRY)
+    units = filter(None, (retry_of_inputs(entry.name) for entry in store.list(RETRIES)))
+    slices = (_read(store, number) for number in sorted(map(int, units)))
     return Retries(edition=edition, slices=tuple(slices))
 
 

@@ -15,18 +15,24 @@ from dataclasses import dataclass, replace
 
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import FIRST_RETRY, Receipt, inputs_name
+from wdsprep.dataset.names import (
+    INPUTS,
+    RETRIES,
+    inputs_name,
+    is_retry,
+    retry_of_inputs,
+    slice_name,
+)
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.state import find_receipt
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources import Item, LeftOut, Slice, Source, Told, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import shown
+from wdsprep.text import EXAMPLES, examples, shown
 
-RETRIES = f"inputs/{FIRST_RETRY}"[:-6]  # how the names of what retry slices are made of begin
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
-EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,9 +169,9 @@ def _holes(
 ) -> tuple[Slice, ...]:
     """The slices before `start` that have inputs and no receipt, where the source still has all of
     them and no other slice does. Otherwise a killed run has left them, and they mean nothing."""
-    gone = {f"{number:06d}" for number in range(start)} - packed.keys()
+    gone = set(map(slice_name, range(start))) - packed.keys()
     there = {inputs_name(unit): unit for unit in gone}
-    units = [there[e.name] for e in store.list("inputs/") if e.name in there] if there else []
+    units = [there[e.name] for e in store.list(INPUTS) if e.name in there] if there else []
     if not units:
         return ()
     items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
@@ -196,7 +202,7 @@ def _pending_if_unchanged(plan: SlicePlan, *, complete: bool) -> int | None:
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
     """Write again what packed slices of one item each were made of, where that is gone and the
     source still has it."""
-    there = {entry.name for entry in edition.store.list("inputs/")}
+    there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
     gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}
     for item in seen.items() if gone else ():
@@ -209,15 +215,14 @@ def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
     """Of the slices that have rows of their own, and are not there to try others' again."""
-    return (receipt for receipt in manifest.receipts if int(receipt.unit) < FIRST_RETRY)
+    return (receipt for receipt in manifest.receipts if not is_retry(receipt.unit))
 
 
 def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
     """Refuse to finish a slice with rows that a retry has taken from an earlier one of its number
     since this run began, which knows other retries."""
-    names = (entry.name for entry in store.list(RETRIES))
-    units = {name[len("inputs/") : -len(".jsonl")] for name in names} - set(known)
-    new = [unit for unit in units if unit.isdecimal() and int(unit) >= FIRST_RETRY]
+    retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
+    new = retries - {"", *known}
     items = packed_items(store, sorted(new)) if not part.is_retry else ()
     if any(item.name == part.name for item in items):
         raise HopelessError(
@@ -274,7 +279,7 @@ def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_N
 
 
 class _Names:
-    """Counts names and keeps the first few to show."""
+    """Counts names and keeps the first few to show, and one to know of more."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -283,9 +288,8 @@ class _Names:
 
     def note(self, name: str) -> None:
         self.count += 1
-        if self.count <= EXAMPLES:
+        if self.count <= EXAMPLES + 1:
             self._examples.append(shown(name))
 
     def __str__(self) -> str:
-        more = ", ..." if self.count > EXAMPLES else ""
-        return f"{self.count:,} {self._what} ({', '.join(self._examples)}{more})"
+        return f"{self.count:,} {self._what} ({examples(self._examples)})"

@@ -18,7 +18,8 @@ from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.counts import bin_name
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.receipts import RETRIED, Receipt, Settings, Shard, inputs_name, rejects_name
+from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample_key
+from wdsprep.dataset.receipts import RETRIED, Receipt, Settings, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.state import find_receipt
@@ -27,11 +28,11 @@ from wdsprep.images.rule import Picture
 from wdsprep.packing.judge import Judged, judged, repeated_urls
 from wdsprep.packing.rules import PackRules
 from wdsprep.packing.slices import check_rows
+from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources import LeftOut, Slice, Source
 from wdsprep.store import open_store
 
-PROGRESS_S = 0.25
 WORST_HOSTS = 20  # of a slice, to be told about
 
 
@@ -95,7 +96,7 @@ def pack_slice(
             for found in _judged(packer, part, downloads, left_out):
                 if found is not None:
                     number, what = found
-                    key = f"{part.name}{number:06d}"
+                    key = sample_key(part.name, number)
                     if isinstance(what, Refusal):
                         rejects.add(what.to_reject(key))
                     else:
@@ -198,8 +199,7 @@ class _Shards:
     def _begin(self, bucket: int) -> DraftTar:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
-        name = f"{bucket}/{self.draft.unit}{f'_{roll:02d}' if roll else ''}.tar"
-        self._open[bucket] = self.draft.tar(name)
+        self._open[bucket] = self.draft.tar(image_shard(bucket, self.draft.unit, roll))
         return self._open[bucket]
 
 

@@ -9,6 +9,9 @@ from typing import Any, Protocol, TypeAlias
 
 from wdsprep.errors import UsageError
 
+PROGRESS_S = 0.25
+"""How often a unit tells how far it has come."""
+
 
 class BrokenWorkerError(Exception):
     """Raised by a unit: this worker can do nothing more, and needs to be replaced. It is judged

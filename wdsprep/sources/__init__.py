@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from wdsprep.dataset.receipts import FIRST_RETRY
+from wdsprep.dataset.names import is_retry, slice_name
 from wdsprep.dataset.rejects import Code, Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
@@ -68,11 +68,11 @@ class Slice:
 
     @property
     def name(self) -> str:
-        return f"{self.number:06d}"
+        return slice_name(self.number)
 
     @property
     def is_retry(self) -> bool:
-        return self.number >= FIRST_RETRY
+        return is_retry(self.name)
 
     @property
     def samples(self) -> int:

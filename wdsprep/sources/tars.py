@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wdsprep.dataset.names import is_index
 from wdsprep.dataset.rejects import Code, Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
@@ -201,7 +202,7 @@ class TarsSource:
 
 def _is_of_a_tar(name: str) -> bool:
     """Whether a file beside tars says something of them alone, or is hidden."""
-    return is_hidden(name) or name.endswith(".idx") or bool(NOT_OF_A_SAMPLE.search(name))
+    return is_hidden(name) or is_index(name) or bool(NOT_OF_A_SAMPLE.search(name))
 
 
 @functools.lru_cache(maxsize=2)

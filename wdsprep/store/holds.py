@@ -85,8 +85,16 @@ def _machine() -> str:
     """This boot of this machine, as processes of one namespace see it; nothing where Linux's files
     do not tell."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return f"{boot()} {Path('/proc/self/ns/pid').readlink()}" if boot() else ""
+    except OSError:
+        return ""
+
+
+@functools.cache
+def boot() -> str:
+    """This boot of this machine; nothing where Linux's files do not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 

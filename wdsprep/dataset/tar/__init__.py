@@ -3,6 +3,9 @@ and the index of sample offsets that makes one positioned read bring one sample.
 """
 
 BLOCK = 512
+ZEROS = bytes(BLOCK)
+END = 2 * ZEROS
+"""Of a tar, behind its last member."""
 
 
 def padded(nbytes: int) -> int:

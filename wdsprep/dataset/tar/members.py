@@ -20,10 +20,9 @@ import re
 from collections.abc import Callable, Iterator
 from zlib import adler32
 
-from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar import BLOCK, ZEROS, padded
 from wdsprep.errors import TarError
 
-ZEROS = bytes(BLOCK)
 MAX_PADDING_NBYTES = 1 << 20  # of zeros behind an end marker: more is a hole in a file
 GZIP = b"\x1f\x8b"
 MAX_EXTENSION_NBYTES = 1 << 20  # of a PAX header or GNU long name: more is an attack

@@ -12,15 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
-from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar import BLOCK, END, ZEROS
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.errors import TarError
 from wdsprep.store.base import Sink
 
 FLUSH_NBYTES = 4 << 20
-ZEROS = bytes(BLOCK)
-END = ZEROS * 2
 MAX_MEMBER_NBYTES = 8**11 - 1
 
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from wdsprep.encoding.models.batch_size import auto_batch_size
-from wdsprep.encoding.models.encoder import Encoder
+from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.noise import noise_keys
 
 Arrays = tuple[torch.Tensor, ...]
 
@@ -30,6 +31,16 @@ class DeviceBatch:
     pixels: torch.Tensor
     ids: torch.Tensor | None
     noise: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, pixels: torch.Tensor, tokens: Sequence[Tokens], keys: Sequence[str], *, seed: int
+    ) -> "DeviceBatch":
+        """Of samples with these keys. What `pixels` and `tokens` have more is padding."""
+        ids = [each.ids for each in tokens]
+        noise = torch.zeros(len(pixels), dtype=torch.int64)
+        noise[: len(keys)] = noise_keys(seed, keys)
+        return cls(len(keys), pixels, torch.tensor(ids) if any(ids) else None, noise)
 
     @property
     def size(self) -> int:

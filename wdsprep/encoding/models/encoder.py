@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, Field
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
@@ -130,14 +130,14 @@ class LatentEncoder:
         """By field, what is to be stored, still in fp32."""
         moments = networks.moments(pixels)
         latents = moments if self._recipe.latents == "moments" else self._latents(moments, noise)
-        return {"latent.npy": latents} | self.text_values(networks, ids)
+        return {LATENT: latents} | self.text_values(networks, ids)
 
     def text_values(self, networks: "Networks", ids: Tensor | None) -> dict[str, Tensor]:
         if self._recipe.text == "none" or ids is None:
             return {}
         if networks.text is None:
-            return {"tokens.npy": ids.int()}
-        return {"emb.npy": networks.text(ids)}
+            return {TOKENS: ids.int()}
+        return {EMB: networks.text(ids)}
 
     def _latents(self, moments: Tensor, noise: Tensor) -> Tensor:
         latents, logvar = moments.chunk(2, dim=1)

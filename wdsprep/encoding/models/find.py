@@ -133,7 +133,16 @@ class Tower:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class ModelShape:
+    """What of a model decides the shapes of the arrays that it makes."""
+
+    channels: int
+    factor: int
+    towers: tuple[Tower, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model(ModelShape):
     """A VAE and its text towers on this machine, and what their configs say."""
 
     name: str
@@ -145,15 +154,21 @@ class Model:
     files: tuple[str, ...]
     vae: str
     """empty where `folder` is itself the VAE's"""
-    channels: int
-    factor: int
     scale: float
     shift: float
     upcast: bool
     """whether the VAE's config warns that half precision overflows"""
-    towers: tuple[Tower, ...]
     note: str
     """what a user should know of it, or nothing"""
+
+
+def _shape_of_sd(width: int) -> ModelShape:
+    tower = Tower(folder="text_encoder", tokenizer="tokenizer", width=width, length=LENGTH)
+    return ModelShape(channels=4, factor=8, towers=(tower,))
+
+
+SHAPES = {"sd2": _shape_of_sd(1024), "sd1": _shape_of_sd(768)}
+"""Of presets, for who plans with one that is not on this machine."""
 
 
 def find_model(

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from wdsprep.dataset.names import index_name
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import FormatError, NotFoundError
@@ -106,14 +107,14 @@ class OpenShards:
         data, name = self._dataset, self._dataset.names[shard]
         what = f"{data.store.url}/{name}"
         try:
-            offsets = _offsets(data.store.read(f"{name}.idx"))
+            offsets = _offsets(data.store.read(index_name(name)))
             opened = OpenShard(self._open_tar(name), offsets, self._stamp_of(name))
         except (NotFoundError, FileNotFoundError) as error:
             raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:
             raise FormatError(
-                f"{what}.idx has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} should "
-                f'be: delete it and run "wdsprep index {data.store.url}"'
+                f"{index_name(what)} has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} "
+                f'should be: delete it and run "wdsprep index {data.store.url}"'
             )
         return opened
 

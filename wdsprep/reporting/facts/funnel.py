@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from wdsprep.dataset.receipts import receipt_name
+from wdsprep.dataset.names import RECEIPTS, receipt_name
 from wdsprep.dataset.rejects import by_stage
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 
@@ -97,7 +97,7 @@ class RunPace:
 
 def pace_of(given: ReportDataset) -> RunPace | None:
     """None where fewer than three moments are told apart."""
-    times = {entry.name: entry.written_s for entry in given.store.list("receipts/")}
+    times = {entry.name: entry.written_s for entry in given.store.list(RECEIPTS)}
     done: dict[float, int] = {}
     for receipt in given.manifest.receipts:
         at = times.get(receipt_name(receipt.unit), 0.0)

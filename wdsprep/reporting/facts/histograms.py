@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.counts import bin_name, histogram
 from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.facts.spectrum import LATENT
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_facts
 
 SAMPLES = 256

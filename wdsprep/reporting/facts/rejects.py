@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from wdsprep.dataset.receipts import Receipt, rejects_name
+from wdsprep.dataset.names import rejects_name
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset

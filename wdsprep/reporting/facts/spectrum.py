@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.arrays import LATENT, field_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.errors import FormatError
 from wdsprep.reporting.sheet.picking import SheetSample
 
-LATENT = "latent.npy"
 SIDES = 5.0  # of the histogram, beyond which values count into its outermost bins
 BINS = 40
 FAR, VERY_FAR = 3.0, 5.0

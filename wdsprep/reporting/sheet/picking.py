@@ -17,7 +17,8 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
-from wdsprep.dataset.receipts import Shard, rejects_name
+from wdsprep.dataset.names import index_name, latent_unit, rejects_name
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK
@@ -109,7 +110,7 @@ def _sample(place: SheetPlace, head: bytes, found: tuple[tuple[str, bytes], ...]
 
 
 def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
-    name = f"{place.shard.name}.idx"
+    name = index_name(place.shard.name)
     data = store.read(name, start=8 * place.number, nbytes=16)
     if len(data) == 16:
         start, end = struct.unpack("<2Q", data)
@@ -155,7 +156,7 @@ class Joiner:
             return self._none(str(error))
 
     def _find(self, image: SheetSample) -> Joined:
-        unit = image.place.shard.name.removesuffix(".tar")
+        unit = latent_unit(image.place.shard.name)
         receipt = self._latents.units.get(unit)
         if receipt is None:
             return self._none("its shard has not been encoded")

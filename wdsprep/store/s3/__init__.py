@@ -25,13 +25,18 @@ from wdsprep.store.ranges import Range
 from wdsprep.store.s3.holds import Holds
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
-from wdsprep.store.s3.retry import code_of, retrying, translated, unusable_settings
+from wdsprep.store.s3.retry import (
+    FIRST_PAUSE_S,
+    code_of,
+    retrying,
+    translated,
+    unusable_settings,
+)
 from wdsprep.store.s3.uploads import Note, Writer, remove_old_notes, write_note, writer_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 PARTS_IN_FLIGHT = 3
-FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
 ANSWERS = {  # boto3 takes a body that never came for an empty answer
     "list_objects_v2": "IsTruncated",

@@ -32,7 +32,6 @@ FRESH_S = 60.0
 SKEW_S = 15 * 60.0
 DEAD_S = FRESH_S + 2 * SKEW_S + 60
 LONGEST_WAIT_S = DEAD_S + 60
-FIRST_PAUSE_S = 0.1
 IN_FLIGHT_S = 5.0  # what a process sent before it died has arrived by then
 Marks = Mapping[int, str]
 """The ETags of marks by their number. No two marks are alike."""
@@ -153,7 +152,7 @@ class _Hold:
             answer = self._ask("get_object", Key=self._name(number))
             return answer["Body"].read(), answer
 
-        data, answer = retrying(read, pause_s=FIRST_PAUSE_S)
+        data, answer = retrying(read)
         with suppress(ValueError, TypeError):
             return Holder.from_bytes(data), answer
         return None, answer

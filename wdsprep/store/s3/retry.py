@@ -22,6 +22,7 @@ from wdsprep.errors import (
 )
 
 ATTEMPTS = 8
+FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 LONGEST_PAUSE_S = 20.0
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
@@ -35,7 +36,7 @@ REFUSED = {
 T = TypeVar("T")
 
 
-def retrying(act: Callable[[], T], *, pause_s: float) -> T:
+def retrying(act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
     """Act, again after a while if the network or the server is at fault."""
     for attempt in range(ATTEMPTS - 1):
         try:

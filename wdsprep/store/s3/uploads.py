@@ -11,7 +11,6 @@ a container): of its upload nothing is known but its age.
 import contextlib
 import enum
 import fcntl
-import functools
 import hashlib
 import os
 import socket
@@ -20,6 +19,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from wdsprep.store.holds import boot
 
 KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
 
@@ -106,12 +107,4 @@ def _folder() -> Path:
 def _name(upload: str) -> str:
     """Of one boot of one machine: a lock is known where it was taken, though the folder may be
     shared."""
-    return hashlib.sha256(f"{_boot()} {upload}".encode()).hexdigest()
-
-
-@functools.cache
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return hashlib.sha256(f"{boot() or socket.gethostname()} {upload}".encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""Where everything lies in a dataset, and whose a file is by its name. In one of images:
+
+    wdsprep.json             the manifest
+    wdsprep.hold             while somebody writes it
+    edition                  changes with each --overwrite
+    256/000000.tar           what unit 000000 has made for bucket 256
+    256/000000.tar.idx       where its samples begin
+    256/000000_01.tar        what did not fit into that
+    inputs/000000.jsonl      what the unit was made of
+    rejects/000000.jsonl     what did not make it
+    receipts/000000.json     last of all: the unit is done
+    receipts/000000.hold     while somebody changes it
+
+In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
+list of inputs; empty.emb.npy is what becomes of the empty caption.
+"""
+
+import re
+
+from wdsprep.store.base import HELD
+
+MANIFEST = "wdsprep.json"
+MANIFEST_HOLD = f"wdsprep{HELD}"
+EDITION = "edition"
+RECEIPTS, INPUTS = "receipts/", "inputs/"
+FIRST_RETRY = 1_000_000_000
+"""Units from this number on have no rows of their own: they try again what failed in others."""
+RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
+"""How the names of what those are made of begin."""
+SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
+BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
+# Of shards that pack made. Others may have the names of what a user keeps beside them.
+LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|jsonl)")
+# What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
+# else packed have the names of those.
+OURS = {
+    "images": (
+        re.compile(r"receipts/\d{6,}\.json"),
+        re.compile(rf"{SHARD.pattern}|{BESIDE.pattern}"),
+    ),
+    "latents": (
+        re.compile(r"receipts/\d+/.+\.json"),
+        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
+    ),
+}
+_BUCKET = re.compile(r"(?:receipts/|rejects/)?(\d+)/")
+_FOLDER_OR_ENDING = re.compile(r"^(receipts|rejects|inputs)/|\.(json|jsonl|tar|tar\.idx)$")
+_HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
+
+
+def slice_name(number: int) -> str:
+    """The unit that packs the slice of that number."""
+    return f"{number:06d}"
+
+
+def is_retry(unit: str) -> bool:
+    """Whether a slice has its rows from others, and its inputs are all that tells from which."""
+    return unit.isdecimal() and int(unit) >= FIRST_RETRY
+
+
+def sample_key(unit: str, number: int) -> str:
+    return f"{unit}{number:06d}"
+
+
+def image_shard(bucket: int, unit: str, roll: int) -> str:
+    """The tar of a unit in a bucket; `roll` counts those that were full before."""
+    return f"{bucket}/{unit}{f'_{roll:02d}' if roll else ''}.tar"
+
+
+def latent_shard(unit: str) -> str:
+    """The tar of the latents, and of the images that they are made of."""
+    return f"{unit}.tar"
+
+
+def latent_unit(shard: str) -> str:
+    """The unit that makes latents of an image shard."""
+    return shard.removesuffix(".tar")
+
+
+def index_name(tar: str) -> str:
+    return f"{tar}.idx"
+
+
+def without_index(name: str) -> str:
+    """The tar of an index; a tar is its own."""
+    return name.removesuffix(".idx")
+
+
+def is_index(name: str) -> bool:
+    return name.endswith(".idx")
+
+
+def rejects_name(unit: str) -> str:
+    return f"rejects/{unit}.jsonl"
+
+
+def receipt_name(unit: str) -> str:
+    return f"{RECEIPTS}{unit}.json"
+
+
+def inputs_name(unit: str) -> str:
+    return f"{INPUTS}{unit}.jsonl"
+
+
+def unit_of_receipt(name: str) -> str:
+    """Whose receipt that is; nothing where it is none."""
+    is_one = name.startswith(RECEIPTS) and name.endswith(".json")
+    return name[len(RECEIPTS) : -len(".json")] if is_one else ""
+
+
+def retry_of_inputs(name: str) -> str:
+    """The retry that is made of that; nothing where it is of another unit, or none."""
+    unit = name.removeprefix(INPUTS).removesuffix(".jsonl")
+    return unit if name == inputs_name(unit) and is_retry(unit) else ""
+
+
+def hold_name(unit: str) -> str:
+    return f"{RECEIPTS}{unit}{HELD}"
+
+
+def held_name(name: str) -> str:
+    """What is held, by a name from a listing; nothing where that is another's."""
+    found = _HELD.fullmatch(name)
+    return found[1] if found else ""
+
+
+def empty_name(member: str) -> str:
+    """Where latents keep what the empty caption becomes for a member of their samples."""
+    return f"empty.{member}"
+
+
+def bucket_of(name: str) -> str:
+    """The bucket that a file's folder says, if any."""
+    found = _BUCKET.match(name)
+    return found[1] if found else ""
+
+
+def belongs_to(name: str) -> set[str]:
+    """The units that may have written a file."""
+    stem = _FOLDER_OR_ENDING.sub("", name)
+    shard = re.fullmatch(r"\d+/(\d{6,})(_\d+)?", stem)
+    return {stem, shard[1]} if shard else {stem}
