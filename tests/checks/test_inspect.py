@@ -14,7 +14,8 @@ from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.checks.inspect import Looked, look, overview, urls
 from wdsprep.cli import main
 from wdsprep.dataset.counts import bin_name, quantile
-from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import open_dataset

@@ -22,7 +22,7 @@ from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import Repair, carry_out, plan_repair
 from wdsprep.cli import main
-from wdsprep.dataset.manifest import MANIFEST
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.errors import FingerprintError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

@@ -18,7 +18,7 @@ from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.inspect import Looked, look
 from wdsprep.checks.repair import carry_out, plan_repair
-from wdsprep.dataset.manifest import MANIFEST
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.state import open_dataset, write_rebuilt
 from wdsprep.dataset.tar.read import file_tape, read_samples

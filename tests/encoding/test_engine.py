@@ -77,8 +77,8 @@ def test_results_are_never_mixed_between_samples(threads: int) -> None:
             for level in some:
                 results[level] = made.put(str(level), grey(level), "x" * level)
                 if level >= 10:  # results are taken in order
-                    level_of(results[level - 10])
-                    made.free_place()
+                    with results[level - 10] as found:
+                        level_of(found)
     for level, found in results.items():
         assert level_of(found) == (level, level)
     made.close()

@@ -29,7 +29,7 @@ from tests.kit.packs import jpeg
 from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep.dataset.receipts import rejects_name
+from wdsprep.dataset.names import rejects_name
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.state import read_manifest, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape

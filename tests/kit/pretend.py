@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from wdsprep.dataset.edition import EDITION
-from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import EDITION, MANIFEST
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError

@@ -10,8 +10,9 @@ from tests.kit.damaged import packing_here
 from tests.kit.latent_sets import field as array_field
 from tests.kit.latent_sets import layout, write_shard
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
-from wdsprep.dataset.manifest import MANIFEST, Manifest
-from wdsprep.dataset.receipts import Receipt, receipt_name
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MANIFEST, receipt_name
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.reporting import WrittenReport, report
 from wdsprep.store import open_store

@@ -24,7 +24,8 @@ from tests.kit.pretend import (
 )
 from tests.kit.serving import serving
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
 from wdsprep.encoding.encode import drained, largest_first, plan
 from wdsprep.runners.base import Finished

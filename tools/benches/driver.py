@@ -17,7 +17,7 @@ from tests.kit.pretend import PretendRunner, PretendS3, Shelf, manifest_of, unit
 from tests.kit.runner_work import Asleep, Number
 from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import MANIFEST
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
 from wdsprep.encoding.encode import drained, largest_first, plan
 from wdsprep.runners import make_runner

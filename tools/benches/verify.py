@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tools.benches import CORES, Group, Rival, Role, ours
 from wdsprep.dataset.arrays import Field, layout
-from wdsprep.dataset.manifest import MANIFEST, Manifest
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store

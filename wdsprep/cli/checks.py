@@ -12,7 +12,7 @@ from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
 from wdsprep.cli.output import ProgressLine, echo
-from wdsprep.text import human_bytes, human_time, plural, printed
+from wdsprep.text import examples, human_bytes, human_time, plural, printed
 
 EXAMPLES = 3
 
@@ -171,7 +171,7 @@ def _outcome(repair: Repair) -> Iterator[str]:
 def _done(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
     if repair.changed:
-        some = ", ".join(repair.changed[:EXAMPLES]) + ", ..." * (len(repair.changed) > EXAMPLES)
+        some = examples(repair.changed)
         yield f"another run has changed {some} meanwhile, which was left alone: verify again"
     if set(repair.units) - set(repair.changed):
         yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'

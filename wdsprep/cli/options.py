@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from wdsprep.encoding.recipe import DTYPES, LATENTS, TEXTS
 from wdsprep.errors import UsageError
 from wdsprep.images import jpeg_quality
 from wdsprep.packing.rules import HASHES, Digest
@@ -177,8 +178,6 @@ PACKERS = options(
     *RUNNING,
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-LATENTS = click.Choice(["sample", "mean", "moments"])
-TEXT = click.Choice(["emb", "tokens", "none"])
 RECIPE = options(
     click.option("--resolution", type=click.IntRange(8), required=True, help="Such as 256 or 512."),
     click.option(
@@ -187,12 +186,15 @@ RECIPE = options(
         help="sd2, sd1, tiny, REPO[@REV] of a diffusers model, or its folder.",
     ),
     click.option(
-        "--latents", type=LATENTS, show_default=True, help="What to keep of the VAE's distribution."
+        "--latents",
+        type=click.Choice(LATENTS),
+        show_default=True,
+        help="What to keep of the VAE's distribution.",
     ),
-    click.option("--text", type=TEXT, show_default=True),
+    click.option("--text", type=click.Choice(TEXTS), show_default=True),
     click.option(
         "--dtype",
-        type=click.Choice(["auto", "fp16", "bf16", "fp32"]),
+        type=click.Choice(DTYPES),
         show_default=True,
         help="The models' own; stored is fp16.",
     ),
@@ -206,8 +208,8 @@ PLAN = options(
     click.option("--gpus", type=click.IntRange(1), show_default=True),
     click.option("--price", type=float, help="Dollars for an hour of a GPU."),
     click.option("--model", type=click.Choice(["sd2", "sd1"]), show_default=True),
-    click.option("--latents", type=LATENTS, show_default=True),
-    click.option("--text", type=TEXT, show_default=True),
+    click.option("--latents", type=click.Choice(LATENTS), show_default=True),
+    click.option("--text", type=click.Choice(TEXTS), show_default=True),
     click.option("--samples-per-shard", type=click.IntRange(1), show_default=True),
     click.option("--published", is_flag=True, help="Reckon the published runs instead."),
     JSON,

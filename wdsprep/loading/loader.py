@@ -81,6 +81,9 @@ def load(
 ) -> "Loader":
     """A loader of one dataset or of a mixture; each step is `global_batch` samples over all ranks.
 
+        for batch in wdsprep.load("shards/latents-256", global_batch=1024):
+            train(batch["latent"], batch["emb"])
+
     `epochs` is the length of an iteration, None for one without end, and `step` where to begin.
     `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,

@@ -96,6 +96,8 @@ def pack(
         raise UsageError("--overwrite removes the rejects that --retry-rejected is for: give one")
     if 0 < max_caption < min_caption:
         raise UsageError("--max-caption is below --min-caption: no caption fits both")
+    if check not in ("full", "header"):
+        raise UsageError(f"check {check!r}: give full or header")
     if max_side and not reencode:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
     from wdsprep.packing.crew import PackCrewOptions

@@ -1,0 +1,119 @@
+"""The public functions, and the commands that call them: ten names, one spelling of each option."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsprep
+from tests.kit.packs import jpeg, write_files
+from wdsprep.cli import cli
+from wdsprep.cli.options import LibraryCommand
+from wdsprep.errors import UsageError
+
+CALLED = ("pack", "encode", "inspect", "verify", "repair", "report")
+PRINTING = {"as_json", "list_urls"}  # what of a result is printed, and how
+HEARING = {"listener", "heard"}
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(getattr(wdsprep, name)).parameters)
+
+
+def test_at_most_ten_names_which_dir_lists() -> None:
+    assert dir(wdsprep) == sorted(wdsprep.__all__)
+    assert len(wdsprep.__all__) <= 10
+    for name in wdsprep.__all__:
+        thing = getattr(wdsprep, name)
+        assert thing.__name__ == name
+        assert f"wdsprep.{name}(" in (inspect.getdoc(thing) or ""), f"{name} shows no use of it"
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_command_has_the_options_and_defaults_of_its_function(name: str) -> None:
+    command = cli.commands[name]
+    assert isinstance(command, LibraryCommand)
+    module, _, function = command.function.partition(":")
+    assert getattr(wdsprep, name).__module__ == module
+    assert function == name
+    options = {str(option.name): option for option in command.params}
+    assert options.keys() - PRINTING == parameters(name).keys() - HEARING
+
+
+def test_defaults_are_written_once() -> None:
+    """In the signatures: `LibraryCommand` has them from there."""
+    source = Path(inspect.getfile(LibraryCommand)).read_text()
+    assert not re.findall(r"(?<!show_)\bdefault=", source)
+
+
+@pytest.mark.parametrize("name", [n for n in wdsprep.__all__ if n.islower()])
+def test_results_are_typed_and_nothing_has_to_listen(name: str) -> None:
+    result = inspect.signature(getattr(wdsprep, name)).return_annotation
+    assert result not in (inspect.Signature.empty, None, Any)
+    found = parameters(name)
+    required = [n for n, p in found.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+    assert set(required) <= {"resolution", "global_batch", "encode"}
+    assert all(found[n].default is not found[n].empty for n in HEARING & found.keys())
+    positional = [p for p in found.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert len(positional) <= 2
+
+
+def test_a_user_of_python_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the spellings of the command line, and with plain values."""
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path / "downloads", {f"{n}.jpg": jpeg(n) for n in range(6)})
+    packed = wdsprep.pack(buckets="32", max_shard_size="1GB", workers="auto")
+    assert (packed.samples, packed.is_damaged) == (6, False)
+    assert repr(packed) == "<Outcome images, complete: 6 samples in 1 shard>"
+    again = wdsprep.pack(buckets=(32,), max_shard_size=10**9, workers=1)
+    assert (again.samples, again.units_before) == (0, 1)
+    encoded = wdsprep.encode(resolution=32, model="tiny", runner="local", batch_size="auto")
+    assert repr(encoded) == "<Outcome latents, complete: 6 samples in 1 shard>"
+    datasets = ("shards/images", "shards/latents-32")
+    verified = wdsprep.verify(*datasets)
+    assert repr(verified) == "<Verified 'shards/images', 'shards/latents-32': sound>"
+    overview = wdsprep.inspect(datasets[0])
+    assert repr(overview) == ("<Overview 'shards/images': images, complete: 6 samples in 1 shard>")
+    (url,) = overview.urls
+    assert Path(url).is_file()
+    written = wdsprep.report(*datasets, output="page.html", samples=1)
+    assert Path(written.output).stat().st_size == written.nbytes
+    (batch,) = wdsprep.load(datasets[1], global_batch=6)
+    looked = wdsprep.inspect(datasets[1], batch["key"][0], out="one")
+    assert re.fullmatch(r"<Looked '0{11}\d': sample \d of 32/000000\.tar: latent.*>", repr(looked))
+    assert len(list(Path("one").iterdir())) == 4
+
+
+def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
+    write_files(tmp_path / "in", {f"{n}.jpg": jpeg(n) for n in range(6)})
+    out = str(tmp_path / "out")
+    wdsprep.pack(str(tmp_path / "in"), out, buckets="32", workers=1)
+    (tar,) = Path(out).rglob("*.tar")
+    tar.write_bytes(tar.read_bytes()[:-1024])
+    told = wdsprep.repair(out)
+    assert repr(told) == f"<Repair {out!r}: 1 unit to make again, 0 units to mend>"
+    assert (told.done, told.is_whole, tar.exists()) == (False, False, True)
+    done = wdsprep.repair(out, yes=True)
+    assert (done.done, done.is_whole, tar.exists()) == (True, True, False)
+    assert repr(wdsprep.repair(out, yes=True)) == f"<Repair {out!r}: sound>"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_shard_size": "2XB"}, "no size"),
+        ({"workers": "9:2"}, "MIN:MAX"),
+        ({"verify_hash": "crc"}, "COLUMN:HASH"),
+        ({"reencode": "png:1"}, "jpg:95"),
+        ({"buckets": (512, 256)}, "rising sizes"),
+        ({"append": True, "overwrite": True}, "give one of them"),
+        ({"check": "twice"}, "full or header"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_python_too(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        wdsprep.pack(str(tmp_path), str(tmp_path / "out"), **options)
