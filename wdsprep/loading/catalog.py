@@ -44,7 +44,8 @@ class Stream:
     """One dataset among those a loader mixes.
 
         large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
-        loader = wdsprep.load([large, "shards/latents-256"], global_batch=1024)
+        small = wdsprep.Stream("shards/latents-256", weight=1)
+        loader = wdsprep.load([large, small], global_batch=1024)
 
     At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
     comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
