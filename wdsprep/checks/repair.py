@@ -37,6 +37,7 @@ from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, wr
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import NotFoundError
 from wdsprep.packing.retry_rejected import read_retries
+from wdsprep.runners.base import CrewOptions
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import plural
 
@@ -58,10 +59,10 @@ def repair(
     *,
     quick: bool = False,
     yes: bool = False,
-    workers: int = 0,
-    runner: str = "local",
-    ray_address: str | None = None,
-    max_attempts: int = 3,
+    workers: int = CrewOptions.workers,
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
     listener: RepairListener | None = None,
 ) -> "Repair":
     """Remove what is damaged in a dataset, so that the next `pack` or `encode` makes it again.

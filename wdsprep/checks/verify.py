@@ -13,7 +13,7 @@ from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.runners.local import usable_cpus
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
@@ -65,10 +65,10 @@ class Verified:
 def verify(
     *datasets: str,
     quick: bool = False,
-    workers: int = 0,
-    runner: str = "local",
-    ray_address: str | None = None,
-    max_attempts: int = 3,
+    workers: int = CrewOptions.workers,
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
     listener: VerifyListener | None = None,
 ) -> Verified:
     """Check every byte of datasets; given images and their latents, also that they match.

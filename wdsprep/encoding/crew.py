@@ -8,25 +8,21 @@ from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import CrewOptions, Runner
 from wdsprep.runners.local import usable_cpus
 
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCrewOptions:
-    """What the user asks for; 0 and `auto` leave it to us."""
+class EncodeCrewOptions(CrewOptions):
+    """And on which devices; `auto` and 0 leave it to us."""
 
     runner: str = "ray"
     device: str = "auto"
-    workers: int = 0
-    max_workers: int = 0
     cpus_per_worker: float = 0.0
     gpus_per_worker: float = 0.0
     accelerator_type: str | None = None
-    ray_address: str | None = None
-    max_attempts: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

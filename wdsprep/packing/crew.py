@@ -9,21 +9,10 @@ from dataclasses import dataclass, replace
 
 from wdsprep.fetch.rules import FetchRules
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import CrewOptions, Runner
 from wdsprep.runners.local import usable_cpus
 
 SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackCrewOptions:
-    """What the user asks for; 0 leaves it to us."""
-
-    runner: str = "local"
-    workers: int = 0
-    max_workers: int = 0
-    ray_address: str | None = None
-    max_attempts: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +69,7 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
     )
 
 
-def find_workers(wish: PackCrewOptions) -> WantedWorkers:
+def find_workers(wish: CrewOptions) -> WantedWorkers:
     """Look at the machines. Only Ray knows those of a cluster; one that is started for the run is
     this machine."""
     workers = wish.max_workers or wish.workers
@@ -94,7 +83,7 @@ def find_workers(wish: PackCrewOptions) -> WantedWorkers:
     return WantedWorkers(workers=workers or usable_cpus())
 
 
-def runner_of(wish: PackCrewOptions, crew: PackCrew) -> Runner:
+def runner_of(wish: CrewOptions, crew: PackCrew) -> Runner:
     """A runner for this crew."""
     grows = bool(wish.max_workers)
     return make_runner(

@@ -20,11 +20,10 @@ from wdsprep.images import Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.packing.filters import Filter
 from wdsprep.packing.rules import Digest, PackRules
-from wdsprep.runners.base import least_and_most
+from wdsprep.runners.base import CrewOptions, least_and_most
 from wdsprep.text import names, size
 
 if TYPE_CHECKING:
-    from wdsprep.packing.crew import PackCrewOptions
     from wdsprep.packing.slices import SourceSurvey
     from wdsprep.runners.run import Outcome, RunStatus
     from wdsprep.sources import Columns, Source
@@ -75,9 +74,9 @@ def pack(
     retry_rejected: bool = False,
     limit: int = 0,
     workers: int | str = 0,
-    runner: str = "local",
-    ray_address: str | None = None,
-    max_attempts: int = 3,
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
     append: bool = False,
     overwrite: bool = False,
     listener: PackListener | None = None,
@@ -100,7 +99,6 @@ def pack(
         raise UsageError(f"check {check!r}: give full or header")
     if max_side and not reencode:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
-    from wdsprep.packing.crew import PackCrewOptions
     from wdsprep.sources import Columns
 
     least, most = least_and_most(workers)
@@ -149,7 +147,7 @@ def pack(
             allow_s3=allow_s3,
             minds_outage=not ignore_outage,
         ),
-        wish=PackCrewOptions(
+        wish=CrewOptions(
             runner=runner,
             workers=least,
             max_workers=most,
@@ -171,7 +169,7 @@ def _packed(
     rules: PackRules,
     columns: "Columns",
     fetch: FetchRules,
-    wish: "PackCrewOptions",
+    wish: CrewOptions,
     limit: int,
     append: bool,
     overwrite: bool,

@@ -79,6 +79,17 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class CrewOptions:
+    """Who shall work; 0 leaves it to us."""
+
+    runner: str = "local"
+    workers: int = 0
+    max_workers: int = 0
+    ray_address: str | None = None
+    max_attempts: int = 3
+
+
 def least_and_most(workers: Any) -> tuple[int, int]:
     """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
     where there is one number alone."""
