@@ -104,7 +104,7 @@ def _parts(item: SheetItem) -> Iterator[Child]:
     pairs = ((el("dt", name), el("dd", value, dir="auto")) for name, value in facts)
     yield el(
         "details",
-        el("summary", "ReportFacts", el("span", f" of {item.key}", class_="unseen")),
+        el("summary", "Facts", el("span", f" of {item.key}", class_="unseen")),
         el("dl", *pairs),
     )
 
