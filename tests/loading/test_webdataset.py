@@ -130,3 +130,9 @@ def test_plain_webdataset_reads_every_shard_that_inspect_names(tmp_path: Path) -
         shapes = [tuple(image.shape) for (image,) in dataset.to_tuple("jpg")]
         assert len(shapes) == 24
         assert set(shapes) == {(3, 48, 40), (3, 72, 96), (3, 100, 36), (3, 64, 70)}
+
+
+def test_webdataset_opens_no_s3() -> None:
+    """As the README says, with two ways round it."""
+    with pytest.raises(ValueError, match="no gopen handler"):
+        wds.gopen("s3://bucket/latents-256/256/000000.tar")
