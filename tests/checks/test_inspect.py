@@ -11,7 +11,7 @@ import pytest
 from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
-from wdsprep.checks.inspect import Looked, look, overview, urls
+from wdsprep.checks.inspect import Looked, inspect, look, overview, patterns
 from wdsprep.cli import main
 from wdsprep.dataset.counts import bin_name, quantile
 from wdsprep.dataset.manifest import Manifest
@@ -154,15 +154,17 @@ def test_a_rejected_key_says_why(images: Path, capfd: pytest.CaptureFixture[str]
 def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
     manifest = manifest_of(images)
     every = [f"{images}/{shard.name}" for shard in manifest.shards]
-    patterns = urls(str(images), manifest)
-    assert [url for pattern in patterns for url in expand_braces(pattern)] == every
-    assert f"{images}/64/{{000000..000003}}.tar" in patterns
+    short = patterns(str(images), manifest)
+    assert [url for pattern in short for url in expand_braces(pattern)] == every
+    assert f"{images}/64/{{000000..000003}}.tar" in short
+    assert inspect(str(images)).patterns == short
+    assert inspect(str(images)).urls == every
     without = Manifest(
         dataset="images",
         settings=manifest.settings,
         receipts=(*manifest.receipts[:1], *manifest.receipts[2:]),
     )
-    listed = urls(str(images), without)
+    listed = patterns(str(images), without)
     assert [url for one in listed for url in expand_braces(one)] == [
         url for url in every if "000001" not in url
     ]

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.system
 
 SIZES = (20, 12)
 SECTION = README.read_text().partition("\n## Train with something else\n")[2].partition("\n## ")[0]
-TRAINER, WEBDATASET, DATASETS, ENERGON = re.findall(r"```py\n(.*?)```", SECTION, re.DOTALL)
+TRAINER, BEHIND, AUGMENTED, WEBDATASET, DATASETS, ENERGON = re.findall(
+    r"```py\n(.*?)```", SECTION, re.DOTALL
+)
 HAS_ENERGON = all(importlib.util.find_spec(name) for name in ("megatron", "multistorageclient"))
 
 
@@ -65,6 +67,7 @@ def stored(latents: Path) -> set[bytes]:
 @pytest.mark.parametrize(
     "recipe",
     [
+        pytest.param(BEHIND, id="webdataset-behind-load"),
         pytest.param(WEBDATASET, id="webdataset"),
         pytest.param(DATASETS, id="datasets"),
     ],
@@ -76,6 +79,26 @@ def test_a_recipe_of_the_readme_trains_on_every_sample_once(recipe: str, latents
     assert set(rows) == stored(latents)
     assert fed[0][1].shape == (8, 77, 64)
     assert min(losses[1:]) < losses[0]
+
+
+def test_torchvision_brings_images_of_any_size_into_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds = {0: ("jpg", "JPEG"), 1: ("png", "PNG"), 2: ("webp", "WEBP")}
+    files: dict[str, bytes | str] = {}
+    for number in range(16):
+        name, kind = kinds[number % 3]
+        files[f"{number}.{name}"] = jpeg(number, (64 + number, 90), kind)
+        files[f"{number}.txt"] = f"photo {number}"
+    pack(write_files(tmp_path / "in", files), "shards/images")
+    capsys.readouterr()
+    scope: dict[str, Any] = {}
+    exec(TRAINER, scope)
+    exec(AUGMENTED, scope)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("torch.Size([8, 3, 64, 64]) photo ") for line in lines)
 
 
 @pytest.mark.skipif(not HAS_ENERGON, reason="needs pip install megatron-energon, dependencies too")

@@ -50,7 +50,7 @@ def inspect(
 
         wdsprep.inspect("shards/images").facts["phases"]
         wdsprep.inspect("shards/images", "000000000012").facts()
-        wdsprep.inspect("shards/images").urls  # the shards as webdataset takes them
+        webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
     `out` is a folder to write the members of the sample to. `heard` is told how many shards were
     looked at, of how many.
@@ -87,8 +87,14 @@ class Overview:
 
     @property
     def urls(self) -> list[str]:
-        """The shards as a trainer takes them, with brace patterns."""
-        return urls(self.dataset, self.manifest)
+        """Every shard: in a list, webdataset takes names as they are and expands no braces."""
+        store_url = open_store(self.dataset).url
+        return [f"{store_url}/{shard.name}" for shard in self.manifest.shards]
+
+    @property
+    def patterns(self) -> list[str]:
+        """The shards in few words, with braces, to be given one by one or joined with `::`."""
+        return patterns(self.dataset, self.manifest)
 
 
 def overview(manifest: Manifest) -> dict[str, Any]:
@@ -138,8 +144,8 @@ def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]
     return {what: ranges for what, ranges in found.items() if ranges}
 
 
-def urls(url: str, manifest: Manifest) -> list[str]:
-    """The shards as a trainer takes them: a brace pattern for each bucket whose numbers have no
+def patterns(url: str, manifest: Manifest) -> list[str]:
+    """The shards as people hand them on: a brace pattern for each bucket whose numbers have no
     gap, else one URL after another."""
     store_url = open_store(url).url
     by_bucket: dict[str, list[str]] = {}

@@ -27,7 +27,7 @@ def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool
     line.clear()
     if isinstance(found, Overview):
         if list_urls:
-            return json.dumps(found.urls) if as_json else printed(found.urls)
+            return json.dumps(found.patterns) if as_json else printed(found.patterns)
         facts = found.facts
         return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(dataset, facts))
     if isinstance(found, Reject):
