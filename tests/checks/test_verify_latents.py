@@ -76,6 +76,7 @@ def test_one_flipped_bit_anywhere_in_latents_is_found(pair: Pair) -> None:
         (latents / name).write_bytes(whole[name])
 
 
+@pytest.mark.system
 def test_repair_and_encode_bring_back_every_kind_of_file(pair: Pair) -> None:
     images, latents, whole = pair
     for names in (

@@ -157,6 +157,7 @@ def noise_of(keys: Tensor) -> Tensor:
     return (latents / 0.18215 - mean) / (0.5 * logvar).exp()
 
 
+@pytest.mark.system
 def test_the_noise_of_samples_is_standard_normal_and_its_keys_own() -> None:
     names = [f"{i:09}" for i in range(500)]
     noise = noise_of(noise_keys(0, names))

@@ -160,6 +160,7 @@ def test_a_killed_pack_goes_on_to_the_bytes_of_one_that_was_not(old: Path) -> No
     assert untouched(begun) & shards(begun) == done
 
 
+@pytest.mark.system
 def test_a_killed_encode_goes_on(old: Path) -> None:
     """To the last bits that a processor of another kind may give."""
     begun = old / "moments-begun"
@@ -213,6 +214,7 @@ def test_what_is_encoded_is_not_encoded_again(old: Path, name: str) -> None:
     assert untouched(old / name) >= shards(OLD / name)
 
 
+@pytest.mark.system
 def test_a_trial_is_finished(old: Path) -> None:
     options = ("--resolution", "128", "--text", "none", *MODEL)
     told = run(old, "plan", "images", "--trial", "trial", "--json").stdout
@@ -250,6 +252,7 @@ def test_indexes_come_out_the_same(old: Path) -> None:
 # --- what is shown
 
 
+@pytest.mark.system
 def test_they_are_shown(old: Path) -> None:
     seen = json.loads(run(old, "inspect", "images", "--json").stdout)
     assert seen["samples"] == 8
@@ -398,6 +401,7 @@ def test_a_state_of_latents_on_their_way_goes_on_in_stored_ones(old: Path, name:
     assert same(noted(loader, len(STATES[name]["next"])), STATES[name]["next"])
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -28,11 +28,7 @@ def installed() -> tuple[str, str]:
         package = importlib.import_module("wdsprep")
     except ImportError:
         return "", ""
-    try:
-        version = importlib.import_module("wdsprep.version").__version__
-    except ImportError:  # 0.1.0 has it elsewhere
-        version = getattr(package, "__version__", "")
-    return version, next(iter(package.__path__), "")
+    return getattr(package, "__version__", ""), next(iter(package.__path__), "")
 
 
 def refusal(who: str, there: Installed, ours: str, remedy: str, *, because: str = "") -> str:
