@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wdsprep.packing.pack import pack
     from wdsprep.reporting import report
 
+
 __all__ = [
     "Encode",
     "Stream",

@@ -117,6 +117,7 @@ def similarity(a: Tensor, b: Tensor) -> float:
 # Numbers
 
 
+@pytest.mark.system
 def test_means_and_embeddings_are_those_of_diffusers_and_transformers() -> None:
     ours, pixels = tiny(latents="mean"), pictures(6)
     means = reference_posterior(TINY / "vae", pixels).mode() * 0.18215

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encodes import Broken, Means
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Result
 from wdsprep.encoding.models.encoder import Encoded
 

@@ -12,7 +12,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.estimate import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
-from wdsprep.store.s3 import PART_NBYTES
+from wdsprep.store.s3.uploads import PART_NBYTES
 
 COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
 SPEEDS = {256: Speed(each=100, source="given"), 512: Speed(each=25, source="given")}

@@ -39,7 +39,7 @@ from tests.kit.packs import (
 from tests.kit.paths import FIND_TESTS
 from tests.kit.s3 import S3Server
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.speeds import EncodeProgress
+from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

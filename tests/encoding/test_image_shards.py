@@ -270,6 +270,7 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9000])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -18,7 +18,7 @@ from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
 from tests.kit.paths import README
 from wdsprep.dataset.draft import Draft
-from wdsprep.encoding.on_the_way import Encode
+from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
 
 BATCH = 8
@@ -126,6 +126,7 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
         )
 
 
+@pytest.mark.system
 def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> None:
     step_nbytes = BATCH * 3 * HOW.resolution**2
     with patch("wdsprep.loading.arguments.usable_cpus", return_value=64):

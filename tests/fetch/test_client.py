@@ -15,7 +15,7 @@ from tests.kit.webserver import (
     redirect,
     status,
 )
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.rules import PASSING
 
 

@@ -23,7 +23,7 @@ from tests.kit.webserver import (
     response,
     stall,
 )
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.fetcher import Fetcher
 from wdsprep.fetch.rules import Fetched, FetchRules

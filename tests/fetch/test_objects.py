@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.fetches import IMAGE, LONG_S, fetch, fetcher
 from tests.kit.webserver import WebServer, ok
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.rules import Fetched
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.kit.fetches import Answers
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.outage import NO_SUCH_NAME, Outage, Witnesses
 from wdsprep.fetch.rules import Fetched

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.fetch.per_host import FAILURES_IN_A_ROW, Turns
 
 LONG_S = 60.0

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from tests.kit.webserver import WebServer, ok
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.fetcher import Fetcher
 from wdsprep.fetch.robots import read_robots
 from wdsprep.fetch.rules import FetchRules

@@ -37,7 +37,7 @@ from tests.kit.webserver import (
     stall,
     status,
 )
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.fetch.fetcher import Fetcher
 from wdsprep.fetch.rules import PASSING, FetchRules

@@ -2,7 +2,8 @@
 
 import pytest
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.fetch.urls import follow, is_public, parse, scheme_of
 
 

@@ -41,7 +41,7 @@ PLACES = {
     "botocore": ("store.s3",),
     "pycurl": ("fetch.multi", "fetch.outcomes", "fetch.transfer"),
     "PIL": (
-        *("images.rule", "images.colour", "images.formats", "images.crop"),
+        *("images.rule", "images.colour", "images.formats", "images.orientation", "images.crop"),
         *("reporting.sheet.pictures", "cli.demo"),
     ),
     "pyarrow": (

@@ -189,6 +189,7 @@ def test_an_append_goes_on_from_an_append(old: Path) -> None:
     run(old, "verify", "from-tars")
 
 
+@pytest.mark.system
 def test_rows_that_were_to_be_tried_again_are(old: Path) -> None:
     """Nobody listens at the URL of the one that failed, and no other is asked for."""
     source, *options = PACKED["from-urls"]
@@ -360,6 +361,7 @@ def close(one: Any, other: Any) -> bool:
 STATES = json.loads((OLD / "states.json").read_bytes())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(LOADERS))
 def test_a_loader_goes_on_from_its_state(old: Path, name: str) -> None:
     state, wanted = STATES[name]["state"], STATES[name]["next"]

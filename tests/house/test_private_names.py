@@ -22,7 +22,8 @@ from PIL import Image
 import wdsprep
 from tests.kit.faultproxy import FaultProxy
 from tests.kit.s3 import S3Server
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
 from wdsprep.loading.streaming.trainer import _reason

@@ -60,6 +60,7 @@ def test_results_are_typed_and_nothing_has_to_listen(name: str) -> None:
     assert len(positional) <= 2
 
 
+@pytest.mark.system
 def test_a_user_of_python_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the spellings of the command line, and with plain values."""
     monkeypatch.chdir(tmp_path)

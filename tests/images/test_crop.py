@@ -14,7 +14,8 @@ from PIL import Image, ImageFilter
 
 from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits
 from wdsprep.images import rule as images
 from wdsprep.images.crop import Crop, crop, scaled_size

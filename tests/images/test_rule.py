@@ -16,7 +16,8 @@ from PIL import Image
 
 from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP, LIMITS, Case
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, Recode, colour, headers
 from wdsprep.images import rule as images
 from wdsprep.images.rule import Picture, prepare

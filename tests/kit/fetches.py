@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from tests.kit.webserver import Behaviour, Connection, Request, ok, raw, redirect, response, status
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.fetcher import Fetcher
 from wdsprep.fetch.rules import Fetched, FetchRules
 

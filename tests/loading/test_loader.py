@@ -319,6 +319,7 @@ def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Pa
         load(str(tmp_path / "in/latents"))
 
 
+@pytest.mark.system
 def test_many_streams_and_loaders_do_not_use_up_open_files(tmp_path: Path) -> None:
     """A process is usually allowed 1,024 of them."""
     urls = [write_latents(str(tmp_path / f"{n}"), [3] * 120, base=1000 * n) for n in range(4)]

@@ -107,6 +107,7 @@ def test_after_any_step_every_sample_of_a_stream_was_served_equally_often(
 # The same sequence on any cluster, from any step
 
 
+@pytest.mark.system
 @PROPERTY
 @given(orders(), st.integers(0, 10**9), st.integers(1, 7))
 def test_any_world_size_serves_the_same_sequence(order: Order, first: int, count: int) -> None:
@@ -132,6 +133,7 @@ def test_up_to_64_ranks_serve_one_sequence_over_the_end_of_an_epoch(
     assert (np.concatenate(parts, axis=1) == whole).all()
 
 
+@pytest.mark.system
 @PROPERTY
 @given(orders(), st.data())
 def test_a_run_of_stops_with_other_ranks_and_workers_is_the_run_without_any(

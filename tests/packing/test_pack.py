@@ -159,6 +159,7 @@ def test_shards_roll_over_by_size_and_no_sample_is_lost(album: Path, tmp_path: P
     assert list(outcome(out).values()).count("packed") == 130
 
 
+@pytest.mark.system
 def test_shards_roll_over_by_count_where_a_slice_holds_more(tmp_path: Path) -> None:
     """One row group, one tar: what is a slice is not up to us, how long a shard is, is."""
     rows = [{"jpg": jpeg(n, (40, 40)), "text": str(n)} for n in range(25)]
@@ -171,6 +172,7 @@ def test_shards_roll_over_by_count_where_a_slice_holds_more(tmp_path: Path) -> N
         assert [shard.samples for shard in manifest_of(out).shards] == [10, 10, 5]
 
 
+@pytest.mark.system
 def test_tars_and_tables_are_cut_into_slices(tmp_path: Path) -> None:
     for shard in range(3):
         files = [(f"{n}.jpg", jpeg(n)) for n in range(4)]

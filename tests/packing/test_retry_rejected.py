@@ -73,6 +73,7 @@ def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_delete
         check_whole(out)
 
 
+@pytest.mark.system
 def test_a_retry_and_a_limit_and_an_append_leave_each_other_alone(
     tmp_path: Path, site: tuple[Site, WebServer]
 ) -> None:

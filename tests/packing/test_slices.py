@@ -115,6 +115,7 @@ def test_a_folder_that_moved_is_the_same_source(tmp_path: Path) -> None:
     assert tree(out) == before
 
 
+@pytest.mark.system
 def test_append_packs_what_is_new_and_touches_nothing_else(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 45)
     out = pack(source, tmp_path / "out", *TWENTY)
@@ -138,6 +139,7 @@ def test_append_packs_what_is_new_and_touches_nothing_else(tmp_path: Path) -> No
     check_dataset(out)
 
 
+@pytest.mark.system
 def test_appended_tars_and_tables_become_new_slices(tmp_path: Path) -> None:
     for kind in ("tar", "parquet"):
         root = tmp_path / kind
@@ -224,6 +226,7 @@ def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> No
     check_dataset(small)
 
 
+@pytest.mark.system
 def test_a_limit_cuts_a_tar_and_a_table(tmp_path: Path) -> None:
     for shard in range(3):
         files = [(f"{n}.jpg", jpeg(n)) for n in range(4)]

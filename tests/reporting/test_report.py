@@ -31,7 +31,8 @@ from tests.kit.reports import (
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.rejects import Code, Reject
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting import report
 from wdsprep.reporting.facts.datasets import open_all

@@ -201,6 +201,7 @@ def test_a_unit_is_never_given_twice_at_once(kind: str, tmp_path: Path) -> None:
     assert not any(e.result for e in finished)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_unit_that_finds_its_worker_broken_gets_another(
     kind: str, count: int, tmp_path: Path

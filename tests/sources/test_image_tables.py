@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.packs import jpeg, pack, rows_of, sample, source_of, write_files, write_table
-from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 
@@ -88,6 +89,7 @@ print(count, (peak() - before) // 1024)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("group", [200, 6000])
 def test_tables_are_streamed_in_bounded_memory(group: int, tmp_path: Path) -> None:
     """300 MB, in many row groups or in one: the peak grows by far less."""

@@ -28,7 +28,8 @@ from tests.kit.packs import (
     write_files,
 )
 from wdsprep.cli import main
-from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.write import header
 from wdsprep.errors import SourceError
@@ -262,6 +263,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024)
 """
 
 
+@pytest.mark.system
 def test_members_of_any_size_take_no_memory(tmp_path: Path) -> None:
     """A tar with holes is 40 kB on disk and 2 GB to read."""
     sizes = {"a.jpg": 600 << 20, "b.json": 300 << 20, "b.jpg": 4, "c.mov": 1 << 30, "d.jpg": 4}

@@ -25,7 +25,8 @@ from tests.kit.webserver import (
     response,
     status,
 )
-from wdsprep.dataset.rejects import Code, Refusal
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
 from wdsprep.packing.judge import judged

@@ -166,7 +166,7 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
     """Seconds of a whole run, or for `count` images from first batch to last."""
     import wdsprep
     from wdsprep.encoding import encode as encoding
-    from wdsprep.encoding.speeds import Speeds
+    from wdsprep.encoding.progress import Speeds
 
     speeds = Speeds()
     started = time.perf_counter()

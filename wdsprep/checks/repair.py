@@ -32,7 +32,8 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import write_index
-from wdsprep.dataset.rejects import Code, Reject, RejectsFile, read_rejects
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import NotFoundError

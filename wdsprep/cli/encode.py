@@ -6,9 +6,9 @@ from typing import Any
 
 from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener
-from wdsprep.encoding.speeds import Speeds
+from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
 from wdsprep.text import human_bytes, human_time, plural, printed

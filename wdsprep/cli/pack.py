@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.rejects import by_stage
+from wdsprep.dataset.reject_codes import by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.packing.pack import PackListener
 from wdsprep.packing.retry_rejected import retryable

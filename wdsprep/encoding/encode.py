@@ -20,8 +20,8 @@ from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runn
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
+from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
-from wdsprep.encoding.speeds import Speeds
 from wdsprep.encoding.work import EncodeWork
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES

@@ -30,7 +30,8 @@ from functools import partial
 
 import torch
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
 from wdsprep.encoding.models.encoder import Encoder, Tokens
 from wdsprep.images.crop import Crop, crop

@@ -20,7 +20,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import SHAPES
 from wdsprep.encoding.recipe import TEXTS, Recipe
 from wdsprep.errors import UsageError
-from wdsprep.store.s3 import PART_NBYTES
+from wdsprep.store.s3.uploads import PART_NBYTES
 
 BESIDE = 3  # a shard's index, rejects and receipt
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.

@@ -10,7 +10,8 @@ from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import empty_name, latent_shard, rejects_name
 from wdsprep.dataset.receipts import Receipt, Settings
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.image_shards import ImageShard

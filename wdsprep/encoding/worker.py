@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.rejects import Code, Refusal, Reject, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
@@ -32,7 +33,7 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.models.encoder import turn_off_tf32
-from wdsprep.encoding.speeds import EncodeProgress
+from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import Columns, LeftOut

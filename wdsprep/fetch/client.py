@@ -10,7 +10,8 @@ import datetime
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from wdsprep.dataset.rejects import Code, RejectedError, as_rejected
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError, as_rejected
 from wdsprep.fetch import manners
 from wdsprep.fetch.memory import CrowdedError
 from wdsprep.fetch.objects import Objects, bucket_and_name

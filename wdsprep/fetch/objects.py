@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.fetch.rules import Fetched
 from wdsprep.store import open_store

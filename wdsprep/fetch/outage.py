@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from threading import Lock
 from urllib.parse import urlsplit
 
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.rules import Fetched
 from wdsprep.text import human_counts

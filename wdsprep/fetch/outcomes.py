@@ -5,7 +5,8 @@ import re
 
 import pycurl
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import WorkError
 
 _SYSTEM = {

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 
 DEAD = frozenset({Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT})
 FAILURES_IN_A_ROW = 24

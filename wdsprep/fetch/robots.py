@@ -24,7 +24,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.fetch.urls import Target
 
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wdsprep.dataset.rejects import Code
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
 
 PASSING = frozenset(

@@ -30,7 +30,8 @@ from typing import Any
 
 import pycurl
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.fetch.manners import Headers
 from wdsprep.fetch.memory import CrowdedError, Room, room_for

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote, urljoin
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 
 PORTS = {"http": 80, "https": 443}
 MAX_LENGTH = 16_384

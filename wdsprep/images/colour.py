@@ -12,17 +12,11 @@ from io import BytesIO
 from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
 from wdsprep.images.headers import Header
+from wdsprep.images.orientation import turned
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+
+
 _TOLERANCE = 2  # levels of 255
 _MAX_NBYTES = 4 << 20  # the largest real ones, of presses, have 3 MB
 _BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
@@ -33,7 +27,7 @@ def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
     clear = _clear(image, header)
     if header.orientation != 1:
         done.add("orientation")
-        image = image.transpose(TURNS[header.orientation])
+        image = turned(image, header.orientation)
     if image.mode == "1" or image.mode.startswith("I"):
         done.add("depth")
         opaque = _other_than(image, clear) if image.mode == "I;16" else None

@@ -20,7 +20,8 @@ import torch
 from torch.nn.functional import interpolate
 from torch.utils.dlpack import from_dlpack
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, formats, headers
 from wdsprep.images.rule import Picture, prepare
 from wdsprep.limits import MAX_AREA

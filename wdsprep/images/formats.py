@@ -27,7 +27,8 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 
 _AVIF, _HEIF = {b"avif", b"avis"}, {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1"}
 

@@ -4,16 +4,15 @@ Most of a download can be kept as it came, and its header tells so. Pillow's plu
 80 µs for that, warn, inflate text chunks and may allocate the canvas; the walks here need 10 to
 20 µs and allocate nothing, whatever size a header claims. They read the formats that can be kept
 (JPEG, PNG, WebP) and GIF, whose plugin allocates when it opens. The others are left to theirs.
-
-EXIF alone gives the orientation. Pillow also believes XMP's `tiff:Orientation`, which neither
-browsers nor torchvision do: a picture kept must mean the same to whoever reads it later.
 """
 
 import struct
 import zlib
 from dataclasses import dataclass
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.images.orientation import orientation
 
 MAX_PROFILE_NBYTES = 1 << 20  # inflated; Pillow's bound too, so that the two agree
 
@@ -36,25 +35,6 @@ class Header:
     adobe: bool = False  # JPEG: the Adobe marker is there
     needs: tuple[str, ...] = ()  # why the bytes cannot be kept, orientation and profile aside
     damage: tuple[Code, str] | None = None  # found on the way; reported after the limits
-
-
-def orientation(exif: bytes) -> int:
-    """EXIF's orientation, 1 (upright) where there is none that makes sense."""
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (ifd,) = struct.unpack_from(order + "I", tiff, 4)
-        (count,) = struct.unpack_from(order + "H", tiff, ifd)
-        for at in range(ifd + 2, ifd + 2 + 12 * count, 12):
-            tag, kind = struct.unpack_from(order + "HH", tiff, at)
-            if tag == 0x0112:
-                (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), tiff, at + 8)
-                return int(value) if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 def read_jpeg(data: bytes) -> Header:

@@ -11,8 +11,9 @@ from io import BytesIO
 from PIL import Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-from wdsprep.dataset.rejects import Code, RejectedError
-from wdsprep.images import Limits, Recode, colour, formats, headers
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.images import Limits, Recode, colour, formats, headers, orientation
 from wdsprep.images.headers import Header
 
 CHANGES = (
@@ -149,10 +150,10 @@ def _foreign_header(image: ImageFile, kind: str) -> Header:
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             depth = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
             lossy = image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
-            if image.tag_v2.get(0x0112, 1) in colour.TURNS:  # Pillow turns it on loading
+            if image.tag_v2.get(0x0112, 1) in orientation.TURNS:  # Pillow turns it on loading
                 needs.append("orientation")
         else:
-            turned = headers.orientation(image.info.get("exif") or b"")
+            turned = orientation.orientation(image.info.get("exif") or b"")
     except formats.DAMAGE as error:
         raise formats.rejected(error, kind) from error
     return Header(

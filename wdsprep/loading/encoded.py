@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from wdsprep.dataset.arrays import LATENT
-from wdsprep.dataset.rejects import Code, Reject
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import json_of

@@ -12,7 +12,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import TypeVar, cast
 
-from wdsprep.dataset.rejects import Code, Refusal, RejectedError, as_rejected
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.rule import Picture, prepare

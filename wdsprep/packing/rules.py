@@ -11,6 +11,7 @@ from wdsprep.text import names
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
 
+
 HASHES = ("sha256", "md5", "sha512")
 
 

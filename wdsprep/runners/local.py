@@ -26,9 +26,10 @@ from pathlib import Path
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
-from wdsprep.runners.versions import Installed, __version__, installed, refusal
+from wdsprep.runners.versions import Installed, installed, refusal
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
+from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")
 

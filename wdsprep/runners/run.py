@@ -15,7 +15,7 @@ from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
-from wdsprep.dataset.rejects import ENDS_A_TAR
+from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
     open_edition,
     parts_of,

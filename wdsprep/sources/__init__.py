@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from wdsprep.dataset.names import is_retry, slice_name
-from wdsprep.dataset.rejects import Code, Refusal, as_rejected
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
 from wdsprep.text import shown

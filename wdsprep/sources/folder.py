@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images import IMAGES, OTHER_IMAGES

@@ -10,7 +10,8 @@ from functools import partial
 
 import pyarrow as pa
 
-from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item, Told, alone, untold

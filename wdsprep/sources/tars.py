@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsprep.dataset.names import is_index
-from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
 from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from wdsprep.dataset.rejects import Code, Refusal, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
 from wdsprep.sources import Columns, Item, Told, alone, untold

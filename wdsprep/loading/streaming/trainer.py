@@ -24,7 +24,8 @@ from wdsprep.loading.memory import Batch
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
 from wdsprep.loading.streaming.workers import new_trainer
-from wdsprep.runners.versions import __version__, refused
+from wdsprep.runners.versions import refused
+from wdsprep.version import __version__
 
 READY = 2  # batches that are fetched before they are wanted, if there is room for them
 RECENT_S = 120.0

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import cloudpickle
 
-from wdsprep.runners.versions import __version__, of_driver
+from wdsprep.runners.versions import of_driver
+from wdsprep.version import __version__
 
 if TYPE_CHECKING:
     from wdsprep.loading.streaming.pieces import Pieces
     from wdsprep.loading.streaming.stages import PackedPiece
+
 
 THEN = "begin a new stream from the state of the last batch"
 

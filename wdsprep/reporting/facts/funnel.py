@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wdsprep.dataset.names import RECEIPTS, receipt_name
-from wdsprep.dataset.rejects import by_stage
+from wdsprep.dataset.reject_codes import by_stage
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 
 LOST_BY_STAGE = {

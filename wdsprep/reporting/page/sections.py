@@ -6,7 +6,8 @@ That on latents has their statistics, channel by channel, against N(0, 1).
 import time
 from collections.abc import Iterator, Sequence
 
-from wdsprep.dataset.rejects import Code, Reject
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import phases
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset

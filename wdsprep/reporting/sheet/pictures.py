@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, formats
 from wdsprep.images.rule import prepare
 from wdsprep.reporting.page.markup import by

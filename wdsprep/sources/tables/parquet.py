@@ -9,7 +9,8 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError
 from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from wdsprep.dataset.rejects import Code, RejectedError
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.errors import SourceError
 from wdsprep.sources.patterns import table_kind

@@ -1,4 +1,4 @@
-"""Who still writes an unfinished upload, as far as this machine knows.
+"""How a file goes up, in one PUT or in parts, and who still writes an unfinished upload.
 
 S3 tells the key of an unfinished upload and when it was begun, and nothing of who writes it. So a
 writer leaves a note on its own machine: an empty file, named by a digest of the upload, that it
@@ -8,19 +8,174 @@ before this machine was started anew, as another user, or with another temporary
 a container): of its upload nothing is known but its age.
 """
 
+import base64
 import contextlib
 import enum
 import fcntl
 import hashlib
 import os
+import secrets
 import socket
 import stat
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wdsprep.store.holds import boot
+from wdsprep.store.s3.retry import code_of
+
+PART_NBYTES = 8 << 20
+PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
+PARTS_IN_FLIGHT = 3
+CONTENT_TYPES = {  # what a browser shows; all else is bytes
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "tar": "application/x-tar",
+}
+WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
+
+
+class S3Sink:
+    """Collects parts and sends full ones in the background, a few at a time."""
+
+    def __init__(self, ask: Callable[..., Any], place: str, part_nbytes: int) -> None:
+        self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
+        self._note: Note | None = None
+        self._writer = secrets.token_hex(8)
+        kind = CONTENT_TYPES.get(place.rpartition(".")[2].lower())
+        self._facts = {
+            "Metadata": {WRITER: self._writer},
+            **({"ContentType": kind} if kind else {}),
+        }
+        self._pending: list[bytes] = []
+        self._pending_nbytes = 0
+        self._upload: dict[str, str] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._parts: list[Future[dict[str, Any]]] = []
+        self._failure: BaseException | None = None  # fatal, even to a caller that went on
+
+    @property
+    def waiting(self) -> str:
+        return ""
+
+    def write(self, data: bytes, /) -> None:
+        try:
+            self._collect(memoryview(data))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _collect(self, view: memoryview) -> None:
+        while view:
+            room = self._part_nbytes() - self._pending_nbytes
+            self._pending.append(bytes(view[:room]))
+            self._pending_nbytes += len(self._pending[-1])
+            view = view[room:]
+            if self._pending_nbytes == self._part_nbytes():
+                self._send_part()
+
+    def _part_nbytes(self) -> int:
+        return self._first_part_nbytes << len(self._parts) // PARTS_A_SIZE
+
+    def _take_pending(self) -> dict[str, Any]:
+        data = b"".join(self._pending)
+        self._pending, self._pending_nbytes = [], 0
+        md5 = hashlib.md5(data, usedforsecurity=False).digest()
+        return {"Body": data, "ContentMD5": base64.b64encode(md5).decode()}
+
+    def _send_part(self) -> None:
+        if not self._upload:
+            answer = self._ask("create_multipart_upload", **self._facts)
+            self._upload = {"UploadId": answer["UploadId"]}
+            self._note = write_note(f"{self._place}/{answer['UploadId']}")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
+        if len(self._parts) >= PARTS_IN_FLIGHT:
+            self._parts[-PARTS_IN_FLIGHT].result()
+        number = len(self._parts) + 1
+        self._parts.append(self._pool.submit(self._put_part, number, self._take_pending()))
+
+    def _put_part(self, number: int, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._ask("upload_part", PartNumber=number, **self._upload, **body)
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    def finish(self, condition: dict[str, str]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if not self._upload:
+            whole = {**self._facts, **self._take_pending(), **condition}
+            self._make_visible("put_object", **whole)
+            return
+        self.end()
+        parts = [part.result() for part in self._parts]
+        self._make_visible(
+            "complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload
+        )
+        self._let_go(is_gone=True)
+
+    def end(self, *, waits: bool = False) -> None:
+        if self._pending and (waits or self._upload):
+            self._send_part()
+        for part in self._parts:
+            part.result()
+        self._close_pool()
+
+    def _make_visible(self, operation: str, **what: Any) -> None:
+        """Where a retry meets its own success, whose answer was lost, that is success."""
+        from botocore.exceptions import ClientError
+
+        try:
+            self._ask(operation, **what)
+        except ClientError as error:
+            if code_of(error) not in ("PreconditionFailed", "NoSuchUpload"):
+                raise
+            if not self._is_there():
+                raise
+
+    def _is_there(self) -> bool:
+        from botocore.exceptions import ClientError
+
+        try:
+            return bool(self._ask("head_object")["Metadata"].get(WRITER) == self._writer)
+        except ClientError:  # the refusal is the news, not this
+            return False
+
+    def abort(self) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        self._close_pool()
+        is_gone = False
+        if self._upload:
+            with contextlib.suppress(BotoCoreError, ClientError):  # the first failure is the news
+                _abort(self._ask, self._upload)
+                is_gone = True
+        self._let_go(is_gone=is_gone)
+
+    def _let_go(self, *, is_gone: bool) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note.remove() if is_gone else note.abandon()
+
+    def _close_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def _abort(ask: Callable[..., Any], upload: dict[str, str]) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        ask("abort_multipart_upload", **upload)
+    except ClientError as error:
+        if code_of(error) != "NoSuchUpload":  # somebody else was quicker
+            raise
+
 
 KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
 

@@ -1,0 +1,78 @@
+"""Why a sample did not make it: every code, and the stage at which it falls."""
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum
+
+
+class Code(str, Enum):
+    """Why a sample did not make it."""
+
+    stage: str
+
+    def __new__(cls, value: str, stage: str) -> "Code":
+        code = str.__new__(cls, value)
+        code._value_ = value
+        code.stage = stage
+        return code
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def named(cls, value: str) -> "Code":
+        return next(code for code in cls if code.value == value)
+
+    VANISHED = ("vanished", "read")  # listed, then gone
+    UNREADABLE = ("unreadable", "read")
+    NO_IMAGE = ("no_image", "read")  # a caption or json without its image
+    BAD_JSON = ("bad_json", "read")
+    BAD_CAPTION = ("bad_caption", "read")  # not UTF-8
+    TAR_VANISHED = ("tar_vanished", "read")
+    TAR_TRUNCATED = ("tar_truncated", "read")
+    TAR_BAD_HEADER = ("tar_bad_header", "read")
+    TAR_REPEATED_KEY = ("tar_repeated_key", "read")
+    TAR_REPEATED_FIELD = ("tar_repeated_field", "read")
+    TAR_SCATTERED = ("tar_scattered", "read")  # another sample's member in between
+    RECORD_LOST = ("record_lost", "read")  # rejected, and why was in a file that was damaged
+    BAD_URL = ("bad_url", "fetch")  # not http, https or s3, or no URL at all
+    PRIVATE_ADDRESS = ("private_address", "fetch")  # that only this machine may reach
+    DISALLOWED = ("disallowed", "fetch")  # by robots.txt, or by a header such as noai
+    DNS = ("dns", "fetch")
+    REFUSED = ("refused", "fetch")
+    UNREACHABLE = ("unreachable", "fetch")  # no route to the network or the host
+    TLS = ("tls", "fetch")
+    TIMEOUT = ("timeout", "fetch")
+    BROKEN_OFF = ("broken_off", "fetch")  # reset, fewer bytes than promised, not HTTP
+    REDIRECTS = ("redirects", "fetch")  # too many, or in a circle
+    HTTP_4XX = ("http_4xx", "fetch")
+    HTTP_429 = ("http_429", "fetch")
+    HTTP_5XX = ("http_5xx", "fetch")
+    TOO_MANY_BYTES = ("too_many_bytes", "fetch")
+    FAULT = ("fault", "fetch")  # an exception that nobody foresaw: a bug of ours
+    HASH_MISMATCH = ("hash_mismatch", "fetch")  # not the bytes that the table speaks of
+    FILTERED = ("filtered", "filter")
+    CAPTION_TOO_SHORT = ("caption_too_short", "filter")
+    CAPTION_TOO_LONG = ("caption_too_long", "filter")
+    EMPTY = ("empty", "check")  # a file of no bytes
+    NOT_AN_IMAGE = ("not_an_image", "check")
+    UNSUPPORTED = ("unsupported", "check")  # an image, of a kind that cannot be decoded here
+    TRUNCATED = ("truncated", "check")
+    CORRUPT = ("corrupt", "check")
+    TOO_SMALL = ("too_small", "check")
+    TOO_LARGE = ("too_large", "check")
+    ASPECT_RATIO = ("aspect_ratio", "check")
+    BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
+    NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
+
+
+ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
+"""After these nothing more of a tar is read: nobody knows how many samples that costs."""
+
+
+def by_stage(counts: Mapping[str, int]) -> Counter[str]:
+    """Counts by code, as receipts have them, summed up by stage."""
+    found: Counter[str] = Counter()
+    for code, count in counts.items():
+        found[Code.named(code).stage] += count
+    return found
