@@ -1,4 +1,4 @@
-"""What was rejected: the error that says so, the record of it, and the rejects of a unit as a file."""
+"""What was rejected: the error that says so, the record of it, and a unit's rejects as a file."""
 
 import hashlib
 import json

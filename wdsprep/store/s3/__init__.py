@@ -26,7 +26,7 @@ from wdsprep.store.s3.uploads import (
     PART_NBYTES,
     S3Sink,
     Writer,
-    _abort,
+    abort_upload,
     remove_old_notes,
     writer_of,
 )
@@ -189,7 +189,7 @@ class S3Store:
         with self._translated(""):
             lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
             for upload in lost:
-                _abort(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
+                abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
         remove_old_notes()
         return len(lost)
 

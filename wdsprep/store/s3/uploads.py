@@ -152,7 +152,7 @@ class S3Sink:
         is_gone = False
         if self._upload:
             with contextlib.suppress(BotoCoreError, ClientError):  # the first failure is the news
-                _abort(self._ask, self._upload)
+                abort_upload(self._ask, self._upload)
                 is_gone = True
         self._let_go(is_gone=is_gone)
 
@@ -167,7 +167,7 @@ class S3Sink:
             self._pool = None
 
 
-def _abort(ask: Callable[..., Any], upload: dict[str, str]) -> None:
+def abort_upload(ask: Callable[..., Any], upload: dict[str, str]) -> None:
     from botocore.exceptions import ClientError
 
     try:
