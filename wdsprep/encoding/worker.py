@@ -139,21 +139,21 @@ class Feeder:
 class EncodeWorker:
     """One process with its models. It is called for each shard, for several at once."""
 
-    def __init__(self, recipe: "EncodeWork") -> None:
-        self._recipe = recipe
-        self._edition = Edition(store=open_store(recipe.latents), mark=recipe.edition)
+    def __init__(self, work: "EncodeWork") -> None:
+        self._work = work
+        self._edition = Edition(store=open_store(work.latents), mark=work.edition)
         self._source = TarsSource(
-            url=recipe.images, pattern="*", columns=Columns(), max_nbytes=recipe.max_nbytes
+            url=work.images, pattern="*", columns=Columns(), max_nbytes=work.max_nbytes
         )
         turn_off_tf32()
-        self._encoder = recipe.make_encoder()
+        self._encoder = work.make_encoder()
         self._engine = Engine(
             self._encoder,
-            seed=recipe.settings["seed"],
-            batch_size=recipe.batch_size,
-            max_area=recipe.max_area,
-            decoders=recipe.decoders,
-            threads=recipe.threads,
+            seed=work.settings["seed"],
+            batch_size=work.batch_size,
+            max_area=work.max_area,
+            decoders=work.decoders,
+            threads=work.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._empty = write_empty(self._edition, self._encoder.fields, self._engine.empty)
@@ -163,7 +163,7 @@ class EncodeWorker:
 
     def __call__(self, shard: ImageShard) -> Generator[EncodeProgress, None, Receipt]:
         """Write all of a shard, its receipt last."""
-        settings = self._recipe.settings
+        settings = self._work.settings
         if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
             return done
         try:

@@ -60,20 +60,20 @@ class PackWork:
 class PackWorker:
     """One process, in which the slices of a table of URLs share one client."""
 
-    def __init__(self, packer: PackWork) -> None:
-        self._packer = packer
-        self._edition = Edition(store=open_store(packer.images), mark=packer.edition)
-        self._fetcher = fetch.Fetcher(packer.fetch_rules) if packer.fetch_rules else None
+    def __init__(self, work: PackWork) -> None:
+        self._work = work
+        self._edition = Edition(store=open_store(work.images), mark=work.edition)
+        self._fetcher = fetch.Fetcher(work.fetch_rules) if work.fetch_rules else None
         self._pace = DownloadTurns()
 
     def __call__(self, part: Slice) -> Generator[RunProgress, None, Receipt]:
-        return pack_slice(self._packer, self._edition, part, self._downloads)
+        return pack_slice(self._work, self._edition, part, self._downloads)
 
     def _downloads(self, part: Slice) -> Downloads | None:
-        rules = self._packer.fetch_rules
+        rules = self._work.fetch_rules
         if self._fetcher is None or rules is None:
             return None
-        repeated = partial(repeated_urls, self._packer.source, part)
+        repeated = partial(repeated_urls, self._work.source, part)
         minds_outage = rules.minds_outage and not part.is_retry
         return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
@@ -83,17 +83,17 @@ class PackWorker:
 
 
 def pack_slice(
-    packer: PackWork, edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
+    work: PackWork, edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[RunProgress, None, Receipt]:
     """Write all of a slice, its receipt last."""
-    if done := find_receipt(edition.store, part.name, part.digest, packer.settings):
+    if done := find_receipt(edition.store, part.name, part.digest, work.settings):
         return done
     with Draft(edition, part.name) as draft:
-        shards, rejects, left_out = _Shards(draft, packer.rules), draft.rejects, LeftOut()
+        shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
         downloads = fetching(part)
         with downloads or nullcontext():
             told = time.monotonic()
-            for found in _judged(packer, part, downloads, left_out):
+            for found in _judged(work, part, downloads, left_out):
                 if found is not None:
                     number, what = found
                     key = sample_key(part.name, number)
@@ -105,20 +105,20 @@ def pack_slice(
                     told = time.monotonic()
                     yield _progress(part, shards, rejects, downloads)
         counts = shards.counts + left_out.counts()
-        receipt = _receipt(packer, part, shards.finish(), rejects, counts)
+        receipt = _receipt(work, part, shards.finish(), rejects, counts)
         yield _progress(part, shards, rejects, downloads)
-        check = partial(check_rows, edition.store, part, packer.retries)
+        check = partial(check_rows, edition.store, part, work.retries)
         return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
 
 
 def _judged(
-    packer: PackWork, part: Slice, downloads: Downloads | None, left_out: LeftOut
+    work: PackWork, part: Slice, downloads: Downloads | None, left_out: LeftOut
 ) -> Iterator[tuple[int, Judged] | None]:
     return judged(
-        packer.source,
-        packer.rules,
+        work.source,
+        work.rules,
         part,
-        threads=packer.threads,
+        threads=work.threads,
         downloads=downloads,
         left_out=left_out.note,
     )
@@ -138,7 +138,7 @@ def _progress(
 
 
 def _receipt(
-    packer: PackWork,
+    work: PackWork,
     part: Slice,
     written: tuple[Shard, ...],
     rejects: RejectsFile,
@@ -147,8 +147,8 @@ def _receipt(
     return Receipt(
         dataset="images",
         unit=part.name,
-        generation=0 if part.is_retry else max(g for g in packer.generations if g <= part.number),
-        settings=packer.settings,
+        generation=0 if part.is_retry else max(g for g in work.generations if g <= part.number),
+        settings=work.settings,
         input=part.digest,
         inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
         shards=written,

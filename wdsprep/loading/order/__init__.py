@@ -7,7 +7,7 @@ How the order works, from large to small:
 2. Each block belongs to a stream: `mixing` gives every stream its share of the blocks, never off by
    2. With `homogeneous`, a whole step belongs to a stream and takes its turn like a block.
 3. Each block of a stream comes from its next slot, the C slots in turn; a step over one stream is
-   one block from every slot. `passes` says which samples these are, and has the proof that every
+   one block from every slot. `shuffle` says which samples these are, and has the proof that every
    sample is served exactly once a pass.
 4. Inside a step, blocks are placed by slot: a slot's block comes to nearly the same place in every
    step, so a rank, which takes a contiguous share of the step, goes on reading the same windows of
