@@ -64,7 +64,7 @@ def cli(debug: bool) -> None:
     del debug  # read by main, which sees the errors
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.packing.pack:pack")
+@cli.command("pack", cls=LibraryCommand, function="wdsprep.packing.pack:pack")
 @click.argument("source", required=False)
 @click.argument("images", required=False)
 @RULES
@@ -75,7 +75,7 @@ def cli(debug: bool) -> None:
 @click.option("--append", is_flag=True, help="Pack what the source has gained since.")
 @click.option("--overwrite", is_flag=True, help="Start over: remove the dataset IMAGES first.")
 @JSON
-def pack(source: str, images: str, as_json: bool, **options: Any) -> int:
+def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int:
     """Pack the images of SOURCE into shards in IMAGES, by resolution.
 
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
@@ -91,7 +91,7 @@ def pack(source: str, images: str, as_json: bool, **options: Any) -> int:
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.encoding.encode:encode")
+@cli.command("encode", cls=LibraryCommand, function="wdsprep.encoding.encode:encode")
 @click.argument("images", required=False)
 @click.argument("out", metavar="[LATENTS]", required=False)
 @RECIPE
@@ -107,7 +107,7 @@ def pack(source: str, images: str, as_json: bool, **options: Any) -> int:
     "that are gone.",
 )
 @JSON
-def encode(images: str, out: str, as_json: bool, **options: Any) -> int:
+def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
@@ -122,23 +122,23 @@ def encode(images: str, out: str, as_json: bool, **options: Any) -> int:
     return DONE_WITH_DAMAGE if encoded.is_damaged else 0
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.checks.inspect:inspect")
+@cli.command("inspect", cls=LibraryCommand, function="wdsprep.checks.inspect:inspect")
 @click.argument("dataset")
 @click.argument("key", required=False)
 @click.option("-o", "out", metavar="DIR", help="Write the members of the sample there.")
 @click.option("--urls", "list_urls", is_flag=True, help="Print the shards as a trainer takes them.")
 @JSON
-def inspect(dataset: str, key: str, **options: Any) -> None:
+def inspect_command(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
     from wdsprep.cli.inspect import describe
 
     echo(describe(dataset, key, **options))
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.cli.plan:plan_lines")
+@cli.command("plan", cls=LibraryCommand, function="wdsprep.cli.plan:plan_lines")
 @click.argument("images", required=False)
 @PLAN
-def plan(**options: Any) -> None:
+def plan_command(**options: Any) -> None:
     """Reckon what encoding takes: GPU hours, dollars, cores, bytes, requests.
 
     For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
@@ -149,12 +149,12 @@ def plan(**options: Any) -> None:
     echo(plan_lines(**options))
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.checks.verify:verify")
+@cli.command("verify", cls=LibraryCommand, function="wdsprep.checks.verify:verify")
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
 @click.option("--quick", is_flag=True, help="Receipts, sizes and presence alone: read no shard.")
 @WORKERS
 @JSON
-def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
+def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Check every byte of datasets; given images and their latents, also that they match.
 
     Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
@@ -168,13 +168,13 @@ def verify(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     return DONE_WITH_DAMAGE if verified.findings else 0
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.checks.repair:repair")
+@cli.command("repair", cls=LibraryCommand, function="wdsprep.checks.repair:repair")
 @click.argument("dataset")
 @click.option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone.")
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 @WORKERS
 @JSON
-def repair(dataset: str, as_json: bool, **options: Any) -> int:
+def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
     """Remove what is damaged in DATASET, so that the next pack or encode makes it again.
 
     Verifies first, shows what it will do, and asks.
@@ -187,7 +187,7 @@ def repair(dataset: str, as_json: bool, **options: Any) -> int:
     return 0 if repaired.is_whole else DONE_WITH_DAMAGE
 
 
-@cli.command(cls=LibraryCommand, function="wdsprep.reporting:report")
+@cli.command("report", cls=LibraryCommand, function="wdsprep.reporting:report")
 @click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
 @click.option("-o", "output", metavar="FILE", show_default=True, help="Where to write the page.")
 @click.option(
@@ -197,7 +197,7 @@ def repair(dataset: str, as_json: bool, **options: Any) -> int:
 @click.option("--model", help="Decode latents with it; none: not at all.  [as encoded, if here]")
 @AREA
 @JSON
-def report(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.
 
     Give images and their latents together to see what became of each. The page needs no network.
@@ -211,10 +211,10 @@ def report(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     echo(json.dumps(facts, sort_keys=True) if as_json else one_line(text))
 
 
-@cli.command()
+@cli.command("index")
 @click.argument("folder")
 @JSON
-def index(folder: str, as_json: bool) -> None:
+def index_command(folder: str, as_json: bool) -> None:
     """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one."""
     from wdsprep.dataset.reindex import index as index_tars
 
@@ -226,9 +226,9 @@ def index(folder: str, as_json: bool) -> None:
     echo(json.dumps(done) if as_json else text)
 
 
-@cli.command()
+@cli.command("rebuild")
 @click.argument("dataset")
-def rebuild(dataset: str) -> None:
+def rebuild_command(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""
     from wdsprep.dataset.state import write_rebuilt
 
@@ -238,9 +238,9 @@ def rebuild(dataset: str) -> None:
     echo(one_line(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"))
 
 
-@cli.command()
+@cli.command("demo")
 @click.argument("folder", metavar="[DIR]", default="demo")
-def demo(folder: str) -> int:
+def demo_command(folder: str) -> int:
     """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
 
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
