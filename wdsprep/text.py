@@ -1,10 +1,13 @@
 """How numbers, sizes and times are read and written, and how text of others is made harmless.
 
+Options are read here, the same for a command line and for a call from Python: `size` reads "2GB",
+`auto` and `names` what else people write for them, `whole` and `real` refuse what is no number.
+
 Names, captions, URLs and messages of servers are written by strangers. Printed as they are, they
 could move the cursor, set colours and titles, hide what stands there, turn lines around, or look
-like lines of ours. So all that a command prints passes through here: `printed` for the lines that a
-command composes, and `harmless` once more where anything leaves for a terminal. What is escaped is
-written as JSON does, so JSON stays what it was.
+like lines of ours. So all that a command prints passes through `printed`, for the lines that a
+command composes, and through `harmless` once more where anything leaves for a terminal. What is
+escaped is written as JSON does, so JSON stays what it was.
 """
 
 import json

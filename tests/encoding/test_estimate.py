@@ -11,7 +11,7 @@ from tests.kit.packs import manifest_of
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.encoding.estimate import Bucket, Choice, Fleet, Speed, parts, plan, sample_nbytes
+from wdsprep.encoding.estimate import Bucket, Choice, Fleet, Speed, estimate, parts, sample_nbytes
 from wdsprep.store.s3.uploads import PART_NBYTES
 
 COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
@@ -19,14 +19,14 @@ SPEEDS = {256: Speed(each=100, source="given"), 512: Speed(each=25, source="give
 
 
 def test_a_phase_counts_the_images_of_its_buckets_and_those_above() -> None:
-    small, large = plan(COUNTS, SPEEDS, Choice(), Fleet(devices=48, price=1.5))
+    small, large = estimate(COUNTS, SPEEDS, Choice(), Fleet(devices=48, price=1.5))
     assert (small.resolution, small.samples) == (256, 790_000_000)
     assert (large.resolution, large.samples) == (512, 300_000_000)
     assert small.device_hours == pytest.approx(790e6 / 100 / 3600)
     assert small.wall_hours == pytest.approx(small.device_hours / 48)
     assert small.dollars == pytest.approx(1.5 * small.device_hours)
     assert small.shards == 79_000
-    assert plan(COUNTS, SPEEDS, Choice(), Fleet())[0].dollars is None
+    assert estimate(COUNTS, SPEEDS, Choice(), Fleet())[0].dollars is None
 
 
 @pytest.mark.parametrize("latents", ["sample", "moments"])

@@ -5,12 +5,14 @@
    once (`passage`): a thread hashes while the samples are walked over (`walk`) and held against
    the format (`rules`).
 3. `verify` puts both together; with images and their latents it also pairs them (`pairs`).
+4. `repair` takes out what they find damaged, so that `pack` or `encode` makes that again.
+5. `inspect` checks nothing: it says what a dataset is, and shows one sample of it.
 
 What is wrong becomes a *finding*, which names one file and the next step. A *note* is a finding
 that does no harm.
 
 In: Datasets.
-Out: What is wrong with them, what to do, and that done; or what they are.
+Out: Findings, each with its next step; a repaired dataset; an overview or one sample.
 Uses: dataset, packing, runners, store.
 """
 

@@ -1,7 +1,4 @@
-"""How the options of `wdsprep pack` become a library call.
-
-MERGED: What `wdsprep pack` says on the way and at the end.
-"""
+"""What `wdsprep pack` says on the way and at the end."""
 
 import json
 import shlex

@@ -14,9 +14,9 @@ from wdsprep.encoding.estimate import (
     Phase,
     Speed,
     derived_rate,
+    estimate,
     find_gpu,
     gflops,
-    plan,
     stored_by_choice,
 )
 from wdsprep.errors import UsageError
@@ -88,7 +88,7 @@ def plan_lines(
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
     fleet = Fleet(devices=gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
-    phases = plan(buckets, speeds, choice, fleet)
+    phases = estimate(buckets, speeds, choice, fleet)
     if as_json:
         return json.dumps({"phases": [facts(phase) for phase in phases]}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
@@ -212,7 +212,7 @@ def _published() -> Iterator[str]:
             for resolution in run.buckets
         }
         fleet = Fleet(devices=run.devices, price=gpu.price)
-        phases = plan(run.buckets, speeds, Choice(), fleet)
+        phases = estimate(run.buckets, speeds, Choice(), fleet)
         hours = sum(phase.device_hours for phase in phases)
         yield f"{run.name}: {run.told}"
         days = f"{hours / run.devices / 24:.1f} days on {run.devices}"

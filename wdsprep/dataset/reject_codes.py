@@ -1,4 +1,8 @@
-"""Why a sample did not make it: every code, and the stage at which it falls."""
+"""Why a sample did not make it: every code, and the stage at which it falls.
+
+Every input ends as a sample or as a reject with one of these codes. They are a closed set, so that
+they can be counted over years of runs, and each belongs to one stage of the way.
+"""
 
 from collections import Counter
 from collections.abc import Mapping

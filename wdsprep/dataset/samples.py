@@ -1,8 +1,4 @@
-"""What flows through the tool: a sample from a source, or a reject that says why it is not one.
-
-Every input ends as one of the two. The codes are a closed set, so that they can be counted over
-years of runs, and each belongs to one stage of the way.
-"""
+"""A sample from a source, and the json of its facts."""
 
 import json
 import math

@@ -3,8 +3,20 @@
 `encode` is the public function, `recipe` what decides its bytes, `fields` the arrays of a sample.
 `image_shards` says what there is to do, `crew` who does it, `worker` feeds one shard after another
 to the `engine`, which keeps a device busy; `latent_shard` writes what comes back. `models` find
-and run a model family. For trainers that encode while they train there are `on_the_way`,
-`step_batches` and `tee`. `estimate` reckons what it takes.
+and run a model family. `work` is what a worker is given, `progress` how fast it goes, and
+`estimate` reckons what it takes.
+
+Trainers may also encode while they train, and get the latents that `encode` would store:
+
+1. `recipe.Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
+   `on_the_way` finds its model and makes images ready for it.
+2. `step_batches.BatchEncoder` computes: a step's pixels in device batches of one size, as a worker
+   of `encode` does. Noise is that of the key, so no step, rank or device batch shows in what comes
+   out.
+3. `tee.Tee` keeps what passes, and writes each latent shard when the last of its samples has come.
+
+The order is the loader's (`wdsprep.loading.loader`), whose threads read and crop; on other
+machines that is done by `wdsprep.loading.streaming`.
 
 In: Image shards, a model and a recipe.
 Out: A latent dataset with the same keys; or the same arrays for a trainer that waits for them.

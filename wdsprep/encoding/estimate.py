@@ -1,4 +1,4 @@
-"""`plan`: what encoding a dataset takes, before any of it is paid for.
+"""What encoding a dataset takes, before any of it is paid for: what `wdsprep plan` prints.
 
 All of it is arithmetic on the number of images by bucket and the speed of one device. Sizes follow
 from the format, to the byte but for captions and json, which take one tar block each as they nearly
@@ -94,7 +94,7 @@ class Phase:
         return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
 
 
-def plan(
+def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
     """The phases for which a speed is known, each at the lower end of a bucket."""

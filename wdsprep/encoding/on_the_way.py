@@ -1,14 +1,7 @@
-"""Latents that are made while a trainer waits for them, and are the ones that `encode` would store.
+"""`Encode` with its model found, and images made ready for it as a worker of `encode` makes them.
 
-1. `Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
-2. `BatchEncoder` computes: a step's pixels in device batches of one size, as a worker of `encode`
-   does. Noise is that of the key, so no step, rank or device batch shows in what comes out.
-3. `Tee` keeps what passes, and writes each latent shard when the last of its samples has come.
-
-The order is the loader's (`wdsprep.loading.loader`), whose threads read and crop; on other
-machines that is done by `wdsprep.loading.streaming`.
-
-A sample of an image shard is made ready for the models as a worker of `encode` makes it.
+`find_encoding` opens the model that the settings of an `Encode` name, and `prepared` makes a sample
+of an image shard ready for it. What will not do is told by `reject_of`.
 """
 
 from collections.abc import Callable, Mapping

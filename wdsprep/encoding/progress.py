@@ -1,4 +1,4 @@
-"""How far and how fast a run encodes, as its workers tell."""
+"""How far a run encodes, and its `Speeds`, as its workers tell."""
 
 from dataclasses import dataclass
 from typing import Any, cast

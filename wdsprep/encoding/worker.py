@@ -1,10 +1,7 @@
 """The work of `encode`: one image shard becomes a latent shard, rejects, and last a receipt.
 
-The feeder reads and the engine computes; here what they give back is written, in the order in
-which it lies in the image shard. A worker has several shards under way at once.
-
-Its feeder reads one image shard in a thread of its own and gives its images to the engine, in
-order.
+A `Feeder` reads one image shard in a thread of its own and gives its images to the engine, in
+order. What comes back is written here in that order. A worker has several shards under way at once.
 """
 
 import hashlib

@@ -5,11 +5,12 @@
     future.result()  # a Fetched: the data, or the code of why there is none
     fetcher.close()
 
-`fetcher` is a thread with an event loop; `client` says what is done for a URL, attempt by attempt
-and hop by hop; `per_host` when; `transfer` and `multi` do it with libcurl. What things mean is
-decided in modules without I/O: `urls`, `robots`, `manners`, `outcomes`. Objects of S3 are read in
-`objects`. `downloads` keeps many rows of a table under way, and `outage` tells a network that is
-down from hosts that are gone.
+`rules` is what the user decides. `fetcher` is a thread with an event loop; `client` says what is
+done for a URL, attempt by attempt and hop by hop; `per_host` when; `transfer` and `multi` do it
+with libcurl, and `memory` bounds how many bodies may come at a time. What things mean is decided in
+modules without I/O: `urls`, `robots`, `manners`, `outcomes`. Objects of S3 are read in `objects`.
+`downloads` keeps many rows of a table under way, and `outage` tells a network that is down from
+hosts that are gone.
 
 The values cost nothing to import; the client is loaded when it is first used.
 

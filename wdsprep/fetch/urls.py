@@ -5,9 +5,9 @@ as browsers do. The rest is refused here: other schemes, user names and password
 logs of other people's servers), no host. Which address a host means is checked where a connection
 is made, so it does not matter here how an address is written.
 
-And which addresses lie on the public internet: a table of URLs is written by strangers, and the
-machine that fetches it often stands inside a network that trusts it. An address that carries an
-IPv4 address inside, as IPv6 has them for translators, is as public as that one.
+Which addresses lie on the public internet is decided here too: a table of URLs is written by
+strangers, and the machine that fetches it often stands inside a network that trusts it. An address
+that carries an IPv4 address inside, as IPv6 has them for translators, is as public as that one.
 """
 
 import re

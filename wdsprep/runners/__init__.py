@@ -14,6 +14,11 @@
 7. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
    and says what is where (`versions`).
 
+`run` is one run over the units of a dataset. `schedule` decides who gets which unit, and what a
+failure costs; `local` and `ray` carry its messages to workers and back, `watch` ends what hangs.
+`worker` is the side of a worker that both kinds share, `local_worker` the rest of a local one.
+`base` has what all of these tell each other.
+
     with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
         for event in events: ...
 

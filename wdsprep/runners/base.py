@@ -1,4 +1,7 @@
-"""What drivers, runners and workers tell each other: units, work, and what became of them."""
+"""What drivers, runners and workers tell each other: units, work, and what became of them.
+
+And what a user asks of those who work: `CrewOptions`, and `least_and_most` that reads how many.
+"""
 
 from __future__ import annotations
 

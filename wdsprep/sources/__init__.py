@@ -4,8 +4,13 @@ A source lists its *items* in an order that depends on what it holds alone, and 
 samples. A slice, the unit of work of `pack`, is a fixed run of items: ten thousand images of a
 folder, one tar, the row groups of a table that make ten thousand rows.
 
+`recognise` tells which kind of source lies at a path, `patterns` which files of it are meant. The
+kinds are `folder`, `tars`, `image_tables` and `url_tables`; `tables` reads the rows of the last
+two. `captions` finds the caption and facts of an image, or the column of a table that holds them,
+and `metadata` reads those that lie beside a folder.
+
 In: A folder, tars or tables, where `store` can read them.
-Out: Items in an order of their own, and of each its samples or refusals.
+Out: Items in a fixed order, and of each its samples or refusals.
 Uses: dataset, images, store.
 """
 

@@ -1,7 +1,6 @@
 """Parquet tables with the images' bytes in a column, as Ray and Hugging Face write them.
 
-An item is a run of row groups of one file, read batch by batch: no file, and no row group, is ever
-in memory as a whole. Footers alone tell how many rows there are.
+An item is a run of row groups of one file.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,11 @@
-"""Where bytes live: a local folder or S3, behind a few calls that cannot leave half a file.
+"""Where bytes live: a local folder, S3 or the web, behind calls that cannot leave half a file.
 
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
+
+`base` says what every store does; `local`, `s3` and `web` are the stores, and `ranges` is how a
+server is asked for a part of a file. `holds` is how runs take turns, `spool` a local file without a
+name for bytes that wait.
 
 In: Names, and bytes to write.
 Out: Bytes, listings, and marks that only one process holds at a time.

@@ -4,8 +4,7 @@ A drawing is a scene of shapes or a landscape, in named colours and textures, an
 what is in it. It follows from its seed and its size alone. `tools/tiny/make-tiny` trains on them
 too, so whoever changes them changes what it makes.
 
-They are painted with named colours, and with textures of two shades of one. A texture is a mask
-that says where the second shade is.
+A texture is a mask that says where the second shade of a colour is.
 """
 
 import math

@@ -1,10 +1,8 @@
 """Which VAE and text encoder: found, fetched and checked before anything heavy begins.
 
-Models are known by what their own configs say. Only safetensors are read, and no code that comes
-with a model is run. This module imports no torch: a driver knows the shapes of all that workers
-will make.
-
-It also says which files of a model are needed, and has the digest that tells two models apart.
+Models are known by what their own configs say, which also say which of their files are needed. A
+digest tells two models apart. Only safetensors are read, and no code that comes with a model is
+run. This module imports no torch: a driver knows the shapes of all that workers will make.
 """
 
 import hashlib

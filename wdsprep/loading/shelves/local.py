@@ -3,7 +3,7 @@
 A *shelf* gives the bytes of many samples at a time: what each begins with goes where the caller
 wants it, the rest comes as it is. On a local disk that is one system call, straight into where the
 bytes belong. A shelf that fetches from afar is told beforehand what will be wanted (`expect`); that
-one is in `fetching.py`.
+one is in `remote`.
 """
 
 import os

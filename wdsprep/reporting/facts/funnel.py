@@ -1,9 +1,8 @@
 """The way from the source to the shards, as rows of what is left and what was lost on the way.
 
-And how fast that went, by the times at which receipts were written: these hold no times: equal
-input gives equal bytes. But a store knows when each was written, and a receipt is written when its
-unit is done. A copy of a dataset may have lost these times, and a unit that was done again has
-those of the last time.
+And how fast: receipts hold no times, so that equal input gives equal bytes, but a store knows when
+each was written, which is when its unit was done. A copy of a dataset may have lost these times,
+and a unit that was done again has those of the last time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,7 @@
 """Charts as inline SVG that stretch with the page: places in percent, so text keeps its size.
 
-Each has a sentence that says the same, and a table with its numbers; what a chart shows is never
-told by colour alone.
-
-Each is a figure with its numbers in a table, the way a screen reader wants them.
+Each is a figure with a sentence that says the same and a table with its numbers; what a chart shows
+is never told by colour alone.
 """
 
 from collections.abc import Iterable, Sequence

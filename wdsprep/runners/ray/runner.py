@@ -1,6 +1,6 @@
 """Workers as Ray actors, on a cluster or on a Ray started for the run.
 
-Actors are never restarted by Ray: `queue.drive` makes new ones, because only it knows whose
+Actors are never restarted by Ray: `schedule.drive` makes new ones, because only it knows whose
 fault a death was. Ray tells of a death in three ways, and none alone says why:
 
 - `ActorDiedError` that names the node's death or a preemption: no unit is to blame.

@@ -85,7 +85,7 @@ class S3Store:
         from botocore.exceptions import BotoCoreError
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": 1},  # see s3_errors.py
+            retries={"mode": "standard", "total_max_attempts": 1},  # see retry.py
             request_checksum_calculation="when_required",  # bodies carry an MD5 instead
             response_checksum_validation="when_required",
             connect_timeout=10,

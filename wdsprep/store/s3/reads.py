@@ -8,7 +8,7 @@ boto3 may know what to do with, such as another region or credentials that have 
 it: the same read is asked for once more as boto3 does it. Every read is, where the installed
 botocore and urllib3 do not have what is taken from within them.
 
-Then GETs go over connections that are open already. boto3's session opens connections, with its
+GETs go over connections that are open already. boto3's session opens connections, with its
 proxies, certificates and timeouts, and urllib3 keeps them. Through both a request costs a
 millisecond of the processor, nearly all of it to look at the same URL and the same kind of headers
 anew. On a connection that is open, a GET is a few lines out and a few lines in. Whatever is not as
