@@ -41,7 +41,7 @@ def test_hosts_are_called_in_turn_and_within_both_bounds() -> None:
         assert called[:9].count("b") >= 3
         assert "c" in called[:6]
         assert Counter(called) == {"a": 20, "b": 4, "c": 1}
-        assert not turns._lanes
+        assert not turns._hosts
 
     play(game())
 
@@ -61,7 +61,7 @@ def test_a_host_that_pauses_does_not_hold_the_others() -> None:
         turns.give_back("a", None, pause_s=0.05)
         await others
         assert called == ["b", "b", "a", "a", "a"]
-        assert not turns._lanes
+        assert not turns._hosts
 
     play(game())
 
@@ -116,7 +116,7 @@ def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
         waits[1].cancel()
         await waits[2]
         turns.give_back("b", None)
-        assert not turns._lanes
+        assert not turns._hosts
 
     play(game())
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from tests.kit.packs import pack, photos, tree
 from wdsprep.checks import Finding
-from wdsprep.checks.verify import Here, Verified, check_datasets
+from wdsprep.checks.verify import InThisProcess, Verified, check_datasets
 from wdsprep.runners.base import Runner
 
 SLICES = ("--samples-per-shard", "4")
@@ -35,7 +35,7 @@ def named(finding: Finding) -> str:
 @contextlib.contextmanager
 def packing_here() -> Iterator[None]:
     """No worker processes, which take long to start."""
-    with patch("wdsprep.packing.crew.make_runner", lambda *_args, **_options: Here()):
+    with patch("wdsprep.packing.crew.make_runner", lambda *_args, **_options: InThisProcess()):
         yield
 
 

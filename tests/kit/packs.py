@@ -25,7 +25,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
-from wdsprep.packing.slices import survey
+from wdsprep.packing.slices import survey_source
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
@@ -91,7 +91,7 @@ def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:
 
 
 def rows_of(url: Path | str, **options: Any) -> list[Sample | Refusal]:
-    seen = survey(source_of(url, **options), 0, lambda _count: None)
+    seen = survey_source(source_of(url, **options), 0, lambda _count: None)
     return [row for item in seen.items() for row in seen.source.read(item)]
 
 

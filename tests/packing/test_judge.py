@@ -101,13 +101,13 @@ import sys
 from pathlib import Path
 from wdsprep.packing import slices
 from wdsprep.cli import main
-survey = slices.survey
+survey_source = slices.survey_source
 def then_lose(*arguments):
-    seen = survey(*arguments)
+    seen = survey_source(*arguments)
     for name in sys.argv[1].split(":"):
         Path(name).unlink()
     return seen
-slices.survey = then_lose
+slices.survey_source = then_lose
 sys.exit(main(sys.argv[2:]))
 """
     names = f"{lost}:{source / '1/photo-00001.txt'}"

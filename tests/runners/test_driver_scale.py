@@ -27,7 +27,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
-from wdsprep.encoding.encode import drained, largest_first, plan
+from wdsprep.encoding.encode import drained, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, opened_dataset
 from wdsprep.runners.schedule import drive
@@ -112,7 +112,9 @@ EMPTY = Edition(store=Shelf())
 
 
 def test_shards_are_given_largest_first() -> None:
-    _, pending = plan(EMPTY, Manifest(dataset="latents", settings=SETTINGS), units(9), units(9))
+    _, pending = pending_shards(
+        EMPTY, Manifest(dataset="latents", settings=SETTINGS), units(9), units(9)
+    )
     assert [shard.item.samples for shard in drained(pending)] == [
         *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
         9_000,
@@ -137,7 +139,7 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
 ) -> None:
     known = units(s3.count)
     store, manifest = opened_dataset("s3://bucket/latents", "latents", SETTINGS, overwrite=False)
-    _, pending = plan(store, manifest, known, known)
+    _, pending = pending_shards(store, manifest, known, known)
     assert pending == []
     assert (s3.pages, s3.reads) == (4, 0)
 

@@ -19,7 +19,7 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
-from wdsprep.encoding.encode import drained, largest_first, plan
+from wdsprep.encoding.encode import drained, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Run, opened_dataset
@@ -140,7 +140,7 @@ def resume(manifest: str, count: str, pause_s: str) -> None:
         settings = manifest_of(1).settings
         started = time.perf_counter()
         store, found = opened_dataset("s3://bucket/latents", "latents", settings, overwrite=False)
-        _, pending = plan(store, found, known, known)
+        _, pending = pending_shards(store, found, known, known)
         took(time.perf_counter() - started)
         assert not pending
     finally:

@@ -92,7 +92,7 @@ _NEXT = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class UnitFindings:
     """What came of checking one unit: the findings, and for each shard a digest of its keys, by
     what a latent shard made of it states as its input (see `pairs`)."""
 

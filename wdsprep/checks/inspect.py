@@ -200,7 +200,7 @@ class Looked:
         return {
             "json": next((_json(data) for name, data in self.members if name == "json"), {}),
             "key": self.key,
-            "members": {name: describe(name, data) for name, data in self.members},
+            "members": {name: member_facts(name, data) for name, data in self.members},
             "number": place.number,
             "shard": place.shard,
             "start": place.start,
@@ -223,7 +223,7 @@ def _json(data: bytes) -> Any:
         return {}
 
 
-def describe(name: str, data: bytes) -> dict[str, Any]:
+def member_facts(name: str, data: bytes) -> dict[str, Any]:
     """The size of a member; of an array, its shape, dtype and statistics too."""
     facts: dict[str, Any] = {"nbytes": len(data)}
     if name.endswith(".npy"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.checks import CheckedDataset, Finding, Kind, Report
+from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
@@ -55,11 +55,11 @@ class CheckUnit:
 class Checking:
     """The work, as runners want it."""
 
-    def open(self) -> Callable[[CheckUnit], Generator[int, None, Report]]:
+    def open(self) -> Callable[[CheckUnit], Generator[int, None, UnitFindings]]:
         return check_unit
 
 
-def check_unit(unit: CheckUnit) -> Generator[int, None, Report]:
+def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
     """Check a unit; yields how many bytes of its shards have been read."""
     checker = _Checker(unit, opened(unit.place.url))
     before = 0
@@ -70,7 +70,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Report]:
         before += shard.nbytes
         yield before
     checker.beside()
-    return Report(findings=tuple(checker.findings), keys=checker.digests())
+    return UnitFindings(findings=tuple(checker.findings), keys=checker.digests())
 
 
 def check_empty(found: DatasetSurvey) -> None:

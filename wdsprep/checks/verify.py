@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from wdsprep.checks import Finding, Kind, Report
+from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
@@ -110,7 +110,7 @@ def check_datasets(
     for latents, images in pairs:
         check_pairs(latents, images)
     if not quick:
-        _Deep(surveys, pairs, listener).check(make_runner)
+        _ByteCheck(surveys, pairs, listener).check(make_runner)
     for found in surveys:
         found.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
     return Verified(surveys=surveys, is_quick=quick)
@@ -127,7 +127,7 @@ def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, Datase
     return [(survey, images) for survey, images in found if images is not None]
 
 
-class Here:
+class InThisProcess:
     """A runner that does one unit after another in this process."""
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
@@ -142,7 +142,7 @@ class Here:
                     break
 
 
-class _Deep:
+class _ByteCheck:
     """Reads every byte of some datasets."""
 
     def __init__(
@@ -161,7 +161,7 @@ class _Deep:
         units = [unit for survey in self._surveys for unit in self._units(survey)]
         units.sort(key=lambda unit: -unit.nbytes)  # so that no worker begins a large one last
         nbytes = sum(unit.nbytes for unit in units)
-        runner = make_runner(len(units)) if nbytes > HERE_NBYTES else Here()
+        runner = make_runner(len(units)) if nbytes > HERE_NBYTES else InThisProcess()
         with closing(runner.run(Checking(), units)) as events:
             for event in events:
                 self._take(event)
@@ -200,9 +200,9 @@ class _Deep:
         self._done += 1
         found = self._by_url[unit.place.url]
         if isinstance(event, Finished):
-            report = cast("Report", event.result)
-            found.findings.extend(report.findings)
-            self._keys[unit.place.url] |= report.keys
+            made = cast("UnitFindings", event.result)
+            found.findings.extend(made.findings)
+            self._keys[unit.place.url] |= made.keys
         elif isinstance(event, Quarantined):
             name = receipt_name(unit.receipt.unit)
             what = f"its unit could not be checked ({event.reason})"

@@ -12,9 +12,7 @@ from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
 from wdsprep.cli.output import ProgressLine, echo
-from wdsprep.text import examples, human_bytes, human_time, plural, printed
-
-EXAMPLES = 3
+from wdsprep.text import EXAMPLES, examples, human_bytes, human_time, plural, printed
 
 
 class VerifyShow:

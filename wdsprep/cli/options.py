@@ -50,7 +50,7 @@ class LibraryCommand(click.Command):
         super().format_options(ctx, formatter)
 
 
-class Read(click.ParamType):  # type: ignore[type-arg]
+class Parsed(click.ParamType):  # type: ignore[type-arg]
     """What `parse` makes of the text, which it refuses with a UsageError."""
 
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
@@ -75,9 +75,9 @@ def sizes(given: Any) -> dict[int, float]:
     return found
 
 
-SIZE = Read("size", size)
-SIZES = Read("size=n,...", sizes)
-WORKERS_SPAN = Read("auto|N|MIN:MAX", least_and_most)
+SIZE = Parsed("size", size)
+SIZES = Parsed("size=n,...", sizes)
+WORKERS_SPAN = Parsed("auto|N|MIN:MAX", least_and_most)
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -111,7 +111,7 @@ RULES = options(
     click.option("--filter", help='Such as "aesthetic >= 4.5 and pwatermark < 0.8".'),
     click.option(
         "--reencode",
-        type=Read("jpg:quality", jpeg_quality),
+        type=Parsed("jpg:quality", jpeg_quality),
         help="Write every image as JPEG, such as jpg:95.",
     ),
     click.option("--max-side", type=int, help="Shrink larger images (with --reencode)."),
@@ -124,12 +124,12 @@ COLUMNS = options(
     click.option("--url-col", help="Column with the images' URLs.  [recognised]"),
     click.option(
         "--save-additional-columns",
-        type=Read("a,b,...", names),
+        type=Parsed("a,b,...", names),
         help="Keep only these beside the caption.  [all]",
     ),
     click.option(
         "--verify-hash",
-        type=Read("column[:hash]", Digest.parse),
+        type=Parsed("column[:hash]", Digest.parse),
         help="Column with digests, such as md5.",
     ),
     click.option("--compute-hash", type=click.Choice(HASHES), help="Keep each image's digest."),
@@ -215,7 +215,7 @@ PLAN = options(
     JSON,
 )
 CREW = options(
-    click.option("--batch-size", type=Read("auto|N", auto), show_default=True),
+    click.option("--batch-size", type=Parsed("auto|N", auto), show_default=True),
     click.option("--compile", is_flag=True, help="Compile the models first."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), show_default=True),
     click.option(

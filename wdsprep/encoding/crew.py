@@ -1,6 +1,6 @@
 """Who encodes: how many workers, on which device, with what share of each machine.
 
-The rules are in `staff`, which only computes; what machines there are is looked up around it.
+The rules are in `staff`, which only computes; what machines there are is looked up in `find_crew`.
 """
 
 from collections.abc import Sequence
@@ -47,24 +47,26 @@ class EncodeCrew:
         return max(1, int(self.cpus_per_worker))
 
 
-def staff(wish: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool) -> EncodeCrew:
+def staff(
+    options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
+) -> EncodeCrew:
     """The crew for these machines. On GPUs a worker has one of them and its share of the cores of
     its machine; on CPUs, where torch computes with all cores, one worker has a whole machine."""
     with_gpus = [machine for machine in machines if machine.gpus]
-    device = wish.device if wish.device != "auto" else "cuda" if with_gpus else "cpu"
+    device = options.device if options.device != "auto" else "cuda" if with_gpus else "cpu"
     if device == "cuda":
         if not with_gpus and not is_cluster:
             raise UsageError("there is no GPU that torch can use here: leave --device out")
-        return _gpu_crew(wish, with_gpus, is_cluster=is_cluster)
-    if wish.gpus_per_worker:
+        return _gpu_crew(options, with_gpus, is_cluster=is_cluster)
+    if options.gpus_per_worker:
         raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
-    cpus = wish.cpus_per_worker or min(machine.cpus for machine in machines)
-    if wish.workers and not wish.cpus_per_worker and not is_cluster:
-        cpus = max(1.0, machines[0].cpus // wish.workers)
+    cpus = options.cpus_per_worker or min(machine.cpus for machine in machines)
+    if options.workers and not options.cpus_per_worker and not is_cluster:
+        cpus = max(1.0, machines[0].cpus // options.workers)
     room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
     return EncodeCrew(
         device=device,
-        workers=wish.workers or room,
+        workers=options.workers or room,
         cpus_per_worker=cpus,
         gpus_per_worker=0.0,
         gpus=(),
@@ -72,27 +74,27 @@ def staff(wish: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: b
 
 
 def _gpu_crew(
-    wish: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
+    options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
-    share = wish.gpus_per_worker or 1.0
+    share = options.gpus_per_worker or 1.0
     cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
     gpus = () if is_cluster else machines[0].gpus
     room = int(len(gpus) / share) if not is_cluster else 0
     return EncodeCrew(
         device="cuda",
-        workers=wish.workers or room,
-        cpus_per_worker=wish.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
+        workers=options.workers or room,
+        cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
         gpus_per_worker=share,
         gpus=gpus,
     )
 
 
-def find_crew(wish: EncodeCrewOptions) -> EncodeCrew:
+def find_crew(options: EncodeCrewOptions) -> EncodeCrew:
     """Look at the machines and staff them. Only Ray knows those of a cluster."""
-    if wish.runner == "ray":
+    if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
-        nodes = cluster_resources(wish.ray_address)
+        nodes = cluster_resources(options.ray_address)
         if nodes is not None:
             found = [
                 Machine(
@@ -101,8 +103,8 @@ def find_crew(wish: EncodeCrewOptions) -> EncodeCrew:
                 for node in nodes
                 if node.get("CPU")
             ]
-            return staff(wish, found, is_cluster=True)
-    return staff(wish, [this_machine(wish.device)], is_cluster=False)
+            return staff(options, found, is_cluster=True)
+    return staff(options, [this_machine(options.device)], is_cluster=False)
 
 
 def this_machine(device: str) -> Machine:
@@ -113,20 +115,22 @@ def this_machine(device: str) -> Machine:
     return Machine(cpus=usable_cpus(), gpus=visible_gpus())
 
 
-def runner_of(wish: EncodeCrewOptions, crew: EncodeCrew, *, units: int, phase: str = "") -> Runner:
+def runner_of(
+    options: EncodeCrewOptions, crew: EncodeCrew, *, units: int, phase: str = ""
+) -> Runner:
     """A runner for this crew, with no more workers than there are units."""
     return make_runner(
-        wish.runner,
+        options.runner,
         workers=min(crew.workers, units),
-        max_workers=min(wish.max_workers, units),
+        max_workers=min(options.max_workers, units),
         units_per_worker=SHARDS_PER_WORKER,
-        max_attempts=wish.max_attempts,
+        max_attempts=options.max_attempts,
         name="encode",
         phase=phase,
         units=units,
-        address=wish.ray_address,
+        address=options.ray_address,
         cpus_per_worker=crew.cpus_per_worker,
         gpus_per_worker=crew.gpus_per_worker,
-        accelerator_type=wish.accelerator_type,
+        accelerator_type=options.accelerator_type,
         gpus=crew.gpus,
     )

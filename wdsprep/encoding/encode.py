@@ -119,7 +119,7 @@ def encode(
             batch_size=auto(batch_size),
             device=device,
         ),
-        wish=EncodeCrewOptions(
+        options=EncodeCrewOptions(
             runner=runner,
             device=device,
             workers=least,
@@ -142,7 +142,7 @@ def _encoded(
     latents: str,
     *,
     how: Encode,
-    wish: EncodeCrewOptions,
+    options: EncodeCrewOptions,
     limit: int,
     overwrite: bool,
     redo_changed: bool,
@@ -153,14 +153,14 @@ def _encoded(
     check_apart(source.url if is_glob(images) else images, latents)
     model = find_model(how.model, text=how.text, listener=listener.told)
     check_resolution(model, how.resolution)
-    crew = find_crew(wish)
+    crew = find_crew(options)
     how = replace(how, dtype=dtype_of(how.dtype, crew.device, model))
     settings = settings_of(model, how)
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
     wanted = source.first(limit)
     before = len(manifest.receipts)
-    manifest, pending = plan(
+    manifest, pending = pending_shards(
         edition,
         manifest,
         source.shards,
@@ -206,7 +206,7 @@ def _encoded(
     )
     runner = None
     if pending:
-        runner = runner_of(wish, crew, units=len(pending), phase=str(how.resolution))
+        runner = runner_of(options, crew, units=len(pending), phase=str(how.resolution))
     del source, wanted, manifest
     return run.carry_out(runner, work, drained(pending))
 
@@ -254,7 +254,7 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def plan(
+def pending_shards(
     edition: Edition,
     manifest: Manifest,
     known: Sequence[ImageShard],

@@ -26,7 +26,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
-from wdsprep.encoding.encode import plan
+from wdsprep.encoding.encode import pending_shards
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
@@ -78,7 +78,9 @@ class Tee:
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
-        self._manifest, pending = plan(self._edition, manifest, source.shards, source.shards)
+        self._manifest, pending = pending_shards(
+            self._edition, manifest, source.shards, source.shards
+        )
         left = {shard.item.name: shard for shard in pending}
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)

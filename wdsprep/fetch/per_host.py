@@ -42,14 +42,14 @@ class Turns:
         """`may_start` is asked before each turn; while it says no, the next is called when one
         ends, so it must say yes when none is taken."""
         self._free, self._per_host, self._may_start = in_flight, per_host, may_start
-        self._lanes: dict[str, _HostTurns] = {}
+        self._hosts: dict[str, _HostTurns] = {}
         self._ready: deque[str] = deque()
 
     async def take(self, host: str) -> None:
         """Wait for a turn with this host. RejectedError is that of another, which this one
         shares."""
         waiter = asyncio.get_running_loop().create_future()
-        self._lanes.setdefault(host, _HostTurns()).waiting.append(waiter)
+        self._hosts.setdefault(host, _HostTurns()).waiting.append(waiter)
         self._go_on(host)
         try:
             await waiter
@@ -69,19 +69,19 @@ class Turns:
     ) -> None:
         """The end of a turn, and what came of it: the host may want to be left alone for a while,
         and what failed may hold for all that wait."""
-        lane = self._lanes[host]
+        turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD
-        lane.failures = FAILURES_IN_A_ROW if for_all else lane.failures + 1 if failed else 0
-        if failure is not None and lane.failures >= FAILURES_IN_A_ROW:
-            _fail_waiting(lane, failure)
+        turns.failures = FAILURES_IN_A_ROW if for_all else turns.failures + 1 if failed else 0
+        if failure is not None and turns.failures >= FAILURES_IN_A_ROW:
+            _fail_waiting(turns, failure)
         if pause_s:
             loop = asyncio.get_running_loop()
-            lane.not_before = max(lane.not_before, loop.time() + pause_s)
-            loop.call_at(lane.not_before, self._go_on, host)
+            turns.not_before = max(turns.not_before, loop.time() + pause_s)
+            loop.call_at(turns.not_before, self._go_on, host)
         self._leave(host)
 
     def _leave(self, host: str) -> None:
-        self._lanes[host].busy -= 1
+        self._hosts[host].busy -= 1
         self._free += 1
         self._go_on(host)
 
@@ -92,35 +92,35 @@ class Turns:
             self._call(self._ready.popleft())
 
     def _call(self, host: str) -> None:
-        lane = self._lanes[host]
-        lane.queued = False
-        while lane.waiting:
-            waiter = lane.waiting.popleft()
+        turns = self._hosts[host]
+        turns.queued = False
+        while turns.waiting:
+            waiter = turns.waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                lane.busy += 1
+                turns.busy += 1
                 self._free -= 1
                 break
         self._line_up(host)
 
     def _line_up(self, host: str) -> None:
-        if host not in self._lanes:  # forgotten before its pause ended
+        if host not in self._hosts:  # forgotten before its pause ended
             return
-        lane = self._lanes[host]
-        room = 1 if lane.failures >= FAILURES_IN_A_ROW else self._per_host
-        paused = lane.not_before > asyncio.get_running_loop().time()
-        if lane.queued or paused:
+        turns = self._hosts[host]
+        room = 1 if turns.failures >= FAILURES_IN_A_ROW else self._per_host
+        paused = turns.not_before > asyncio.get_running_loop().time()
+        if turns.queued or paused:
             return
-        if lane.waiting and lane.busy < room:
-            lane.queued = True
+        if turns.waiting and turns.busy < room:
+            turns.queued = True
             self._ready.append(host)
-        elif not (lane.waiting or lane.busy):
-            del self._lanes[host]
+        elif not (turns.waiting or turns.busy):
+            del self._hosts[host]
 
 
-def _fail_waiting(lane: _HostTurns, error: RejectedError) -> None:
+def _fail_waiting(turns: _HostTurns, error: RejectedError) -> None:
     shared = (error.code, f"{error.detail}, as others there", *error.args[2:])
-    for waiter in lane.waiting:
+    for waiter in turns.waiting:
         if not waiter.done():
             waiter.set_exception(type(error)(*shared))
-    lane.waiting.clear()
+    turns.waiting.clear()

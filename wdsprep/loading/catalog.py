@@ -116,7 +116,7 @@ Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | St
 
 def open_all(streams: Streams) -> tuple[Dataset, ...]:
     """The datasets behind what `load` was given."""
-    return tuple(open_dataset(stream) for stream in as_streams(streams))
+    return tuple(load_dataset(stream) for stream in as_streams(streams))
 
 
 def as_streams(streams: Streams) -> list[Stream]:
@@ -133,7 +133,7 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def open_dataset(stream: Stream) -> Dataset:
+def load_dataset(stream: Stream) -> Dataset:
     """One GET where there is a manifest; a listing for tars that something else made."""
     store = open_store(os.fspath(stream.url))
     want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)

@@ -2,7 +2,7 @@
 
 The bounds on requests are those of a machine, and its workers share them. Where it has more cores
 than one host may be asked by, it has fewer workers with more threads each. The rules are in
-`staff`, which only computes; what machines there are is looked up in `find_workers`.
+`staff`, which only computes; what machines there are is looked up in `find_crew`.
 """
 
 from dataclasses import dataclass, replace
@@ -69,30 +69,32 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
     )
 
 
-def find_workers(wish: CrewOptions) -> WantedWorkers:
-    """Look at the machines. Only Ray knows those of a cluster; one that is started for the run is
-    this machine."""
-    workers = wish.max_workers or wish.workers
-    if wish.runner == "ray":
+def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+    """Look at the machines and staff them. Only Ray knows those of a cluster; one that is started
+    for the run is this machine."""
+    workers = options.max_workers or options.workers
+    if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
-        nodes = cluster_resources(wish.ray_address)
+        nodes = cluster_resources(options.ray_address)
         if nodes is not None:
             cpus = max((int(node.get("CPU", 0)) for node in nodes), default=0)
-            return WantedWorkers(workers=workers, node_cpus=max(1, cpus))
-    return WantedWorkers(workers=workers or usable_cpus())
+            wanted = WantedWorkers(workers=workers, node_cpus=max(1, cpus))
+            return staff(wanted, slices=slices, fetch=fetch)
+    wanted = WantedWorkers(workers=workers or usable_cpus())
+    return staff(wanted, slices=slices, fetch=fetch)
 
 
-def runner_of(wish: CrewOptions, crew: PackCrew) -> Runner:
+def runner_of(options: CrewOptions, crew: PackCrew) -> Runner:
     """A runner for this crew."""
-    grows = bool(wish.max_workers)
+    grows = bool(options.max_workers)
     return make_runner(
-        wish.runner,
-        workers=min(wish.workers, crew.workers) if grows else crew.workers,
+        options.runner,
+        workers=min(options.workers, crew.workers) if grows else crew.workers,
         max_workers=crew.workers if grows else 0,
         units_per_worker=crew.slices,
-        max_attempts=wish.max_attempts,
-        address=wish.ray_address,
+        max_attempts=options.max_attempts,
+        address=options.ray_address,
         cpus_per_worker=crew.cpus,
         name="pack",
     )

@@ -147,7 +147,7 @@ def pack(
             allow_s3=allow_s3,
             minds_outage=not ignore_outage,
         ),
-        wish=CrewOptions(
+        options=CrewOptions(
             runner=runner,
             workers=least,
             max_workers=most,
@@ -169,7 +169,7 @@ def _packed(
     rules: PackRules,
     columns: "Columns",
     fetch: FetchRules,
-    wish: CrewOptions,
+    options: CrewOptions,
     limit: int,
     append: bool,
     overwrite: bool,
@@ -177,10 +177,10 @@ def _packed(
     listener: PackListener,
 ) -> "Outcome":
     """The bounds of `fetch` hold for a machine."""
-    from wdsprep.packing.crew import find_workers, runner_of, staff
+    from wdsprep.packing.crew import find_crew, runner_of
     from wdsprep.packing.retry_rejected import Retries, read_retries
-    from wdsprep.packing.slices import make_plan, restore_inputs, survey
-    from wdsprep.packing.worker import PackWork
+    from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
+    from wdsprep.packing.work import PackWork
     from wdsprep.runners.run import Run, opened_dataset, written_generations
     from wdsprep.sources import check_slices
     from wdsprep.sources.patterns import is_glob
@@ -200,7 +200,7 @@ def _packed(
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
     check_apart(found.url if is_glob(source) else source, images)
-    seen = survey(found, limit, listener.listed)
+    seen = survey_source(found, limit, listener.listed)
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.found(seen)
@@ -217,7 +217,7 @@ def _packed(
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
-    crew = staff(find_workers(wish), slices=count, fetch=fetch if has_urls else None)
+    crew = find_crew(options, slices=count, fetch=fetch if has_urls else None)
     work = PackWork(
         source=seen.source,
         images=images,
@@ -229,7 +229,7 @@ def _packed(
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,
     )
-    runner = runner_of(wish, crew) if count else None
+    runner = runner_of(options, crew) if count else None
     run = Run(
         edition,
         manifest,

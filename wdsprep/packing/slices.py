@@ -82,7 +82,7 @@ class SlicePlan:
                 raise FingerprintError(f"{self.survey.source.url} changes while it is packed")
 
 
-def survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
+def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
     """Go over the source; `tell` hears from time to time how many items were seen."""
     try:
         return _survey(source, limit, tell)

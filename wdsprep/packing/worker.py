@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
@@ -19,7 +19,7 @@ from wdsprep.dataset.counts import bin_name
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample_key
-from wdsprep.dataset.receipts import RETRIED, Receipt, Settings, Shard
+from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.state import find_receipt
@@ -30,37 +30,19 @@ from wdsprep.packing.rules import PackRules
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
-from wdsprep.sources import LeftOut, Slice, Source
+from wdsprep.sources import LeftOut, Slice
 from wdsprep.store import open_store
 
+if TYPE_CHECKING:
+    from wdsprep.packing.work import PackWork
+
 WORST_HOSTS = 20  # of a slice, to be told about
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackWork:
-    """The picklable recipe of a worker, as runners want it."""
-
-    source: Source
-    images: str
-    rules: PackRules
-    settings: Settings
-    edition: str = ""
-    """The mark of the dataset's."""
-    generations: tuple[int, ...] = (0,)
-    threads: int = 1
-    retries: frozenset[str] = frozenset()
-    """The retry slices that are known."""
-    fetch_rules: fetch.FetchRules | None = None
-    """For a table of URLs."""
-
-    def open(self) -> "PackWorker":
-        return PackWorker(self)
 
 
 class PackWorker:
     """One process, in which the slices of a table of URLs share one client."""
 
-    def __init__(self, work: PackWork) -> None:
+    def __init__(self, work: "PackWork") -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.images), mark=work.edition)
         self._fetcher = fetch.Fetcher(work.fetch_rules) if work.fetch_rules else None
@@ -83,7 +65,7 @@ class PackWorker:
 
 
 def pack_slice(
-    work: PackWork, edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
+    work: "PackWork", edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[RunProgress, None, Receipt]:
     """Write all of a slice, its receipt last."""
     if done := find_receipt(edition.store, part.name, part.digest, work.settings):
@@ -112,7 +94,7 @@ def pack_slice(
 
 
 def _judged(
-    work: PackWork, part: Slice, downloads: Downloads | None, left_out: LeftOut
+    work: "PackWork", part: Slice, downloads: Downloads | None, left_out: LeftOut
 ) -> Iterator[tuple[int, Judged] | None]:
     return judged(
         work.source,
@@ -138,7 +120,7 @@ def _progress(
 
 
 def _receipt(
-    work: PackWork,
+    work: "PackWork",
     part: Slice,
     written: tuple[Shard, ...],
     rejects: RejectsFile,

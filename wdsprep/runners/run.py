@@ -108,8 +108,8 @@ class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
     all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
     published; `extra` is what else the manifest says. `status` is called at each event with what
-    makes a RunStatus, which takes a while where many workers are under way; `heard` with each step's
-    progress."""
+    makes a RunStatus, which takes a while where many workers are under way; `heard` with each
+    step's progress."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
-from wdsprep.reporting.facts.histograms import Surveyed, survey
+from wdsprep.reporting.facts.histograms import Surveyed, histograms_of
 from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
 from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding
@@ -71,7 +71,7 @@ def _chapter(
     def counts(what: str) -> Callable[[int], None]:
         return lambda number: heard(f"{given.shown}: {number:,} {what} read")
 
-    surveyed = survey(given, f"survey {seed}", counts("samples"))
+    surveyed = histograms_of(given, f"survey {seed}", counts("samples"))
     is_latents = given.manifest.dataset == "latents"
     return Chapter(
         given=given,

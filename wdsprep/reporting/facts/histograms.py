@@ -65,7 +65,7 @@ class Surveyed:
     histograms: tuple[Histogram, ...]
 
 
-def survey(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Surveyed:
+def histograms_of(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Surveyed:
     places = pick(given.manifest.shards, SAMPLES, seed)
     wanted = (LATENT,) if given.manifest.dataset == "latents" else ()
     read = read_each(lambda place: read_facts(given.store, place, wanted=wanted), places, heard)

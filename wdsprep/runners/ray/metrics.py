@@ -87,7 +87,7 @@ class DriversMetrics:
         self._tags = dict(tags)
         self._left = units
         self._open: set[int] = set()
-        self._queue = Gauge("wdsprep_units_left", "Units that are not finished.", TAGS)
+        self._units_left = Gauge("wdsprep_units_left", "Units that are not finished.", TAGS)
         self._at_work = Gauge("wdsprep_workers", "Workers that are ready or at work.", TAGS)
         self._attempts = Counter("wdsprep_attempts", "Units given to a worker.", TAGS)
         self._finished = Counter("wdsprep_units", "Units finished.", TAGS)
@@ -112,7 +112,7 @@ class DriversMetrics:
     def _set_left(self, done: int) -> None:
         if self._left:
             self._left -= done
-            self._queue.set(self._left, self._tags)
+            self._units_left.set(self._left, self._tags)
 
     def noting(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
         """Pass on the events of a run, and count them."""

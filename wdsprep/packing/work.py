@@ -1,0 +1,35 @@
+"""What a worker of `pack` is made from, without loading what it works with."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wdsprep.dataset.receipts import Settings
+from wdsprep.fetch.rules import FetchRules
+from wdsprep.packing.rules import PackRules
+from wdsprep.sources import Source
+
+if TYPE_CHECKING:
+    from wdsprep.packing.worker import PackWorker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackWork:
+    """The picklable recipe of a worker, as runners want it."""
+
+    source: Source
+    images: str
+    rules: PackRules
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's."""
+    generations: tuple[int, ...] = (0,)
+    threads: int = 1
+    retries: frozenset[str] = frozenset()
+    """The retry slices that are known."""
+    fetch_rules: FetchRules | None = None
+    """For a table of URLs."""
+
+    def open(self) -> "PackWorker":
+        from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
+
+        return PackWorker(self)
