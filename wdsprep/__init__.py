@@ -1,7 +1,7 @@
 """wdsprep turns image-caption downloads into tar shards that diffusion trainers stream.
 
-Each command of `wdsprep` is the function of its name here, with the same options. They are loaded
-when they are first used: `import wdsprep` costs nothing.
+The commands that work on datasets are the functions of their names here, with the same options.
+They are loaded when they are first used: `import wdsprep` costs nothing.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -38,6 +38,21 @@ def real(name: str, given: Any) -> Any:
     return given
 
 
+def at_least(least: float, **given: Any) -> None:
+    """Refuse what is no number or less than that, by the name of its option."""
+    for name, value in given.items():
+        if real(name, value) < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: give {least:g} or more")
+
+
+def one_of(known: Sequence[str], **given: Any) -> None:
+    """Refuse a word that is none of these, by the name of its option."""
+    for name, value in given.items():
+        if value not in known:
+            words = ", ".join(word for word in known if word)
+            raise UsageError(f"--{name.replace('_', '-')} {value!r}: give one of {words}")
+
+
 def size(given: Any) -> int:
     """A number of bytes, such as 2GB or 512MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))

@@ -65,7 +65,7 @@ def test_every_sample_is_found_by_its_key_as_it_lies_in_its_shard(images: Path) 
         found = find(images, key)
         assert isinstance(found, Looked)
         assert dict(found.members) == fields
-        assert found.facts()["json"]["key"] == key
+        assert found.facts["json"]["key"] == key
 
 
 def test_a_sample_is_found_in_a_few_reads_of_one_shard(
@@ -92,7 +92,7 @@ def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
         found = find(url, key)
         assert isinstance(found, Looked)
         assert found.key == key
-        assert found.facts()["members"]["latent.npy"]["shape"] == [2, 2]
+        assert found.facts["members"]["latent.npy"]["shape"] == [2, 2]
     with pytest.raises(NotFoundError, match="no sample 'bee'"):
         find(url, "bee")
 

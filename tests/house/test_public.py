@@ -94,11 +94,11 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
     (tar,) = Path(out).rglob("*.tar")
     tar.write_bytes(tar.read_bytes()[:-1024])
     told = wdsprep.repair(out)
-    assert repr(told) == f"<Repair {out!r}: 1 unit to make again, 0 units to mend>"
+    assert repr(told) == f"<Repair {out!r}: 1 unit to make again, the manifest to write>"
     assert (told.done, told.is_whole, tar.exists()) == (False, False, True)
     done = wdsprep.repair(out, yes=True)
     assert (done.done, done.is_whole, tar.exists()) == (True, True, False)
-    assert repr(wdsprep.repair(out, yes=True)) == f"<Repair {out!r}: sound>"
+    assert repr(wdsprep.repair(out, yes=True)) == f"<Repair {out!r}: nothing to do>"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,52 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
         ({"reencode": "png:1"}, "jpg:95"),
         ({"buckets": (512, 256)}, "rising sizes"),
         ({"append": True, "overwrite": True}, "give one of them"),
-        ({"check": "twice"}, "full or header"),
+        ({"check": "twice"}, "full, header"),
+        ({"compute_hash": "crc32"}, "sha256, md5, sha512"),
+        ({"limit": -1}, "0 or more"),
+        ({"samples_per_shard": 0}, "1 or more"),
+        ({"max_area": 0}, "1 or more"),
+        ({"timeout": 0}, "or more"),
+        ({"per_host": 0}, "1 or more"),
+        ({"runner": "rey"}, "local, ray"),
+        ({"workers": (4, 2)}, "MIN:MAX"),
+        ({"workers": "2:4"}, "for a Ray cluster"),
+        ({"max_attempts": 0}, "1 or more"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_python_too(
+def test_what_cannot_be_meant_is_refused_before_anything_is_removed(
     options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
+    write_files(tmp_path / "in", {"a.jpg": jpeg(1)})
+    write_files(tmp_path / "out", {"receipts/000000.json": b"precious"})
     with pytest.raises(UsageError, match=said):
-        wdsprep.pack(str(tmp_path), str(tmp_path / "out"), **options)
+        wdsprep.pack(tmp_path / "in", tmp_path / "out", **{"overwrite": True, **options})
+    assert (tmp_path / "out/receipts/000000.json").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"resolution": "64"}, "whole number"),
+        ({"resolution": 0}, "1 or more"),
+        ({"resolution": 64, "seed": "a"}, "whole number"),
+        ({"resolution": 64, "latents": "means"}, "sample, mean, moments"),
+        ({"resolution": 64, "device": "gpu"}, "auto, cuda, cpu"),
+        ({"resolution": 64, "limit": -1}, "0 or more"),
+        ({"resolution": 64, "batch_size": 0.5}, "give auto"),
+        ({"resolution": 64, "max_bytes": "much"}, "no size"),
+    ],
+)
+def test_encode_refuses_it_too(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        wdsprep.encode(tmp_path, tmp_path / "out", **options)
+
+
+def test_one_recipe_is_spelled_as_encode_spells_it() -> None:
+    how = wdsprep.Encode(resolution=64, max_bytes="1kB", batch_size="auto")
+    assert (how.max_bytes, how.batch_size) == (1000, 0)
+
+
+def test_nothing_to_verify_is_not_sound() -> None:
+    with pytest.raises(UsageError, match="name a dataset"):
+        wdsprep.verify()

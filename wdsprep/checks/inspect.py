@@ -7,6 +7,7 @@ all headers are.
 """
 
 import io
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,18 +39,18 @@ CountHeard = Callable[[int], None]
 
 
 @overload
-def inspect(dataset: str) -> "Overview": ...
+def inspect(dataset: "str | os.PathLike[str]") -> "Overview": ...
 @overload
 def inspect(
-    dataset: str, key: str, *, out: str = "", heard: Counting = unheard
+    dataset: "str | os.PathLike[str]", key: str, *, out: str = "", heard: Counting = unheard
 ) -> "Overview | Looked | Reject": ...
 def inspect(
-    dataset: str, key: str = "", *, out: str = "", heard: Counting = unheard
+    dataset: "str | os.PathLike[str]", key: str = "", *, out: str = "", heard: Counting = unheard
 ) -> "Overview | Looked | Reject":
     """What a dataset is, by its manifest; or the sample with the key `key`, or its reject.
 
         wdsprep.inspect("shards/images").facts["phases"]
-        wdsprep.inspect("shards/images", "000000000012").facts()
+        wdsprep.inspect("shards/images", "000000000012").facts
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
     `out` is a folder to write the members of the sample to. `heard` is told how many shards were
@@ -57,6 +58,7 @@ def inspect(
     """
     if out and not key:
         raise UsageError("-o is for the sample of a KEY")
+    dataset = os.fspath(dataset)
     store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
@@ -195,6 +197,7 @@ class Looked:
         names = ", ".join(name for name, _ in self.members)
         return f"<Looked {self.key!r}: sample {self.place.number:,} of {self.place.shard}: {names}>"
 
+    @property
     def facts(self) -> dict[str, Any]:
         place = self.place
         return {

@@ -9,6 +9,7 @@ these. Of rejects, what can be read stays, and the rest becomes rejects whose re
 list of inputs is removed, and the next `pack` writes it again from the table.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,7 @@ class RepairListener:
 
 
 def repair(
-    dataset: str,
+    dataset: "str | os.PathLike[str]",
     *,
     quick: bool = False,
     yes: bool = False,
@@ -113,9 +114,17 @@ class Repair:
     done: bool = False
 
     def __repr__(self) -> str:
-        again, mended = plural(len(self.units), "unit"), plural(len(self.mended), "unit")
-        planned = f"{again} to make again, {mended} to mend" if self.is_needed else "sound"
-        return f"<Repair {self.survey.place.shown!r}: {'done' if self.done else planned}>"
+        parts = [
+            f"{plural(len(self.units), 'unit')} to make again" * bool(self.units),
+            f"{plural(len(self.mended), 'unit')} to mend" * bool(self.mended),
+            f"{plural(len(self.indexes), 'index', 'indexes')} to write" * bool(self.indexes),
+            "a retry to end" * bool(self.unsettled),
+            "the manifest to write" * self.writes_manifest,
+        ]
+        parts = ["done"] if self.done else [part for part in parts if part] or ["nothing to do"]
+        parts += [f"{len(self.changed)} changed meanwhile"] if self.changed else []
+        parts += [f"{plural(len(self.beyond), 'finding')} left alone"] if self.beyond else []
+        return f"<Repair {self.survey.place.shown!r}: {', '.join(parts)}>"
 
     @property
     def is_whole(self) -> bool:

@@ -1,5 +1,6 @@
 """`verify`: check datasets, and latents against their images."""
 
+import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Verified:
 
 
 def verify(
-    *datasets: str,
+    *datasets: "str | os.PathLike[str]",
     quick: bool = False,
     workers: int = CrewOptions.workers,
     runner: str = CrewOptions.runner,
@@ -78,14 +79,19 @@ def verify(
 
     The options are those of `wdsprep verify`. Nothing is changed.
     """
-    most = workers or (usable_cpus() if runner == "local" else 0)
+    if not datasets:
+        raise UsageError("nothing to verify: name a dataset")
+    options = CrewOptions(
+        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
+    )
+    most = options.workers or (usable_cpus() if runner == "local" else 0)
 
     def runner_for(units: int) -> Runner:
         return make_runner(
-            runner,
+            options.runner,
             workers=min(most, units),
-            max_attempts=max_attempts,
-            address=ray_address,
+            max_attempts=options.max_attempts,
+            address=options.ray_address,
             name="verify",
         )
 
@@ -93,7 +99,7 @@ def verify(
 
 
 def check_datasets(
-    urls: Sequence[str],
+    urls: "Sequence[str | os.PathLike[str]]",
     *,
     make_runner: Callable[[int], Runner],
     quick: bool = False,
@@ -105,7 +111,8 @@ def check_datasets(
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):
         raise UsageError("the same dataset is named twice: name each once")
-    surveys = tuple(_survey(*both, listener) for both in zip(places, urls, strict=True))
+    shown = [os.fspath(url) for url in urls]
+    surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
     pairs = _pairs(surveys)
     for latents, images in pairs:
         check_pairs(latents, images)

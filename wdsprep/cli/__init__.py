@@ -9,7 +9,7 @@ option for the same thing.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
-Uses: checks, dataset, encoding, images, packing, runners, sources.
+Uses: checks, dataset, encoding, packing, runners, sources.
 """
 
 import json

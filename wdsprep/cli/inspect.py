@@ -33,7 +33,7 @@ def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool
     if isinstance(found, Reject):
         return found.to_json().strip() if as_json else printed([_reject(found)])
     if as_json:
-        return json.dumps(found.facts(), ensure_ascii=False, sort_keys=True)
+        return json.dumps(found.facts, ensure_ascii=False, sort_keys=True)
     return printed([*_sample(found), *(f"written: {path}" for path in found.written)])
 
 
@@ -91,7 +91,7 @@ def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:
 
 
 def _sample(sample: Looked) -> Iterator[str]:
-    facts = sample.facts()
+    facts = sample.facts
     yield f"{facts['key']}: sample {facts['number']:,} of {facts['shard']}"
     yield ""
     for name, member in facts["members"].items():

@@ -4,20 +4,24 @@ No default of a library function stands here: `LibraryCommand` has them from its
 """
 
 import importlib
-import re
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from wdsprep.encoding.recipe import DTYPES, LATENTS, TEXTS
+from wdsprep.encoding import DTYPES, LATENTS, TEXTS
 from wdsprep.errors import UsageError
-from wdsprep.images import jpeg_quality
-from wdsprep.packing.rules import HASHES, Digest
-from wdsprep.runners.base import least_and_most
-from wdsprep.text import auto, names, size
+from wdsprep.packing import HASHES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def named(function: str) -> Callable[..., Any]:
+    """The function that `module:name` means."""
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
+    return found
 
 
 class LibraryCommand(click.Command):
@@ -32,9 +36,8 @@ class LibraryCommand(click.Command):
         """By parameter. Importing the function takes a while, and is left until it is needed."""
         import inspect
 
-        module, _, name = self.function.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        return {n: p.default for n, p in inspect.signature(function).parameters.items()}
+        signature = inspect.signature(named(self.function))
+        return {name: parameter.default for name, parameter in signature.parameters.items()}
 
     def invoke(self, ctx: click.Context) -> Any:
         defaults = self.defaults()
@@ -51,33 +54,22 @@ class LibraryCommand(click.Command):
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What `parse` makes of the text, which it refuses with a UsageError."""
+    """What a function of the library, such as `wdsprep.text:size`, makes of the text, unless it
+    refuses that with a UsageError. It is imported when there is a text to read."""
 
-    def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
-        self.name, self._parse = name, parse
+    def __init__(self, name: str, function: str) -> None:
+        self.name, self._function = name, function
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            return self._parse(value)
+            return named(self._function)(value)
         except UsageError as error:
             return self.fail(str(error), param, ctx)
 
 
-def sizes(given: Any) -> dict[int, float]:
-    """A number for each of some sizes: `256=490M,512=300M`."""
-    powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
-    found = {}
-    for part in given.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*=\s*(\d+(?:\.\d+)?)([kMB]?)\s*", part)
-        if match is None:
-            raise UsageError(f"{part!r}: write 256=490M,512=300M")
-        found[int(match[1])] = float(match[2]) * powers[match[3]]
-    return found
-
-
-SIZE = Parsed("size", size)
-SIZES = Parsed("size=n,...", sizes)
-WORKERS_SPAN = Parsed("auto|N|MIN:MAX", least_and_most)
+SIZE = Parsed("size", "wdsprep.text:size")
+SIZES = Parsed("size=n,...", "wdsprep.cli.plan:sizes")
+WORKERS_SPAN = Parsed("auto|N|MIN:MAX", "wdsprep.runners.base:least_and_most")
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -111,7 +103,7 @@ RULES = options(
     click.option("--filter", help='Such as "aesthetic >= 4.5 and pwatermark < 0.8".'),
     click.option(
         "--reencode",
-        type=Parsed("jpg:quality", jpeg_quality),
+        type=Parsed("jpg:quality", "wdsprep.images:jpeg_quality"),
         help="Write every image as JPEG, such as jpg:95.",
     ),
     click.option("--max-side", type=int, help="Shrink larger images (with --reencode)."),
@@ -124,12 +116,12 @@ COLUMNS = options(
     click.option("--url-col", help="Column with the images' URLs.  [recognised]"),
     click.option(
         "--save-additional-columns",
-        type=Parsed("a,b,...", names),
+        type=Parsed("a,b,...", "wdsprep.text:names"),
         help="Keep only these beside the caption.  [all]",
     ),
     click.option(
         "--verify-hash",
-        type=Parsed("column[:hash]", Digest.parse),
+        type=Parsed("column[:hash]", "wdsprep.packing.rules:Digest.parse"),
         help="Column with digests, such as md5.",
     ),
     click.option("--compute-hash", type=click.Choice(HASHES), help="Keep each image's digest."),
@@ -215,7 +207,7 @@ PLAN = options(
     JSON,
 )
 CREW = options(
-    click.option("--batch-size", type=Parsed("auto|N", auto), show_default=True),
+    click.option("--batch-size", type=Parsed("auto|N", "wdsprep.text:auto"), show_default=True),
     click.option("--compile", is_flag=True, help="Compile the models first."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), show_default=True),
     click.option(

@@ -1,6 +1,7 @@
 """What `wdsprep plan` asks and prints."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -93,6 +94,18 @@ def plan_lines(
         return json.dumps({"phases": [facts(phase) for phase in phases]}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
     return printed(_lines(phases, choice, fleet, price_of))
+
+
+def sizes(given: Any) -> dict[int, float]:
+    """A number for each of some sizes: `256=490M,512=300M`."""
+    powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
+    found = {}
+    for part in given.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*=\s*(\d+(?:\.\d+)?)([kMB]?)\s*", part)
+        if match is None:
+            raise UsageError(f"{part!r}: write 256=490M,512=300M")
+        found[int(match[1])] = float(match[2]) * powers[match[3]]
+    return found
 
 
 def buckets_in(images: str) -> dict[int, Bucket]:

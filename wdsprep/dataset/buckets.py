@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from wdsprep.errors import UsageError
 
 
-def parse_buckets(given: str | Iterable[int]) -> tuple[int, ...]:
+def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
     """The buckets that a user names, such as "256,512" or (256, 512)."""
-    text = given if isinstance(given, str) else ",".join(map(str, given))
+    numbers = [given] if isinstance(given, str | int) else given
+    text = ",".join(map(str, numbers))
     try:
         buckets = tuple(int(part) for part in text.split(","))
     except ValueError:

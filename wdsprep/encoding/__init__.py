@@ -22,3 +22,10 @@ In: Image shards, a model and a recipe.
 Out: A latent dataset with the same keys; or the same arrays for a trainer that waits for them.
 Uses: dataset, images, runners, sources, store.
 """
+
+LATENTS = ("sample", "mean", "moments")
+"""What may be kept of the VAE's distribution."""
+TEXTS = ("emb", "tokens", "none")
+"""What may be made of a caption."""
+DTYPES = ("auto", "fp16", "bf16", "fp32")
+"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""

@@ -10,7 +10,9 @@ from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import CrewOptions, Runner
 from wdsprep.runners.local import usable_cpus
+from wdsprep.text import at_least, one_of
 
+DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 
 
@@ -23,6 +25,11 @@ class EncodeCrewOptions(CrewOptions):
     cpus_per_worker: float = 0.0
     gpus_per_worker: float = 0.0
     accelerator_type: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(DEVICES, device=self.device)
+        at_least(0, cpus_per_worker=self.cpus_per_worker, gpus_per_worker=self.gpus_per_worker)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ A shard is a unit of work; its output has its name, its keys and its order.
 
 import gc
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from wdsprep.runners.run import (
 )
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import auto, examples, plural, size
+from wdsprep.text import at_least, examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
@@ -67,8 +68,8 @@ class EncodeListener:
 
 
 def encode(
-    images: str = "shards/images",
-    out: str = "",
+    images: "str | os.PathLike[str]" = "shards/images",
+    out: "str | os.PathLike[str]" = "",
     *,
     resolution: int,
     model: str = Encode.model,
@@ -80,7 +81,7 @@ def encode(
     max_area: int = Encode.max_area,
     max_bytes: int | str = 0,
     limit: int = 0,
-    batch_size: int | str = "auto",
+    batch_size: int | str = Encode.batch_size,
     device: str = EncodeCrewOptions.device,
     workers: int | str = "auto",
     gpus_per_worker: float = EncodeCrewOptions.gpus_per_worker,
@@ -102,6 +103,7 @@ def encode(
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
     numbers. Interrupted or killed, the same call goes on where it was.
     """
+    at_least(0, limit=limit)
     least, most = least_and_most(workers)
     return _encoded(
         images,
@@ -115,8 +117,8 @@ def encode(
             seed=seed,
             compile=compile,
             max_area=max_area,
-            max_nbytes=size(max_bytes) or Encode.max_nbytes,
-            batch_size=auto(batch_size),
+            max_bytes=max_bytes,
+            batch_size=batch_size,
             device=device,
         ),
         options=EncodeCrewOptions(
@@ -138,8 +140,8 @@ def encode(
 
 
 def _encoded(
-    images: str,
-    latents: str,
+    images: "str | os.PathLike[str]",
+    latents: "str | os.PathLike[str]",
     *,
     how: Encode,
     options: EncodeCrewOptions,
@@ -199,8 +201,8 @@ def _encoded(
         edition=edition.mark,
         make_encoder=partial(make_encoder, model, how, crew.device),
         max_area=how.max_area,
-        max_nbytes=how.max_nbytes,
-        batch_size=how.batch_size,
+        max_nbytes=int(how.max_bytes),
+        batch_size=int(how.batch_size),
         decoders=crew.threads,
         threads=crew.threads,
     )
@@ -211,9 +213,9 @@ def _encoded(
     return run.carry_out(runner, work, drained(pending))
 
 
-def place_of(out: str, resolution: int) -> str:
+def place_of(out: "str | os.PathLike[str]", resolution: int) -> str:
     """Where latents go that are given no place."""
-    return out or f"shards/latents-{resolution}"
+    return os.fspath(out) or f"shards/latents-{resolution}"
 
 
 def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
@@ -236,7 +238,7 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the images, and all that a reader
     needs to know of the arrays. Limits of images are among it where they are not the usual ones."""
-    limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_nbytes}
+    limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_bytes}
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES}
     return {
         "crop": "centre",

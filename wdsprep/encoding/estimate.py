@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.encoding import TEXTS
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import SHAPES
-from wdsprep.encoding.recipe import TEXTS, Recipe
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError
 from wdsprep.store.s3.uploads import PART_NBYTES
 

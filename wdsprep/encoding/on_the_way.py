@@ -58,7 +58,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         model=model,
         recipe=replace(encode, dtype=dtype),
         device=device,
-        batch_size=encode.batch_size,
+        batch_size=int(encode.batch_size),
         make=encoding.make_encoder,
     )
 

@@ -5,15 +5,9 @@ They stand here alone. `encode`, `load` and `stream` take theirs from here, and 
 
 from dataclasses import dataclass
 
-from wdsprep.errors import UsageError
+from wdsprep.encoding import DTYPES, LATENTS, TEXTS
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-
-LATENTS = ("sample", "mean", "moments")
-"""What may be kept of the VAE's distribution."""
-TEXTS = ("emb", "tokens", "none")
-"""What may be made of a caption."""
-DTYPES = ("auto", "fp16", "bf16", "fp32")
-"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
+from wdsprep.text import at_least, auto, one_of, size, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +21,17 @@ class Recipe:
     seed: int = 0
     compile: bool = False
     max_area: int = MAX_AREA
-    max_nbytes: int = MAX_NBYTES
+    max_bytes: int | str = MAX_NBYTES
+    """Or as "250MB"."""
 
     def __post_init__(self) -> None:
         """Other words would be taken for one of these further on."""
-        for name, known in (("latents", LATENTS), ("text", TEXTS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} {getattr(self, name)!r}: give {', '.join(known)}")
+        one_of(LATENTS, latents=self.latents)
+        one_of(TEXTS, text=self.text)
+        one_of(DTYPES, dtype=self.dtype)
+        at_least(1, resolution=whole("--resolution", self.resolution), max_area=self.max_area)
+        whole("--seed", self.seed)
+        object.__setattr__(self, "max_bytes", size(self.max_bytes) or MAX_NBYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +42,13 @@ class Encode(Recipe):
         loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
 
     The settings are those of `wdsprep encode` that decide what latents are, `batch_size` on the
-    device (0: chosen), and `device`, by default the trainer's.
+    device, and `device`, by default the trainer's.
     """
 
     model: str = "sd2"
-    batch_size: int = 0
+    batch_size: int | str = "auto"
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "batch_size", auto(self.batch_size))

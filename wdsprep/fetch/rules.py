@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
+from wdsprep.text import at_least
 
 PASSING = frozenset(
     {
@@ -36,6 +37,11 @@ class FetchRules:
     """Stop where nobody answers, as the network may be down."""
     allow_s3: bool = False
     """Read `s3://` URLs, which is done with the credentials of who runs this."""
+
+    def __post_init__(self) -> None:
+        at_least(0.001, timeout=self.timeout_s)
+        at_least(0, retries=self.retries)
+        at_least(1, requests=self.in_flight, per_host=self.per_host)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,3 +9,6 @@ In: A source and the rules for what is kept.
 Out: An image dataset: shards by bucket, rejects, receipts.
 Uses: dataset, fetch, images, runners, sources, store.
 """
+
+HASHES = ("sha256", "md5", "sha512")
+"""By which digests of images are checked and kept."""

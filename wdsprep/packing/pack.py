@@ -7,6 +7,7 @@ so the dataset is the same to the byte for every runner, worker count and histor
 begins.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +22,7 @@ from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.packing.filters import Filter
 from wdsprep.packing.rules import Digest, PackRules
 from wdsprep.runners.base import CrewOptions, least_and_most
-from wdsprep.text import names, size
+from wdsprep.text import at_least, names, one_of, size
 
 if TYPE_CHECKING:
     from wdsprep.packing.slices import SourceSurvey
@@ -39,8 +40,8 @@ class PackListener:
 
 
 def pack(
-    source: str = "downloads",
-    images: str = "shards/images",
+    source: "str | os.PathLike[str]" = "downloads",
+    images: "str | os.PathLike[str]" = "shards/images",
     *,
     buckets: str | Iterable[int] = "256,512",
     samples_per_shard: int = PackRules.samples_per_shard,
@@ -95,8 +96,8 @@ def pack(
         raise UsageError("--overwrite removes the rejects that --retry-rejected is for: give one")
     if 0 < max_caption < min_caption:
         raise UsageError("--max-caption is below --min-caption: no caption fits both")
-    if check not in ("full", "header"):
-        raise UsageError(f"check {check!r}: give full or header")
+    one_of(("full", "header"), check=check)
+    at_least(0, limit=limit, max_side=max_side)
     if max_side and not reencode:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
     from wdsprep.sources import Columns
@@ -163,8 +164,8 @@ def pack(
 
 
 def _packed(
-    source: str,
-    images: str,
+    source: "str | os.PathLike[str]",
+    images: "str | os.PathLike[str]",
     *,
     rules: PackRules,
     columns: "Columns",

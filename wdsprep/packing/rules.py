@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 from wdsprep.errors import UsageError
 from wdsprep.images import Limits, Recode
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.text import names
+from wdsprep.packing import HASHES
+from wdsprep.text import at_least, names, one_of
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
-
-
-HASHES = ("sha256", "md5", "sha512")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +53,13 @@ class PackRules:
     kept: tuple[str, ...] | None = None
     verify: Digest | None = None
     compute_hash: str = ""
+
+    def __post_init__(self) -> None:
+        at_least(1, samples_per_shard=self.samples_per_shard, max_area=self.max_area)
+        at_least(1, max_shard_size=self.max_shard_nbytes)
+        at_least(0, min_size=self.min_size, max_aspect_ratio=self.max_aspect_ratio)
+        at_least(0, min_caption=self.min_caption, max_caption=self.max_caption)
+        one_of(("", *HASHES), compute_hash=self.compute_hash)
 
     @property
     def limits(self) -> Limits:

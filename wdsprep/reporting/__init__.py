@@ -10,13 +10,14 @@ Out: One HTML page.
 Uses: dataset, encoding, images, store.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.store import split_url
 from wdsprep.store.base import write_bytes
+from wdsprep.text import at_least
 
 SAMPLES = 12
 
@@ -31,8 +32,8 @@ class WrittenReport:
 
 
 def report(
-    *datasets: str,
-    output: str = "report.html",
+    *datasets: "str | os.PathLike[str]",
+    output: "str | os.PathLike[str]" = "report.html",
     samples: int = SAMPLES,
     seed: int = 0,
     model: str = "",
@@ -53,9 +54,10 @@ def report(
     from wdsprep.reporting.facts.gather import gather
     from wdsprep.reporting.page.page import page_of
 
-    if samples < 0:
-        raise UsageError(f"--samples {samples}: give 0 or more")
-    opened = open_all(datasets)
+    at_least(0, samples=samples)
+    at_least(1, max_area=max_area)
+    output = os.fspath(output)
+    opened = open_all([os.fspath(dataset) for dataset in datasets])
     check_output(output, opened)
     facts = gather(opened, samples=samples, seed=seed, model=model, max_area=max_area, heard=heard)
     data = page_of(facts).encode()

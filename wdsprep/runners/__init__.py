@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import Runner, check_span
 
 
 def make_runner(
@@ -65,11 +65,7 @@ def make_runner(
         raise UsageError(f"a worker cannot hold {units_per_worker} units: it takes at least 1")
     if max_workers and max_workers < workers:
         raise UsageError(f"{workers}:{max_workers} workers: the least comes first")
-    if kind == "local" and max_workers:
-        raise UsageError(
-            f"{workers}:{max_workers} workers are for a Ray cluster, whose machines come and go: "
-            "give one number here"
-        )
+    check_span(kind, workers, max_workers)
     if kind == "local":
         from wdsprep.runners.local import LocalRunner
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from wdsprep.errors import UsageError
+from wdsprep.text import at_least, one_of
 
 PROGRESS_S = 0.25
 """How often a unit tells how far it has come."""
@@ -82,6 +83,9 @@ class Runner(Protocol):
         ...
 
 
+RUNNERS = ("local", "ray")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CrewOptions:
     """Who shall work; 0 leaves it to us."""
@@ -92,12 +96,27 @@ class CrewOptions:
     ray_address: str | None = None
     max_attempts: int = 3
 
+    def __post_init__(self) -> None:
+        """Before anything is done: --overwrite may stand beside it."""
+        one_of(RUNNERS, runner=self.runner)
+        at_least(0, workers=self.workers, max_workers=self.max_workers)
+        at_least(1, max_attempts=self.max_attempts)
+        check_span(self.runner, self.workers, self.max_workers)
+
+
+def check_span(runner: str, least: int, most: int) -> None:
+    if runner == "local" and most:
+        raise UsageError(
+            f"{least}:{most} workers are for a Ray cluster, whose machines come and go: "
+            "give one number here"
+        )
+
 
 def least_and_most(workers: Any) -> tuple[int, int]:
     """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
     where there is one number alone."""
     if isinstance(workers, tuple):
-        return workers
+        workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
     match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(workers))
     least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
     if match is None or (match[2] and not 1 <= least <= most):

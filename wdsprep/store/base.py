@@ -103,8 +103,9 @@ def local_path(url: str) -> str | None:
     return url[scheme.end() :] if url.lower().startswith("file:") else None
 
 
-def absolute(url: str) -> str:
+def absolute(url: "str | os.PathLike[str]") -> str:
     """A local path as any process may open it, wherever it runs; other URLs as they are."""
+    url = os.fspath(url)
     path = local_path(url)
     if path is None:
         return url.rstrip("/")
