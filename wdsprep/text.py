@@ -74,6 +74,8 @@ def auto(given: Any) -> int:
 def names(given: Any) -> tuple[str, ...]:
     """Names with commas between them, or as a JSON list, which img2dataset takes."""
     if not isinstance(given, str):
+        if not isinstance(given, Iterable):
+            raise UsageError(f"{given!r} is no list of names")
         return tuple(map(str, given))
     if not given.startswith("["):
         return tuple(name.strip() for name in given.split(",") if name.strip())

@@ -117,6 +117,9 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
         ({"max_area": 0}, "1 or more"),
         ({"timeout": 0}, "or more"),
         ({"per_host": 0}, "1 or more"),
+        ({"contact": "two\nlines"}, "not a contact"),
+        ({"buckets": 2.5}, "rising sizes"),
+        ({"save_additional_columns": 5}, "no list of names"),
         ({"runner": "rey"}, "local, ray"),
         ({"workers": (4, 2)}, "MIN:MAX"),
         ({"workers": "2:4"}, "for a Ray cluster"),
@@ -159,3 +162,12 @@ def test_one_recipe_is_spelled_as_encode_spells_it() -> None:
 def test_nothing_to_verify_is_not_sound() -> None:
     with pytest.raises(UsageError, match="name a dataset"):
         wdsprep.verify()
+
+
+def test_all_workers_may_be_asked_for_in_the_same_words(tmp_path: Path) -> None:
+    write_files(tmp_path / "in", {"a.jpg": jpeg(1)})
+    wdsprep.pack(tmp_path / "in", tmp_path / "out", buckets=32, workers="auto")
+    assert not wdsprep.verify(tmp_path / "out", workers="auto").findings
+    assert wdsprep.repair(tmp_path / "out", workers="auto").is_whole
+    with pytest.raises(UsageError, match="from 1 on"):
+        wdsprep.verify(tmp_path / "out", workers=-1)

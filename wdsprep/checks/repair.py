@@ -61,7 +61,7 @@ def repair(
     *,
     quick: bool = False,
     yes: bool = False,
-    workers: int = CrewOptions.workers,
+    workers: int | str = "auto",
     runner: str = CrewOptions.runner,
     ray_address: str | None = CrewOptions.ray_address,
     max_attempts: int = CrewOptions.max_attempts,

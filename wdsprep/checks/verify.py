@@ -18,7 +18,7 @@ from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runn
 from wdsprep.runners.local import usable_cpus
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
-from wdsprep.text import plural
+from wdsprep.text import auto, plural
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
@@ -66,7 +66,7 @@ class Verified:
 def verify(
     *datasets: "str | os.PathLike[str]",
     quick: bool = False,
-    workers: int = CrewOptions.workers,
+    workers: int | str = "auto",
     runner: str = CrewOptions.runner,
     ray_address: str | None = CrewOptions.ray_address,
     max_attempts: int = CrewOptions.max_attempts,
@@ -82,7 +82,7 @@ def verify(
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
     options = CrewOptions(
-        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
+        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
     )
     most = options.workers or (usable_cpus() if runner == "local" else 0)
 

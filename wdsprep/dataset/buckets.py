@@ -12,7 +12,7 @@ from wdsprep.errors import UsageError
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
     """The buckets that a user names, such as "256,512" or (256, 512)."""
-    numbers = [given] if isinstance(given, str | int) else given
+    numbers = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     text = ",".join(map(str, numbers))
     try:
         buckets = tuple(int(part) for part in text.split(","))

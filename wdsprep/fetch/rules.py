@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
 from wdsprep.text import at_least
 
@@ -14,6 +15,12 @@ PASSING = frozenset(
 )
 """What another day may cure, or a version without the bug: worth another attempt now, and another
 run later."""
+
+
+def check_contact(contact: str) -> None:
+    """Refuse what no header can hold."""
+    if not (contact.isascii() and contact.isprintable()):
+        raise UsageError(f"{contact!r}: not a contact to show: give a URL or a mail address")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,7 @@ class FetchRules:
         at_least(0.001, timeout=self.timeout_s)
         at_least(0, retries=self.retries)
         at_least(1, requests=self.in_flight, per_host=self.per_host)
+        check_contact(self.contact)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

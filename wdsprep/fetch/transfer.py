@@ -38,7 +38,7 @@ from wdsprep.fetch.memory import CrowdedError, Room, room_for
 from wdsprep.fetch.multi import Multi
 from wdsprep.fetch.outcomes import rejection_of
 from wdsprep.fetch.robots import TOKEN
-from wdsprep.fetch.rules import FetchRules
+from wdsprep.fetch.rules import FetchRules, check_contact
 from wdsprep.fetch.urls import is_public
 from wdsprep.version import __version__
 
@@ -235,8 +235,7 @@ def too_many_bytes(limit: int) -> RejectedError:
 
 
 def user_agent(contact: str) -> str:
-    if not (contact.isascii() and contact.isprintable()):
-        raise UsageError(f"{contact!r}: not a contact to show: give a URL or a mail address")
+    check_contact(contact)
     return f"{TOKEN}/{__version__} (+{contact})" if contact else f"{TOKEN}/{__version__}"
 
 
