@@ -1,6 +1,8 @@
 """Fixtures for every test, and which tests are marked `system`: `-m "not system"` is soon done."""
 
 import contextlib
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +44,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "data")
     made: S3Store = request.getfixturevalue("s3_store")
     return made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MB; skipped where mounting is not allowed."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(root)]
+    if os.geteuid() or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    yield root
+    subprocess.run(["umount", "-l", str(root)], check=True)

@@ -446,18 +446,6 @@ def test_interrupted_before_a_worker_is_ready_it_ends_in_one_line(
 # --- disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MB; skipped where mounting is not allowed."""
-    root = tmp_path / "disk"
-    root.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(root)]
-    if os.geteuid() or subprocess.run(words, check=False, capture_output=True).returncode:
-        pytest.skip("cannot mount a tmpfs here")
-    yield root
-    subprocess.run(["umount", "-l", str(root)], check=True)
-
-
 def test_a_full_disk_is_one_line_and_with_room_the_rerun_completes(
     images: Path, undisturbed: dict[str, bytes], small_disk: Path
 ) -> None:

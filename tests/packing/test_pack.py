@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -273,18 +271,6 @@ def test_other_settings_at_once_are_refused(album: Path, tmp_path: Path) -> None
 
 
 # --- a full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MB; skipped where mounting is not allowed."""
-    root = tmp_path / "disk"
-    root.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(root)]
-    if os.geteuid() or subprocess.run(words, check=False, capture_output=True).returncode:
-        pytest.skip("cannot mount a tmpfs here")
-    yield root
-    subprocess.run(["umount", "-l", str(root)], check=True)
 
 
 def test_a_full_disk_is_one_clear_line_and_can_be_resumed(

@@ -9,7 +9,6 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
@@ -38,12 +37,7 @@ class Passage:
     def __enter__(self) -> "Passage":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reading.shutdown(cancel_futures=True)
         self._hashing.shutdown(cancel_futures=True)
 

@@ -64,8 +64,13 @@ class Effects:
         """The same for the models, which want to know more of it."""
         from wdsprep.encoding.on_the_way import prepared
 
-        limits = {"max_area": self.max_area, "max_nbytes": self.max_nbytes}
-        return prepared(found, tar, resolution=self.pixels, **limits)
+        return prepared(
+            found,
+            tar,
+            resolution=self.pixels,
+            max_area=self.max_area,
+            max_nbytes=self.max_nbytes,
+        )
 
     def finish(self, batch: Batch, rows: range) -> None:
         if batch.moments is not None:

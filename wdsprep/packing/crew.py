@@ -72,16 +72,16 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
 def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
     """Look at the machines and staff them. Only Ray knows those of a cluster; one that is started
     for the run is this machine."""
-    workers = options.max_workers or options.workers
+    workers, node_cpus = options.max_workers or options.workers, 0
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
         nodes = cluster_resources(options.ray_address)
         if nodes is not None:
-            cpus = max((int(node.get("CPU", 0)) for node in nodes), default=0)
-            wanted = WantedWorkers(workers=workers, node_cpus=max(1, cpus))
-            return staff(wanted, slices=slices, fetch=fetch)
-    wanted = WantedWorkers(workers=workers or usable_cpus())
+            node_cpus = max(1, max((int(node.get("CPU", 0)) for node in nodes), default=0))
+    if not node_cpus:
+        workers = workers or usable_cpus()
+    wanted = WantedWorkers(workers=workers, node_cpus=node_cpus)
     return staff(wanted, slices=slices, fetch=fetch)
 
 

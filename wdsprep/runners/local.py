@@ -9,6 +9,7 @@ Where GPUs are named, a slot keeps its GPU from one worker to the next.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -33,8 +34,12 @@ from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")
 
-# Its driver may run for days, while what it would import is another version by now.
-_BOOT = f"""{inspect.getsource(installed)}
+
+@functools.cache
+def _boot() -> str:
+    """What a worker runs. Its driver may have run for days, while what it would import is another
+    version by now."""
+    return f"""{inspect.getsource(installed)}
 import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]
 if (there := installed())[0] != version:
     from multiprocessing.connection import Connection
@@ -145,7 +150,7 @@ def _spawn(units_at_once: int, environment: dict[str, str] | None) -> _Worker:
     with ours, theirs:
         try:
             process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-c", _BOOT, *arguments],
+                [sys.executable, "-c", _boot(), *arguments],
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],

@@ -4,7 +4,7 @@ What travels is pickled by name, and names mean something else in another versio
 the driver's version goes before it as plain text, and it is the driver's own code that compares:
 `installed` reaches a local worker as source, and all of this reaches Ray's workers by value, as the
 module is registered for that. It runs there whatever is installed, so nothing of wdsprep is
-imported at its top but the version.
+imported at its top.
 """
 
 import importlib
@@ -13,8 +13,6 @@ import socket
 import sys
 from collections.abc import Iterable
 from typing import Any
-
-from wdsprep.version import __version__ as __version__
 
 Installed = tuple[str, str]
 """A version, and the folder where it lies; both empty where there is none."""

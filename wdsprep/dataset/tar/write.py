@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
 from wdsprep.dataset.tar.index import encode_index
@@ -88,12 +87,7 @@ class TarWriter:
     def __enter__(self) -> "TarWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._background.shutdown(cancel_futures=True)
 
     @property

@@ -30,9 +30,8 @@ from wdsprep.loading.worker_memory import Bytes
 OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
 NONE = memoryview(b"")
 
-ByteColumns = Sequence[
-    Bytes
-]  # of each part that samples begin with: a row of so many bytes for each
+ByteColumns = Sequence[Bytes]
+"""Of each part that samples begin with: a row of so many bytes for each."""
 SamplePlace = tuple[int, int]  # of a sample: its shard, and its number there
 ShelfFound = memoryview | BadSampleError | NotFoundError  # what follows, or why nothing came
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first

@@ -22,7 +22,7 @@ THEN = "begin a new stream from the state of the last batch"
 
 
 def sent_to_workers(pieces: "Pieces") -> Any:
-    """A line for workers, and where they find modules, as the driver does."""
+    """The pieces for workers, and where they find modules, as the driver does."""
     return ray.put((__version__, sys.path, cloudpickle.dumps(pieces)))
 
 

@@ -51,6 +51,7 @@ from wdsprep.runners.schedule import (
 )
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
+from wdsprep.version import __version__
 
 for _by_value in (versions, actor):
     cloudpickle.register_pickle_by_value(_by_value)
@@ -135,7 +136,7 @@ class _Actors:
         self._name = f"wdsprep-{runner.name}"
         self._waiting = Waiting(runner.share)
         data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
-        self._arguments = versions.__version__, data, path, runner.tags
+        self._arguments = __version__, data, path, runner.tags
         self._planned = max(runner.workers, runner.max_workers)
         self._units_per_worker = runner.units_per_worker
         self._metrics = metrics
