@@ -1,22 +1,15 @@
 """The command line as people meet it: one line for each failure, and the right exit code."""
 
 import json
-import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.kit.paths import ROOT
-from wdsprep.cli import cli, main
+from wdsprep.cli import main
 from wdsprep.version import __version__
 
 PROGRAM = Path(sys.executable).with_name("wdsprep")
@@ -175,85 +168,6 @@ def test_index_writes_what_pack_would(downloads: Path) -> None:
         path.unlink()
     assert run("index", "shards/images").stdout == "2 indexes written, of 2 samples\n"
     assert [path.read_bytes() for path in indexes] == whole
-
-
-def test_every_command_and_option_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    for name, command in cli.commands.items():
-        assert f"wdsprep {name}" in text
-        for option in command.params:
-            for spelling in option.opts:
-                assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
-
-
-def python_blocks(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
-
-
-def output(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.system
-def test_python_blocks_of_the_readmes_run_on_what_pack_makes(downloads: Path) -> None:
-    assert run("pack", str(downloads)).returncode == 0
-    encode, read_images, read_latents, load, resume, online, *_ = python_blocks("README.md")
-    assert output(encode) == "True 2 ()\n"
-    assert output(read_images) == "000000000000 (300, 400) a photo\n"
-    assert output(read_latents) == "000000000000 (4, 32, 32) (77, 64) a photo\n"
-    shapes = "torch.Size([2, 4, 32, 32]) torch.Size([2, 77, 64])"
-    assert output(load).startswith(f"{shapes} ['0000")
-    imports = "import wdsprep\n"
-    assert output(imports + resume).startswith("3 ['0000")
-    assert output(online).startswith(f"{shapes} ['0000")
-    read_sample = python_blocks("shards/README.md")[0]
-    print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
-    assert output(print_one) == "000000000000.jpg 000000000000.json 000000000000.txt\n"
-
-
-# Commands of the README that need what a test does not have: other data, real weights, a cluster.
-NEEDS = ("s3://", "laion", "photos/", "parquet", "part-{", "--trial", "--limit")
-NEEDS += ("tools/", "torchrun", "energon", "shards/trial", "git clone", "http.server", "kill %1")
-
-
-def commands_of_the_readme() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.partition(" #")[0].strip().replace(".venv/bin/", "") for line in lines]
-
-
-def test_every_wdsprep_command_of_the_readme_can_be_parsed() -> None:
-    found = [shlex.split(line) for line in commands_of_the_readme() if line.startswith("wdsprep")]
-    assert len(found) > 25
-    for _program, name, *options in found:
-        cli.commands[name].make_context(name, options)
-
-
-@pytest.mark.system
-def test_the_commands_of_the_readme_run_one_after_the_other(downloads: Path) -> None:
-    serve = partial(SimpleHTTPRequestHandler, directory=str(downloads))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), serve)
-    threading.Thread(target=server.serve_forever).start()
-    ran = []
-    try:
-        for line in commands_of_the_readme():
-            if any(need in line for need in NEEDS) or line in ran:
-                continue
-            line = line.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
-            line += " --model tiny" if line.startswith("wdsprep encode") else ""
-            env = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
-            done = subprocess.run(
-                ["bash", "-c", line], env=env, capture_output=True, text=True, timeout=300
-            )
-            assert done.returncode == 0, f"{line}: {done.stderr}"
-            ran.append(line)
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert len(ran) >= 12, ran
-    assert "wdsprep report" in "".join(ran)
 
 
 # Ctrl-C comes while Python can raise nothing: it prints such an exception and goes on.

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import wdsprep
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
-from tests.kit.paths import README
+from tests.kit.paths import LOADING_PAGE, blocks
 from wdsprep.dataset.draft import Draft
 from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
@@ -231,14 +230,13 @@ def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
 
 
 @pytest.mark.usefixtures("cheap")
-def test_the_recipe_of_the_readme(
+def test_the_recipe_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files: dict[str, bytes | str] = {f"{n}.jpg": jpeg(n, (256, 270)) for n in range(4)}
     packed(write_files(tmp_path / "photos", files), Path("shards/images"), "--buckets", "256")
-    section = README.read_text().partition("\n## Encode while training\n")[2].partition("\n## ")[0]
-    (recipe,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    exec(f"import wdsprep\n{recipe}", {})
+    ((_kind, recipe),) = blocks(LOADING_PAGE, "python", section="Encode while training")
+    exec(recipe, {})
     assert capsys.readouterr().out.count("torch.Size([2, 4, 32, 32])") == 2
     assert manifest_of(Path("shards/kept")).samples == 4

@@ -44,23 +44,27 @@ def test_a_rival_that_fails_ends_the_benchmark() -> None:
 def test_figures_are_kept_by_group_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n")
-    for name, file in {"README": readme, "RECORD": "figures.json", "PAGE": "figures.md"}.items():
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n")
+    for name, file in {"PAGE": page, "RECORD": "figures.json", "TABLES": "figures.md"}.items():
         monkeypatch.setattr(figures, name, tmp_path / file)
     machine = {"date": "2026-11-21", "cores": 2, "cpu": "a CPU"}
     for name, seconds in (("load-0", 2.0), ("pack-tar", 1.0), ("load-0", 4.0)):
         figures.record([timed(name, ours=1.0, theirs=seconds)], ("pack", "load"), machine)
     assert list(json.loads((tmp_path / "figures.json").read_text())) == ["pack-tar", "load-0"]
-    assert readme.read_text().splitlines()[4:] == [
+    assert page.read_text().splitlines()[4:] == [
         "| title of pack-tar | 10/s | they | 10/s | 1.00 |  |",
         "| title of load-0 | 10/s | they | 2.5/s | 4.00 | 3 |",
+        "",
+        "Measured on",
+        "",
+        "- 2026-11-21, 2 cores of a CPU",
         figures.END,
         "after",
     ]
-    page = (tmp_path / "figures.md").read_text()
-    assert "2026-11-21, 2 cores of a CPU" in page
-    assert "| they | 2.5/s | 2.5..2.5 | 4.00 | 1.0 | 50 |" in page
+    every = (tmp_path / "figures.md").read_text()
+    assert "2026-11-21, 2 cores of a CPU" in every
+    assert "| they | 2.5/s | 2.5..2.5 | 4.00 | 1.0 | 50 |" in every
 
 
 def timed(name: str, *, ours: float, theirs: float) -> Measured:
@@ -76,10 +80,10 @@ def timed(name: str, *, ours: float, theirs: float) -> Measured:
     return Measured(group=group, runs=runs)
 
 
-def test_the_readme_and_the_page_show_what_was_recorded(
+def test_the_page_and_the_tables_show_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = {name: getattr(figures, name).read_text() for name in ("README", "PAGE")}
+    shown = {name: getattr(figures, name).read_text() for name in ("PAGE", "TABLES")}
     for name, text in shown.items():
         monkeypatch.setattr(figures, name, tmp_path / name)
         (tmp_path / name).write_text(text)

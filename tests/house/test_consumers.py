@@ -1,8 +1,7 @@
-"""Trainers that were not written for these shards feed from them, by the README's own recipes."""
+"""Trainers that were not written for these shards feed from them, by the recipes of our page."""
 
 import gc
 import importlib.util
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +12,13 @@ import torch
 
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
-from tests.kit.paths import README
+from tests.kit.paths import LOADING_PAGE, blocks
 
 pytestmark = pytest.mark.system
 
 SIZES = (20, 12)
-SECTION = README.read_text().partition("\n## Train with something else\n")[2].partition("\n## ")[0]
-TRAINER, BEHIND, AUGMENTED, WEBDATASET, DATASETS, ENERGON = re.findall(
-    r"```py\n(.*?)```", SECTION, re.DOTALL
-)
+RECIPES = blocks(LOADING_PAGE, "py", section="Train with something else")
+TRAINER, BEHIND, AUGMENTED, WEBDATASET, DATASETS, ENERGON = (code for _kind, code in RECIPES)
 HAS_ENERGON = all(importlib.util.find_spec(name) for name in ("megatron", "multistorageclient"))
 
 
@@ -72,7 +69,7 @@ def stored(latents: Path) -> set[bytes]:
         pytest.param(DATASETS, id="datasets"),
     ],
 )
-def test_a_recipe_of_the_readme_trains_on_every_sample_once(recipe: str, latents: Path) -> None:
+def test_a_recipe_of_the_page_trains_on_every_sample_once(recipe: str, latents: Path) -> None:
     fed, losses = train(recipe)
     rows = [row.numpy().tobytes() for latent, _emb in fed for row in latent]
     assert len(rows) == sum(SIZES)
@@ -121,7 +118,7 @@ def test_energon_trains_with_our_indexes_as_they_are(latents: Path) -> None:
 def test_images_of_several_formats_reach_datasets_as_jpegs_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the README says."""
+    """As the page says."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     kinds = {"a.jpg": "JPEG", "b.png": "PNG", "c.webp": "WEBP"}
     files: dict[str, bytes | str] = {n: jpeg(1, (80, 70), kind) for n, kind in kinds.items()}

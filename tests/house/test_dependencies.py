@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import README, ROOT
+from tests.kit.paths import ROOT, blocks, pages
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 LINE = re.compile(r'    "([\w.-]+)[^"]*",(?:  # (.+))?')
@@ -83,10 +83,10 @@ def test_the_package_imports_what_is_named_so_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.name)
 def test_what_the_package_does_not_import_serves_trainers(given: Named) -> None:
-    """Its line says who uses it, and a recipe of the README does."""
+    """Its line says who uses it, and a recipe of a page does."""
     assert given.name not in PACKAGE
     assert given.comment
-    recipes = re.findall(r"```py(?:thon)?\n(.*?)```", README.read_text(), re.DOTALL)
+    recipes = [code for page in pages() for _kind, code in blocks(page, "py", "python")]
     assert given.name in distributions(recipes, own=("wdsprep",))
 
 

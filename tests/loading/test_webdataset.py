@@ -79,7 +79,7 @@ def test_a_filter_loses_nothing_over_a_resume(data: str, order: list[str]) -> No
 
 
 def test_batched_has_read_one_sample_more(data: str) -> None:
-    """As the README warns; once it has not, that sentence can go."""
+    """As the page warns; once it has not, that sentence can go."""
     loader = raw(data)
     next(iter(behind(loader).batched(BATCH)))
     assert loader.state_dict()["row"] == [1, 1]
@@ -133,6 +133,6 @@ def test_plain_webdataset_reads_every_shard_that_inspect_names(tmp_path: Path) -
 
 
 def test_webdataset_opens_no_s3() -> None:
-    """As the README says, with two ways round it."""
+    """As the page says, with two ways round it."""
     with pytest.raises(ValueError, match="no gopen handler"):
         wds.gopen("s3://bucket/latents-256/256/000000.tar")

@@ -1,7 +1,8 @@
 """The figures that the project shows: the last ones measured of each group.
 
 `results/figures.json` holds them. From it are made `results/figures.md`, with every table, and in
-the README one table with a line for each group that has somebody to be compared with.
+`README.md` here the machines, and one table with a line for each group that has somebody to be
+compared with.
 """
 
 import json
@@ -9,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.benches import ROOT, Role, tables
+from tools.benches import Role, tables
 from tools.benches.turns import Measured
 
-RESULTS = Path(__file__).parent / "results"
-RECORD, PAGE = RESULTS / "figures.json", RESULTS / "figures.md"
-README = ROOT / "README.md"
+HERE = Path(__file__).parent
+RECORD, TABLES = HERE / "results/figures.json", HERE / "results/figures.md"
+PAGE = HERE / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 TITLE = """# Figures
 
@@ -39,12 +40,13 @@ def record(found: Sequence[Measured], order: Sequence[str], machine: dict[str, A
 def show(kept: dict[str, dict[str, Any]]) -> None:
     measured = [tables.from_facts(facts) for facts in kept.values()]
     places = [_place(facts["machine"]) for facts in kept.values()]
-    PAGE.write_text("\n".join([TITLE, *_sections(measured, places)]))
-    before, rest = README.read_text().split(BEGIN)
+    TABLES.write_text("\n".join([TITLE, *_sections(measured, places)]))
+    before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
     lines = [HEAD, ("---",) * len(HEAD), *(line for one in measured for line in _lines(one))]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    README.write_text(f"{before}{BEGIN}\n{rows}\n{END}{after}")
+    machines = "\n".join(f"- {place}" for place in sorted({*places}))
+    PAGE.write_text(f"{before}{BEGIN}\n{rows}\n\nMeasured on\n\n{machines}\n{END}{after}")
 
 
 def _place(machine: dict[str, Any]) -> str:
@@ -63,7 +65,7 @@ def _sections(measured: Sequence[Measured], places: Sequence[str]) -> Iterator[s
 
 
 def _lines(measured: Measured) -> Iterator[tuple[str, ...]]:
-    """A line for the README, where anything is faster or slower than we are."""
+    """A line for the page, where anything is faster or slower than we are."""
     others = [rival for rival in measured.group.rivals if rival.role is Role.RIVAL]
     others = others or [rival for rival in measured.group.rivals if rival.role is Role.LIMIT]
     if not others:

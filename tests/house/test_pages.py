@@ -1,0 +1,183 @@
+"""The README and the pages it leads to: short, complete, and every line of code in them runs."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.kit.paths import README, ROOT, blocks, pages
+from wdsprep.cli import cli
+
+PAGES = pages()
+SIZES = {"a": (300, 400), "b": (640, 520), "c": (100, 100)}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Lines of the README that need a network.
+ONLINE = ("pip install", "pipx", "uv tool", "git clone", "--model sd2")
+# Lines of the pages that need what a test does not have: other data, real weights, a cluster.
+NEEDS = ("s3://", "laion", "photos/", "parquet", "part-{", "--trial", "--limit", "tools/")
+NEEDS += ("torchrun", "energon", "shards/trial", "http.server", "kill %1", "install")
+TRIAL = " --model tiny --runner local"
+# `wdsprep` with fewer pictures to draw.
+FEW = f"""#!{sys.executable}
+import sys
+
+from wdsprep.__main__ import main
+from wdsprep.cli.demo import pictures
+
+pictures.PICTURES, pictures.SIDES = 12, (256, 256, 256, 512)
+sys.exit(main())
+"""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that headings have: their words with dashes between."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands_of(page: Path) -> list[str]:
+    lines = "".join(code for _kind, code in blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    return [line.partition(" #")[0].strip() for line in lines]
+
+
+def run(*words: str, **env: str) -> str:
+    done = subprocess.run(
+        words, env=os.environ | env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{words}: {done.stderr}"
+    return done.stdout
+
+
+def test_the_readme_can_be_read_in_one_go_and_leads_to_every_page() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 200
+    linked = {(ROOT / link).resolve() for link in LINK.findall(text)}
+    assert {*PAGES} - {README} <= linked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != README], ids=name_of)
+def test_a_page_leads_back_to_the_readme(page: Path) -> None:
+    *_, last = LINK.findall(page.read_text())
+    assert (page.parent / last).resolve() == README
+
+
+def test_every_command_and_option_is_in_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    for name, command in cli.commands.items():
+        assert f"wdsprep {name}" in text
+        for option in command.params:
+            for spelling in option.opts:
+                assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
+
+
+def test_every_wdsprep_command_of_the_pages_can_be_parsed() -> None:
+    lines = [line for page in PAGES for line in commands_of(page)]
+    found = [shlex.split(line) for line in lines if line.startswith("wdsprep ")]
+    assert len(found) > 25
+    for _program, name, *options in found:
+        cli.commands[name].make_context(name, options)
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, where `wdsprep` is one that draws few pictures."""
+    home, programs = tmp_path / "home", tmp_path / "programs"
+    home.mkdir()
+    programs.mkdir()
+    (programs / "wdsprep").write_text(FEW)
+    (programs / "wdsprep").chmod(0o755)
+    (programs / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(home)
+    return home
+
+
+@pytest.mark.system
+def test_the_readme_runs_from_its_first_line_to_its_last_with_nothing_else(few: Path) -> None:
+    """Without a network, as somebody would who reads it in its order."""
+    ran = []
+    for kind, code in blocks(README, "sh", "python"):
+        if kind == "python":
+            ran.append(run(sys.executable, "-c", code))
+            continue
+        for line in code.splitlines():
+            if not any(word in line for word in ONLINE):
+                ran.append(run("bash", "-c", line))
+    assert len(ran) >= 10
+    assert {path.name for path in few.iterdir()} == {"demo", "shards", "report.html"}
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a folder `downloads` here: three photos, one caption."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    for name, size in SIZES.items():
+        Image.effect_noise(size, 50).convert("RGB").save(folder / f"{name}.jpg")
+    (folder / "a.txt").write_text("a photo")
+    serve = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.system
+def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
+    """On three photos. Their lines of shell and their blocks called python, in their order."""
+    found: dict[str, list[str]] = {}
+    for room in ("runners", "fetch", "encoding", "loading", "checks", "reporting"):
+        page = ROOT / "wdsprep" / room / "README.md"
+        for line in commands_of(page):
+            if not any(need in line for need in NEEDS):
+                line += TRIAL if line.startswith("wdsprep encode") else ""
+                found[line] = [run("bash", "-c", line.replace("127.0.0.1:8000", served))]
+        codes = [code for _kind, code in blocks(page, "python")]
+        found[room] = [run(sys.executable, "-c", code) for code in codes]
+    assert len(found) > 16
+    load, resume, online, images, latents = found["loading"]
+    assert found["encoding"] == ["True 2 ()\n"]
+    assert images == "000000000000 (300, 400) a photo\n"
+    assert latents == "000000000000 (4, 32, 32) (77, 64) a photo\n"
+    shapes = "torch.Size([2, 4, 32, 32]) torch.Size([2, 77, 64])"
+    assert load.startswith(f"{shapes} ['0000")
+    assert resume.startswith("3 ['0000")
+    assert online.startswith(f"{shapes} ['0000")
+    ((_kind, read_sample), *_) = blocks(ROOT / "shards/README.md", "python")
+    print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
+    members = "000000000000.jpg 000000000000.json 000000000000.txt\n"
+    assert run(sys.executable, "-c", print_one) == members
+
+
+def test_the_recipes_in_python_can_be_parsed() -> None:
+    """Those that are not run here are held by the tests of what they are about."""
+    found = [code for page in PAGES for _kind, code in blocks(page, "py", "python")]
+    assert len(found) > 15
+    for code in found:
+        compile(code, "recipe", "exec")
