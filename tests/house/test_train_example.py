@@ -1,9 +1,10 @@
-"""The example trainer: killed or on several ranks, its losses are those of one undisturbed run."""
+"""The example trainer: stopped, or on several ranks, it has the losses of one undisturbed run."""
 
 import contextlib
 import csv
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.kit import example_trainer
+from tests.kit.example_trainer import Interrupt
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
 
@@ -37,18 +39,21 @@ class Trainer:
         while words not in self.said.recv():
             assert self.said.poll(LIMIT_S)
 
-    def end(self) -> None:
+    def end(self, code: int = 0) -> None:
         self.process.join(LIMIT_S)
-        assert self.process.exitcode == 0
+        assert self.process.exitcode == code
 
 
 @contextlib.contextmanager
-def trainer(folder: Path, out: str, **environment: str) -> Iterator[Trainer]:
+def trainer(
+    folder: Path, out: str, interrupt: Interrupt | None = None, **environment: str
+) -> Iterator[Trainer]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([example_trainer.PRELOADED])
     ours, its = context.Pipe()
     words = ["latents-256", "latents-512", "--out", out, *OPTIONS]
-    process = context.Process(target=example_trainer.train, args=(folder, words, environment, its))
+    arguments = (folder, words, environment, its, interrupt)
+    process = context.Process(target=example_trainer.train, args=arguments)
     path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"):
         process.start()
@@ -104,18 +109,32 @@ def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     assert losses_of(folder / "killed") == undisturbed
 
 
-def test_two_ranks_have_the_losses_of_one(undisturbed: Losses, folder: Path) -> None:
+def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
+    undisturbed: Losses, folder: Path
+) -> None:
+    ctrl_c = Interrupt(at=f"phase 0 step {SAVED + 1} ", signum=signal.SIGINT)
+    with trainer(folder, "stopped", ctrl_c) as stopped:
+        stopped.wait_for(f"saved at phase 0 step {SAVED + 2}: run the same command to go on")
+        stopped.end(130)
+    assert losses_of(folder / "stopped") == undisturbed[: SAVED + 2]
+
+
+def test_two_ranks_have_the_losses_of_one_and_stop_together(
+    undisturbed: Losses, folder: Path
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     world |= {"GLOO_SOCKET_IFNAME": "lo"}
-    with (
-        trainer(folder, "ranks", RANK="0", **world) as first,
-        trainer(folder, "ranks", RANK="1", **world) as second,
-    ):
-        first.end()
-        second.end()
+    for code in (130, 0):
+        with trainer(folder, "ranks", RANK="1", **world) as second:
+            last_saved = f"phase 0 step {SAVED} " if code else "never"
+            asks = Interrupt(at=last_saved, signum=signal.SIGTERM, pid=second.process.pid)
+            with trainer(folder, "ranks", asks, RANK="0", **world) as first:
+                first.end(code)
+                second.end(code)
+        assert (len(losses_of(folder / "ranks")) == sum(STEPS)) == (code == 0)
     found = losses_of(folder / "ranks")
     assert [row[:2] for row in found] == [row[:2] for row in undisturbed]
     assert [row[2] for row in found] == pytest.approx([row[2] for row in undisturbed], rel=1e-4)

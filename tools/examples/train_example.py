@@ -10,10 +10,13 @@
 
 It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
 the weights of the one before; the DDPM loss; a moving average of the weights; captions dropped at
-times, for classifier-free guidance. Killed at any moment it goes on from its last checkpoint, in
-mid-epoch, and its losses are those of a run that was never killed: the loader's state is a few
-numbers, and all chance is a function of the seed and the step. On several ranks, each takes its
-part of the same global batch and of the same noise, so the losses agree but for rounding.
+times, for classifier-free guidance. On several ranks, each takes its part of the same global batch
+and of the same noise, so the losses agree but for rounding.
+
+Ctrl-C, or a SIGTERM to any rank, has it save at the end of the step under way and stop; killed at
+any moment it has the last checkpoint. Started again it goes on from there, in mid-epoch, and its
+losses are those of a run that was never stopped: the loader's state is a few numbers, and all
+chance is a function of the seed and the step.
 
 With `--online own` each rank encodes images on its own device while it trains; with `--online ray`
 other processes do, on Ray. A checkpoint of one way goes on in any other.
@@ -28,6 +31,8 @@ import copy
 import csv
 import io
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,9 +64,14 @@ def main() -> None:
     options = parse()
     if "WORLD_SIZE" in os.environ:  # set by torchrun
         dist.init_process_group("gloo")
-    Trainer(options).run()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    trainer = Trainer(options)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, trainer.ask_to_stop)
+    try:
+        trainer.run()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:
@@ -98,6 +108,7 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.phase = 0
+        self.asked_to_stop = False
         torch.manual_seed(SEED)
         self.unet = new_unet(options.width, self.emb_width())
         self.average = copy.deepcopy(self.unet).requires_grad_(False)
@@ -122,12 +133,23 @@ class Trainer:
             batches, last = iter(loader), self.options.steps[self.phase]
             while loader.step < last:
                 batch = next(batches)
-                loss = self.train_step(loader.step, batch)
+                loss, stop = self.agree(self.train_step(loader.step, batch))
                 self.losses.append((self.phase, loader.step, loss))
                 if self.rank == 0:
                     print(f"phase {self.phase} step {loader.step} loss {loss:.4f}", flush=True)
-                if loader.step % self.options.save_every == 0 or loader.step == last:
+                if stop or loader.step % self.options.save_every == 0 or loader.step == last:
                     self.save(loader.state_dict())
+                if stop:
+                    self.leave(loader.step)
+
+    def ask_to_stop(self, *_: object) -> None:
+        """Half a step cannot be saved, so the one under way is ended first."""
+        self.asked_to_stop = True
+
+    def leave(self, step: int) -> None:
+        if self.rank == 0:
+            print(f"saved at phase {self.phase} step {step}: run the same command to go on")
+        sys.exit(130)
 
     def emb_width(self) -> int:
         if self.options.online:
@@ -142,8 +164,7 @@ class Trainer:
         wanted |= {"drop_text": DROP_TEXT}
         url = self.options.data[self.phase]
         if self.options.online == "ray":
-            how = {"resolution": self.options.resolutions[self.phase], "model": self.options.model}
-            with wdsprep.stream(url, state=state, **how, **wanted) as feed:
+            with wdsprep.stream(url, encode=self.how(), state=state, **wanted) as feed:
                 yield feed.trainers[0]
             return
         loader = wdsprep.load(url, encode=self.how(), **wanted)
@@ -157,7 +178,7 @@ class Trainer:
         resolution = self.options.resolutions[self.phase]
         return wdsprep.Encode(resolution=resolution, model=self.options.model)
 
-    def train_step(self, step: int, batch: dict[str, Any]) -> float:
+    def train_step(self, step: int, batch: dict[str, Any]) -> Tensor:
         latents, emb = batch["latent"].float(), batch["emb"].float()
         noise, times = self.chance(step, latents)
         noisy = self.schedule.add_noise(latents, noise, times)
@@ -167,7 +188,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
         self.optimiser.step()
         self.follow(min(0.995, (step + 1) / (step + 10)))
-        return self.mean_of(loss.detach())
+        return loss.detach()
 
     def chance(self, step: int, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Noise and times of this rank's rows, cut from those of the whole global batch."""
@@ -183,11 +204,13 @@ class Trainer:
         for slow, fast in zip(self.average.parameters(), self.unet.parameters(), strict=True):
             slow.lerp_(fast, 1 - kept)
 
-    def mean_of(self, loss: Tensor) -> float:
+    def agree(self, loss: Tensor) -> tuple[float, bool]:
+        """The mean loss of all ranks, and whether any was asked to stop: all stop at one step."""
+        both = torch.stack([loss, torch.tensor(float(self.asked_to_stop))])
         if self.world > 1:
-            dist.all_reduce(loss)
-            loss /= self.world
-        return float(loss)
+            dist.all_reduce(both)
+            both /= self.world
+        return float(both[0]), bool(both[1])
 
     def save(self, state: dict[str, Any]) -> None:
         """Under another name first: a checkpoint that is there is a whole one."""
