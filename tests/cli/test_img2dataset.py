@@ -13,12 +13,14 @@ import click
 import pytest
 
 from tests.kit.packs import jpeg, manifest_of, samples_of
+from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
 from tests.kit.webserver import WebServer, ok
 from wdsprep.cli import cli, main
 from wdsprep.cli.img2dataset import TABLE, Meaning
 from wdsprep.errors import UsageError
 
+PAGE = ROOT / "wdsprep/cli/README.md"
 PICTURES = {f"/{n}.jpg": jpeg(n, (300, 260 + n)) for n in range(3)}
 
 
@@ -58,12 +60,37 @@ def test_what_stands_in_place_of_an_option_is_an_option_of_pack() -> None:
     assert {"--workers", "--max-side", "--ray-address"} <= named <= known | own
 
 
+def test_the_page_has_what_every_option_is_here() -> None:
+    table, *_ = re.findall(r"(?:^\|.*\n)+", PAGE.read_text(), re.MULTILINE)
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    found = {name: here for names, here in rows for name in re.findall(r"--(\w+)", names)}
+    assert found.keys() == TABLE.keys()
+    for name, here in found.items():
+        texts = [(m.option, m.note, m.refusal) for m in meanings(name)]
+        named = set(re.findall(r"--[a-z][a-z-]+\b(?!_)", str(texts)))
+        assert named <= set(re.findall(r"--[a-z-]+", here)), name
+
+
+def test_the_code_of_the_page_takes_samples_from_elsewhere_to_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write, train = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(write, names)
+    names["write_tars"]([{"image": data, "caption": path} for path, data in PICTURES.items()])
+    assert main(["pack", "tars", "--workers", "1"]) == 0
+    exec(train, {})
+    said = capfd.readouterr().out
+    assert {path for path in PICTURES if path in said} == set(PICTURES)
+
+
 def test_the_first_line_of_its_readme_packs(
     server: WebServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("myimglist.txt").write_text("".join(f"{server.url}{path}\n" for path in PICTURES))
     line = "--url_list=myimglist.txt --output_folder=output_folder --thread_count=64"
-    line += " --image_size=256 --allow-private-hosts"
+    line += " --image_size=256 --allow-private-hosts --workers 1"
     assert main(["pack", *shlex.split(line)]) == 0
     out = tmp_path / "output_folder"
     assert {sample["jpg"] for sample in samples_of(out)} == set(PICTURES.values())
@@ -90,8 +117,8 @@ def test_a_line_for_laion_packs_with_hashes_columns_and_limits(
     ]
     write_parquet(tmp_path / "laion400m-meta" / "part-00000.parquet", rows)
     line = """--url_list laion400m-meta --input_format "parquet" --url_col "URL"
-        --caption_col "TEXT" --output_format webdataset --output_folder laion400m-data --processes_count 1
-        --thread_count 128 --image_size 384 --resize_only_if_bigger=True
+        --caption_col "TEXT" --output_format webdataset --output_folder laion400m-data
+        --processes_count 1 --thread_count 128 --image_size 384 --resize_only_if_bigger=True
         --resize_mode="keep_ratio" --skip_reencode=True --save_additional_columns
         '["NSFW","similarity"]' --enable_wandb True --number_sample_per_shard=100
         --compute_hash "md5" --verify_hash '["md5","md5"]' --allow-private-hosts"""
