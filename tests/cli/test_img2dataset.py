@@ -19,6 +19,7 @@ from tests.kit.webserver import WebServer, ok
 from wdsprep.cli import cli, main
 from wdsprep.cli.img2dataset import TABLE, Meaning
 from wdsprep.errors import UsageError
+from wdsprep.packing.rules import Digest
 
 PAGE = ROOT / "wdsprep/cli/README.md"
 PICTURES = {f"/{n}.jpg": jpeg(n, (300, 260 + n)) for n in range(3)}
@@ -148,6 +149,11 @@ def test_a_line_for_laion_packs_with_hashes_columns_and_limits(
         ("--number-sample-per-shard=7", {"samples_per_shard": 7}),
         ("--samples_per_shard 7", {"samples_per_shard": 7}),
         ("--min_image_size 300 --max_image_area 90000", {"min_size": 300, "max_area": 90000}),
+        ('--save_additional_columns \'["a", "b c"]\'', {"save_additional_columns": ("a", "b c")}),
+        ("--save_additional_columns [a,b]", {"save_additional_columns": ("a", "b")}),
+        ("--save_additional_columns None", {}),
+        ("--verify_hash [sum,md5]", {"verify_hash": Digest(column="sum", hash="md5")}),
+        ("--verify_hash \"('sum','md5')\"", {"verify_hash": Digest(column="sum", hash="md5")}),
         ("--max_aspect_ratio inf --compute_hash None", {}),
         ("--caption-col None", {"caption_col": "None"}),
         ("--encode_quality 90 --encode_format jpg", {"reencode": 90}),
