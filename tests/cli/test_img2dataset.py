@@ -185,7 +185,8 @@ def test_an_option_is_given_as_ours(line: str, meant: dict[str, Any]) -> None:
         ("--output_format=parquet", "pack writes WebDataset tars"),
         ("--encode_format webp", "--reencode jpg:95"),
         ("--distributor pyspark", "--runner ray and --ray-address"),
-        ("--input_format json", "write it as JSON lines"),
+        ("--input_format json", "pandas.read_json"),
+        ("--input_format=json.gz", "pandas.read_json"),
         ("--bbox_col boxes", "let img2dataset write tars"),
         ("--incremental_mode no", "give incremental, overwrite or extend"),
         ("--disallowed_header_directives '[\"noai\"]'", "--ignore-opt-outs"),
@@ -205,6 +206,29 @@ def test_what_asks_for_nothing_is_passed_over_in_silence(
 ) -> None:
     assert parsed(line) == {}
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["--incremental_mode", "extend"], "the same command"),
+        (["--incremental_mode=overwrite"], "the same without --incremental_mode=overwrite"),
+        (["--incremental_mode", "overwrite"], "the same without overwrite"),
+        (["--overwrite"], "the same without --overwrite"),
+    ],
+)
+def test_who_interrupts_is_told_what_goes_on_and_does_not_start_over(
+    words: list[str],
+    again: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_given: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wdsprep.packing.pack.pack", interrupted)
+    assert main(["pack", *words]) == 130
+    assert f"interrupted: run {again} to go on from here" in capfd.readouterr().err
 
 
 def test_the_options_of_img2dataset_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

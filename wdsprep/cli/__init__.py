@@ -14,6 +14,7 @@ Uses: checks, dataset, encoding, packing, runners, sources.
 
 import json
 import logging
+import re
 import sys
 from typing import Any
 
@@ -41,6 +42,8 @@ from wdsprep.text import LogFormatter, human_bytes, one_line, plural
 from wdsprep.version import __version__
 
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
+OVERWRITES = re.compile(r"(--(incremental[-_]mode=)?)?overwrite")
+"""The word of a command line, ours or img2dataset's, that starts over."""
 
 
 def option_name(name: str) -> str:
@@ -269,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"{error.format_message().rstrip('.')}{hint}")
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"
+        over = next(filter(OVERWRITES.fullmatch, arguments), "")
+        again = f"the same without {over}" if over else "the same command"
         click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
         return INTERRUPTED
     except WdsprepError as error:

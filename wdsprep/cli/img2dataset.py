@@ -22,7 +22,7 @@ from wdsprep.errors import UsageError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meaning:
     """What an option with some value is here, where `{value}` stands for that: the argument `place`
-    of pack, an option of ours, nothing but a `note`, or a refusal that says what to do."""
+    of pack, or an option of ours; what to know of it; or a refusal that says what to do."""
 
     place: str = ""
     option: str = ""
@@ -55,7 +55,9 @@ SHAPE = "nothing is cut, padded or scaled before `wdsprep encode`"
 PROGRESS = "nothing is sent anywhere: the progress line, --json and `wdsprep report` tell it"
 AT_A_TIME = "--requests says how many are under way at a time, --per-host how many at one host"
 TARS_ALONE = "pack writes WebDataset tars: leave this out, or write --output_format webdataset"
+NO_JSON = 'give a table: pandas.read_json("a.json").to_parquet("a.parquet") makes one of it'
 OWN_FORMAT = "images keep their format, and --reencode jpg:95 makes JPEG of all: leave this out"
+GROWN = "SOURCE still holds what is packed: a folder of the earlier lists and the new ones does"
 AS_THEY_CAME = "upright sRGB JPEG, PNG and WebP are stored as they came, all else is converted"
 
 TABLE: Mapping[str, Meaning | Mapping[str, Meaning]] = {
@@ -75,13 +77,7 @@ TABLE: Mapping[str, Meaning | Mapping[str, Meaning]] = {
     "encode_format": {"jpg": UNSAID, ANY: refused(OWN_FORMAT)},
     "skip_reencode": {"false": UNSAID, ANY: note(AS_THEY_CAME)},
     "output_format": {"webdataset": UNSAID, ANY: refused(TARS_ALONE)},
-    "input_format": {
-        "json": refused("write it as JSON lines, `jq -c '.[]' a.json > a.jsonl`, and give that"),
-        "json.gz": refused(
-            "write it as JSON lines, `zcat a.json.gz | jq -c '.[]' > a.jsonl`, and give that"
-        ),
-        ANY: UNSAID,
-    },
+    "input_format": {"json": refused(NO_JSON), "json.gz": refused(NO_JSON), ANY: UNSAID},
     "url_col": ours("url-col"),
     "caption_col": ours("caption-col"),
     "bbox_col": refused("pack blurs nothing: let img2dataset write tars, and pack those"),
@@ -115,7 +111,7 @@ TABLE: Mapping[str, Meaning | Mapping[str, Meaning]] = {
     "incremental_mode": {
         "incremental": UNSAID,
         "overwrite": Meaning(option="--overwrite"),
-        "extend": Meaning(option="--append"),
+        "extend": Meaning(option="--append", note=GROWN),
         ANY: refused("give incremental, overwrite or extend"),
     },
     "max_shard_retry": note("--max-attempts is how often a slice is tried in all"),
