@@ -19,6 +19,7 @@ from tests.kit.webserver import WebServer, ok
 from wdsprep.cli import cli, main
 from wdsprep.cli.img2dataset import TABLE, Meaning
 from wdsprep.errors import UsageError
+from wdsprep.fetch.manners import OPT_OUTS
 from wdsprep.packing.rules import Digest
 
 PAGE = ROOT / "wdsprep/cli/README.md"
@@ -59,6 +60,11 @@ def test_what_stands_in_place_of_an_option_is_an_option_of_pack() -> None:
     texts = [(m.option, m.note, m.refusal) for name in TABLE for m in meanings(name)]
     named = set(re.findall(r"--[a-z][a-z_-]*", str(texts)))
     assert {"--workers", "--max-side", "--ray-address"} <= named <= known | own
+
+
+def test_the_headers_that_are_obeyed_together_are_named() -> None:
+    (both,) = (m.refusal for m in meanings("disallowed_header_directives") if m.refusal)
+    assert set(re.findall(r"\w+", both.partition(" are obeyed")[0])) == OPT_OUTS | {"and"}
 
 
 def test_the_page_has_what_every_option_is_here() -> None:

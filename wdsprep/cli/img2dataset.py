@@ -57,7 +57,7 @@ AT_A_TIME = "--requests says how many are under way at a time, --per-host how ma
 TARS_ALONE = "pack writes WebDataset tars: leave this out, or write --output_format webdataset"
 NO_JSON = 'give a table: pandas.read_json("a.json").to_parquet("a.parquet") makes one of it'
 OWN_FORMAT = "images keep their format, and --reencode jpg:95 makes JPEG of all: leave this out"
-GROWN = "SOURCE still holds what is packed: a folder of the earlier lists and the new ones does"
+GROWN = "SOURCE must still hold what is packed: give a folder of the earlier lists and the new"
 AS_THEY_CAME = "upright sRGB JPEG, PNG and WebP are stored as they came, all else is converted"
 
 TABLE: Mapping[str, Meaning | Mapping[str, Meaning]] = {
