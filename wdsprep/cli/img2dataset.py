@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import click
 
 from wdsprep.cli.options import LibraryCommand
-from wdsprep.cli.output import echo
+from wdsprep.cli.output import ProgressLine
 from wdsprep.errors import UsageError
 
 
@@ -230,10 +230,6 @@ class PackCommand(LibraryCommand):
                 raise UsageError(f"{place.upper()} is given twice: {ctx.params[place]}, {value}")
             ctx.params[place] = value
         if not ctx.resilient_parsing:
-            _say(found.notes)
+            for text, names in found.notes.items():
+                ProgressLine().say(f"note: {', '.join(names)}: {text}")
         return rest
-
-
-def _say(notes: Mapping[str, Sequence[str]]) -> None:
-    for text, names in notes.items():
-        echo(f"note: {', '.join(names)}: {text}", err=True)
