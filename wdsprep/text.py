@@ -10,7 +10,6 @@ command composes, and through `harmless` once more where anything leaves for a t
 escaped is written as JSON does, so JSON stays what it was.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,17 +71,14 @@ def auto(given: Any) -> int:
 
 
 def names(given: Any) -> tuple[str, ...]:
-    """Names with commas between them, or as a JSON list, which img2dataset takes."""
-    if not isinstance(given, str):
-        if not isinstance(given, Iterable):
-            raise UsageError(f"{given!r} is no list of names")
-        return tuple(map(str, given))
-    if not given.startswith("["):
-        return tuple(name.strip() for name in given.split(",") if name.strip())
-    try:
-        return tuple(map(str, json.loads(given.replace("'", '"'))))
-    except ValueError:
-        raise UsageError(f"{given!r} is no list of names") from None
+    """Names with commas between them; also in brackets and in quotes, as img2dataset takes them, or
+    without those quotes, which a shell removes."""
+    if isinstance(given, str):
+        words = given.strip("[]() ").split(",")
+        return tuple(name for word in words if (name := word.strip(" '\"")))
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{given!r} is no list of names")
+    return tuple(map(str, given))
 
 
 Counting = Callable[[int, int], None]  # is told how many are done, of how many

@@ -53,20 +53,6 @@ def test_json_is_all_that_stands_on_stdout(downloads: Path) -> None:
 
 
 @pytest.mark.usefixtures("downloads")
-def test_underscores_and_img2dataset_names_are_taken() -> None:
-    names = ["--number_sample_per_shard", "7", "--min_image_size", "300", "--max_aspect_ratio", "3"]
-    more = ["--encode_quality", "90", "--processes_count", "1", "--caption_col", "caption"]
-    assert main(["pack", *names, *more]) == 0
-    settings = json.loads(Path("shards/images/wdsprep.json").read_bytes())["settings"]
-    wanted = {"samples_per_shard": 7, "min_size": 300, "max_aspect_ratio": 3.0}
-    assert settings.items() >= (wanted | {"reencode": "jpg:90", "caption_col": "caption"}).items()
-
-
-def test_img2dataset_names_are_not_shown() -> None:
-    assert "number-sample" not in run("pack", "--help").stdout
-
-
-@pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

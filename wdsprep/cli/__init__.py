@@ -1,7 +1,7 @@
 """The command line: parse, call the library, print. Nothing heavy is imported before it is needed.
 
-Option names have dashes; underscores mean the same, and so do img2dataset's names where it has an
-option for the same thing.
+Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too, as
+`img2dataset` tells.
 
 `options` are what commands ask for, `output` the progress line and what leaves for a terminal.
 `pack`, `encode`, `inspect` and `plan` hold what the commands of their names print, `checks` what
@@ -14,12 +14,14 @@ Uses: checks, dataset, encoding, packing, runners, sources.
 
 import json
 import logging
+import re
 import sys
 from typing import Any
 
 import click
 
 import wdsprep
+from wdsprep.cli.img2dataset import PackCommand
 from wdsprep.cli.options import (
     AREA,
     COLUMNS,
@@ -39,19 +41,13 @@ from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.text import LogFormatter, human_bytes, one_line, plural
 from wdsprep.version import __version__
 
-IMG2DATASET_NAMES = {
-    "number-sample-per-shard": "samples-per-shard",
-    "min-image-size": "min-size",
-    "encode-quality": "reencode",
-    "processes-count": "workers",
-    "max-image-area": "max-area",
-}
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
+OVERWRITES = re.compile(r"(--(incremental[-_]mode=)?)?overwrite")
+"""The word of a command line, ours or img2dataset's, that starts over."""
 
 
 def option_name(name: str) -> str:
-    dashed = name.replace("_", "-")
-    return IMG2DATASET_NAMES.get(dashed, dashed)
+    return name.replace("_", "-")
 
 
 @click.group(
@@ -68,7 +64,7 @@ def cli(debug: bool) -> None:
     del debug  # read by main, which sees the errors
 
 
-@cli.command("pack", cls=LibraryCommand, function="wdsprep.packing.pack:pack")
+@cli.command("pack", cls=PackCommand, function="wdsprep.packing.pack:pack")
 @click.argument("source", required=False)
 @click.argument("images", required=False)
 @RULES
@@ -276,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"{error.format_message().rstrip('.')}{hint}")
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        again = "the same without --overwrite" if "--overwrite" in arguments else "the same command"
+        over = next(filter(OVERWRITES.fullmatch, arguments), "")
+        again = f"the same without {over}" if over else "the same command"
         click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
         return INTERRUPTED
     except WdsprepError as error:

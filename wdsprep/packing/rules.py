@@ -25,7 +25,7 @@ class Digest:
         """`md5`, `COLUMN:md5`, or img2dataset's `["COLUMN","md5"]`."""
         if isinstance(given, cls):
             return given
-        pair = names(given) if not isinstance(given, str) or given.startswith("[") else ()
+        pair = names(given) if not isinstance(given, str) or given.startswith(("[", "(")) else ()
         column, _, kind = str(given).rpartition(":")
         column, kind = pair if len(pair) == 2 else (column or kind, kind)
         if kind not in HASHES:
