@@ -147,6 +147,7 @@ def test_an_encode_that_loses_a_part_of_a_tar_or_makes_nothing_exits_with_3(
     said = capsys.readouterr().out
     assert "1 tar cannot be read to the end" in said
     assert ("nothing was kept" in said) is (not whole)
+    assert ("warning: no image has a caption" in said) is bool(whole)
     assert manifest_of(tmp_path / "out").samples == whole
     small = write_files(tmp_path / "small", {"0.tar": tar_bytes([("a.jpg", jpeg(1, (9, 9)))])})
     assert command(small, tmp_path / "none") == 3

@@ -8,7 +8,11 @@ terminal breaks the line into several rows, leaves nothing above the cursor, and
 with the next drawing. Elsewhere, as in a pipe, in CI and in a notebook, a plain line comes every
 half minute: a notebook would keep what is drawn over.
 
-RICH_AND_TQDM
+Written by hand after a trial of tqdm 4 and rich 15 with the same parts at 60, 80 and 130 columns.
+tqdm cuts a part in the middle, rich squeezes all of them to `1,23…`. After the width had changed
+four times, tqdm had left 9 rows and rich 6, this 1. In 3 s a notebook has kept 15 and 32 drawings,
+and this line none. Either takes 50 ms to import, where `wdsprep --help` takes 150. To be looked at
+again when one of them drops whole parts by importance and clears what a narrower window has broken.
 
 What several commands show alike while they run and when they end is here too.
 """
@@ -275,24 +279,31 @@ class RunShow(ABC):
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._at_work = 0.0
         self.line = ProgressLine()
         self.line.wait_for("getting ready")
+
+    @property
+    def working_s(self) -> float:
+        """Since the first worker was heard of: rates count from there."""
+        return max(time.monotonic() - self._at_work, 0.1)
 
     def told(self, text: str) -> None:
         self.line.say(text)
 
     def start_counting(self) -> None:
-        """The work begins, and rates with it."""
+        """The work begins."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 
     def status(self, status: "Callable[[], RunStatus]") -> None:
+        self._at_work = self._at_work or time.monotonic()
         self.line.offer(lambda: self.parts(status()))
 
     def parts(self, status: "RunStatus") -> list[str]:
         """The more telling first: not all have room."""
-        rate = (status.samples + sum(status.rejects.values())) / self.line.elapsed_s
-        left = status.left_s(self.line.elapsed_s)
+        rate = (status.samples + sum(status.rejects.values())) / self.working_s
+        left = status.left_s(self.working_s)
         return [
             f"{status.samples:,} images",
             f"{rate:,.{int(rate < 100)}f} images/s",

@@ -57,7 +57,7 @@ class PackShow(RunShow):
         self.start_counting()
 
     def details(self, status: RunStatus) -> list[str]:
-        parts = [f"{human_bytes(status.nbytes / self.line.elapsed_s)}/s"]
+        parts = [f"{human_bytes(status.nbytes / self.working_s)}/s"]
         if self._fetches and (status.samples or status.rejects):
             parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return parts

@@ -105,9 +105,10 @@ def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCr
     if runner == "ray":
         told(ray_line(there, gpus))
     elif options.runner == "auto":
-        here = "one GPU here" if gpus else "no GPU in use here"
+        here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
         told(
-            f"encoding with local processes: {here} and no --ray-address (--runner ray to use Ray)"
+            f"encoding with local processes: {here} here and no --ray-address (--runner ray to use "
+            "Ray)"
         )
     return replace(options, runner=runner)
 
