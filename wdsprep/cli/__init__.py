@@ -3,7 +3,7 @@
 Option names have dashes; underscores mean the same, and so do img2dataset's names where it has an
 option for the same thing.
 
-`options` are what commands ask for, `output` the progress line and what leaves for a terminal.
+`options` are what commands ask for and how their help looks; `output` owns the terminal.
 `pack`, `encode`, `inspect` and `plan` hold what the commands of their names print, `checks` what
 `verify` and `repair` do; `demo` packs and encodes drawings of its own.
 

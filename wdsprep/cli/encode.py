@@ -23,6 +23,11 @@ CAPTIONLESS = Kept(
     "captions, or encode with --text none and --overwrite"
 )
 
+REMEDIES = {
+    Code.TOO_SMALL: "a smaller --resolution takes smaller images",
+    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
+}
+
 
 class EncodeShow(RunShow):
     """Prints what is encoded with what, a progress line, and at the end what came of it."""
@@ -78,7 +83,7 @@ class EncodeShow(RunShow):
     def _void(self, manifest: Manifest) -> str:
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            return void_line(manifest.rejects, self._latents)
+            return void_line(manifest.rejects, self._latents, REMEDIES)
         model = manifest.extra["model"]
         return Kept(
             f"{model} gives no finite numbers for any image, in {manifest.settings['dtype']} or in "

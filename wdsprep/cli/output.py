@@ -86,12 +86,10 @@ class Terminal:
         logging.lastResort = LogLines(logging.INFO)
         logging.getLogger("wdsprep").setLevel(logging.INFO)
 
-    def write(
-        self, text: str, *, nl: bool = True, err: bool = False, out: TextIO | None = None
-    ) -> None:
+    def write(self, text: str, *, err: bool = False, out: TextIO | None = None) -> None:
         with self._lock:
             self.clear()
-            click.echo(text, file=out, nl=nl, err=err)
+            click.echo(text, file=out, err=err)
 
     def draw(self, out: TextIO, parts: Parts) -> None:
         with self._lock:
@@ -135,15 +133,15 @@ class LogLines(logging.Handler):
         self.setFormatter(LogFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        TERMINAL.write(self.format(record), err=True)
+        TERMINAL.write(self.format(record).rstrip("\n"), err=True)  # warnings end with one
 
 
 TERMINAL = Terminal()
 
 
-def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """What somebody asked for, which is printed however little is wanted."""
-    TERMINAL.write(harmless(text), nl=nl, err=err)
+    TERMINAL.write(harmless(text), err=err)
 
 
 def complain(text: str, *, traced: bool = True) -> None:
@@ -331,26 +329,6 @@ class RunShow(ABC):
     def summary(self, outcome: "Outcome") -> list[str]: ...
 
 
-AGAIN = "--retry-rejected fetches them again"
-REMEDIES = {
-    Code.NO_IMAGE: "put each image beside its caption, with the same name",
-    Code.BAD_URL: "give URLs that begin with http:// or https://",
-    Code.TOO_SMALL: "--overwrite with smaller --buckets takes smaller images",
-    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
-    Code.ASPECT_RATIO: "--overwrite with a larger --max-aspect-ratio takes longer images",
-    Code.TOO_MANY_BYTES: "--overwrite with larger --max-bytes takes larger files",
-    Code.FILTERED: "--overwrite with another --filter takes others",
-    Code.CAPTION_TOO_SHORT: "--overwrite with a smaller --min-caption takes shorter captions",
-    Code.CAPTION_TOO_LONG: "--overwrite with a larger --max-caption takes longer captions",
-    Code.PRIVATE_ADDRESS: "--overwrite with --allow-private-hosts fetches them",
-    Code.DISALLOWED: "their owners want no training on them",
-    Code.HASH_MISMATCH: "look whether --verify-hash names the right column and hash",
-    **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
-    **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
-}
-"""What to do where nothing was kept, most of it for this reason."""
-
-
 def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     """For the end of a run: how many of which codes, and where they stand."""
     if not rejects:
@@ -359,12 +337,12 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     return [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
 
 
-def void_line(rejects: Mapping[str, int], url: str) -> str:
+def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[Code, str]) -> str:
     """For the end of a run that kept nothing: why most of it was not, and what to do."""
     worst = max(sorted(rejects), key=lambda code: rejects[code])
     count, everything = rejects[worst], plural(sum(rejects.values()), "reject")
     all_are = f"all {everything} are" if len(rejects) == 1 else f"{count:,} of {everything} are"
-    remedy = REMEDIES.get(Code.named(worst), "mend the source")
+    remedy = remedies.get(Code.named(worst), "mend the source")
     return Kept(f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why of each")
 
 

@@ -14,7 +14,7 @@ from wdsprep.cli.output import (
     void_line,
 )
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.reject_codes import by_stage
+from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.packing.pack import PackListener
 from wdsprep.packing.retry_rejected import retryable
@@ -33,6 +33,25 @@ CAPTIONLESS = Kept(
     "warning: no sample has a caption: put the caption of a.jpg into a.txt beside it, name the "
     "column with --caption-col, or write a metadata.jsonl; then pack again with --overwrite"
 )
+
+AGAIN = "--retry-rejected fetches them again"
+REMEDIES = {
+    Code.NO_IMAGE: "put each image beside its caption, with the same name",
+    Code.BAD_URL: "give URLs that begin with http:// or https://",
+    Code.TOO_SMALL: "--overwrite with smaller --buckets takes smaller images",
+    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
+    Code.ASPECT_RATIO: "--overwrite with a larger --max-aspect-ratio takes longer images",
+    Code.TOO_MANY_BYTES: "--overwrite with larger --max-bytes takes larger files",
+    Code.FILTERED: "--overwrite with another --filter takes others",
+    Code.CAPTION_TOO_SHORT: "--overwrite with a smaller --min-caption takes shorter captions",
+    Code.CAPTION_TOO_LONG: "--overwrite with a larger --max-caption takes longer captions",
+    Code.PRIVATE_ADDRESS: "--overwrite with --allow-private-hosts fetches them",
+    Code.DISALLOWED: "their owners want no training on them",
+    Code.HASH_MISMATCH: "look whether --verify-hash names the right column and hash",
+    **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
+    **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
+}
+"""What to do where nothing was packed, most of it for this reason."""
 
 
 class PackShow(RunShow):
@@ -153,7 +172,7 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
     if packed.quarantined:
         lines.append(Kept("run the same command again to retry what is left out"))
     elif packed.is_void:
-        lines.append(void_line(manifest.rejects, images))
+        lines.append(void_line(manifest.rejects, images, REMEDIES))
     elif manifest.shards:
         lines.append(f"next: {next_command(images, _first_phase(manifest))}")
     return lines
