@@ -20,12 +20,13 @@ import pytest
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
-from wdsprep.cli import output
+from wdsprep.cli import main, output
 from wdsprep.cli.output import CLEAR, TERMINAL, LogLines, ProgressLine, cells, complain, fitted
+from wdsprep.text import Counting
 
 EAGER = """
 import sys
-from wdsprep.cli import output
+from wdsprep.cli import main, output
 from wdsprep.cli import main
 output.FIRST_S = output.TERMINAL_S = output.PIPE_S = 0
 sys.exit(main(sys.argv[1:]))
@@ -219,6 +220,20 @@ def test_whatever_else_is_said_takes_the_line_away_first(
         line.show(PARTS)
         say()
     assert window.rows() == [*said, ""]
+
+
+def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_folder: str, counting: Counting) -> None:
+        counting(1, 2)
+        window.out.write("^C")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", window.out)
+    monkeypatch.setattr("wdsprep.dataset.reindex.index", interrupted)
+    assert main(["index", "somewhere"]) == 130
+    assert window.rows() == ["wdsprep: interrupted: run the same command to go on from here", ""]
 
 
 def test_who_waits_is_told_for_what_and_how_long(

@@ -69,6 +69,14 @@ class CommandGroup(Command, click.Group):
         self.format_commands(ctx, formatter)
         super().format_options(ctx, formatter)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """An interrupt is an abort before click sees it: click would end the progress line's row,
+        which then stays."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+
 
 @click.group(
     cls=CommandGroup,
