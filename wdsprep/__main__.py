@@ -13,10 +13,10 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 def _again(lost: "sys.UnraisableHookArgs") -> None:
     """An interrupt that hits a destructor, or a weak reference's callback as importing has many,
-    ends there. It comes again once that is over."""
+    ends there. It comes again once that is over: sooner, it might hit this."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         main_thread = threading.get_ident()
-        threading.Timer(0.01, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
+        threading.Timer(0.1, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
     else:
         sys.__unraisablehook__(lost)
 

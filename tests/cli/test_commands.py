@@ -1,15 +1,23 @@
 """The command line as people meet it: one line for each failure, and the right exit code."""
 
 import json
+import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from PIL import Image
 
-from wdsprep.cli import main
+from wdsprep.cli import cli, main
+from wdsprep.cli.options import Command, Option
+from wdsprep.cli.pack import next_command
+from wdsprep.encoding import MODELS
+from wdsprep.encoding.models.find import PRESETS
 from wdsprep.version import __version__
 
 PROGRAM = Path(sys.executable).with_name("wdsprep")
@@ -50,6 +58,133 @@ def test_json_is_all_that_stands_on_stdout(downloads: Path) -> None:
         "512": {"samples": 1, "shards": 1},
     }
     assert found["rejects"] == {"too_small": 1}
+
+
+def test_alone_it_prints_its_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capfd.readouterr().out
+    assert main(["--help"]) == 0
+    assert capfd.readouterr().out == said
+    assert "..." not in said.replace("[ARGS]...", ""), "a sentence about a command is cut off"
+    assert all(f"  {name} " in said for name in cli.commands)
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = cli.commands[name]
+    assert isinstance(command, Command)
+    for param in command.params:
+        if isinstance(param, Option):
+            assert param.heading != Option.heading, param.name
+            assert re.fullmatch(r"[A-Z].* .*\.", param.help or ""), param.name
+        else:
+            assert isinstance(param, click.Argument), "its options are made by `option`"
+    assert 1 <= len(command.examples) <= 3
+    for example in command.examples:
+        program, called, *words = shlex.split(example)
+        assert (program, called) == ("wdsprep", name)
+        command.make_context(name, words)
+    assert main([name, "--help"]) == 0
+    said = capfd.readouterr().out
+    assert said.endswith(f"$ {command.examples[-1]}\n")
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [["-q", "pack"], ["pack", "--quiet"]])
+def test_quiet_leaves_warnings_and_what_was_asked_for(
+    downloads: Path, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fast = ["--workers", "1"]
+    assert main([*words, *fast]) == 0
+    assert "".join(capfd.readouterr()) == ""
+    (downloads / "a.txt").unlink()
+    assert main([*words, "downloads", "bare", *fast]) == 0
+    said = capfd.readouterr()
+    assert (said.out.count("\n"), said.err) == (1, "")
+    assert said.out.startswith("warning: no sample has a caption: put the caption of a.jpg into")
+    assert main([*words, "downloads", "bare", *fast, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["has_captions"] is False
+    assert main(["inspect", "bare", "-q"]) == 0
+    assert "2 samples" in capfd.readouterr().out
+    assert main(["-q", "-v", "pack"]) == 2
+
+
+def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
+    downloads: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (downloads / f"{name}.jpg").unlink()
+    assert main(["pack", "--workers", "1"]) == 3
+    said = capfd.readouterr().out
+    assert "nothing was kept: 1 of 2 rejects are no_image: put each image beside" in said
+    (downloads / "a.txt").unlink()
+    assert main(["pack", "--workers", "1", "--overwrite"]) == 3
+    said = capfd.readouterr().out
+    assert (
+        "nothing was kept: all 1 reject are too_small: --overwrite with smaller --buckets" in said
+    )
+    assert "caption" not in said, "nothing is said of captions where there is no sample"
+
+
+@pytest.mark.parametrize(
+    ("images", "latents"),
+    [
+        ("shards/images", ""),
+        ("out", "out out-latents-256"),
+        ("a/images-2/", "a/images-2/ a/latents-256-2"),
+        ("s3://b/x y", "'s3://b/x y' 's3://b/x y-latents-256'"),
+    ],
+)
+def test_latents_are_proposed_beside_their_images(images: str, latents: str) -> None:
+    places = f"{latents} ".lstrip()
+    assert next_command(images, 256) == f"wdsprep encode {places}--resolution 256"
+
+
+@pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])
+def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str]) -> None:
+    done = run(*words, str(downloads), "--samples-per-shard", "2", "--workers", "1")
+    assert (
+        "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject" in done.stderr
+    )
+    assert "is done" not in run("pack", str(downloads), "again", "--workers", "1").stderr
+
+
+COMPLETED = """
+import json, sys
+from wdsprep.cli import main
+try:
+    main()
+except SystemExit:
+    json.dump(sorted({name.partition(".")[0] for name in sys.modules}), sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("encode --model ", ["dir,", "plain,sd2", "plain,sd1", "plain,tiny"]),
+        ("encode --model sd", ["dir,sd", "plain,sd2", "plain,sd1"]),
+        ("encode --runner ", ["plain,auto", "plain,local", "plain,ray"]),
+        ("verify dow", ["file,dow"]),
+        ("rep", ["plain,repair", "plain,report"]),
+        ("pack --quie", ["plain,--quiet"]),
+    ],
+)
+def test_a_shell_completes_and_nothing_heavy_is_imported(typed: str, wanted: list[str]) -> None:
+    words = f"wdsprep {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    env = {**os.environ, "_WDSPREP_COMPLETE": "bash_complete", **asked}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETED], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == wanted
+    assert not set(json.loads(done.stderr)) & {"numpy", "PIL", "pyarrow", "ray", "torch", "boto3"}
+
+
+def test_the_models_that_complete_are_those_that_have_a_name() -> None:
+    assert {*MODELS} == {*PRESETS, "tiny"}
 
 
 @pytest.mark.usefixtures("downloads")

@@ -1,27 +1,47 @@
-"""Long commands show how far they are: on a terminal in one line that goes, else now and then."""
+"""Long commands show how far they are: on a terminal in one row that goes, else now and then."""
 
+import fcntl
 import io
+import logging
 import os
 import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
-from wdsprep.cli.output import ProgressLine
+from tests.kit.runs import wait_until
+from wdsprep.cli import main, output
+from wdsprep.cli.output import CLEAR, TERMINAL, LogLines, ProgressLine, cells, complain, fitted
+from wdsprep.text import Counting
 
 EAGER = """
 import sys
-from wdsprep.cli import output
+from wdsprep.cli import main, output
 from wdsprep.cli import main
 output.FIRST_S = output.TERMINAL_S = output.PIPE_S = 0
 sys.exit(main(sys.argv[1:]))
 """
 
 TINY = ("--model", "tiny", "--resolution", "64")
+PARTS = [
+    "12,345 images",
+    "1,234 images/s",
+    "1 h 02 min left",
+    "slice 12 of 345",
+    "56.7 MB/s",
+    "98% fetched",
+    "rejects: too_small 1,234, truncated 12, not_an_image 3",
+]
 
 
 class Terminal(io.StringIO):
@@ -40,6 +60,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A terminal like any other, whatever started the tests; nothing goes on after the test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    with TERMINAL.listening():
+        yield
+
+
 def shown(line: ProgressLine, clock: Clock, seconds: int) -> None:
     """Ten texts a second, each with its time."""
     for tenth in range(1, seconds * 10 + 1):
@@ -51,23 +80,175 @@ def test_on_a_terminal_one_line_is_drawn_over_after_the_first_second(clock: Cloc
     out = Terminal()
     line = ProgressLine(out)
     shown(line, clock, 2)
-    drawn = out.getvalue().split("\r\x1b[K")
-    assert drawn[:2] == ["", "at 1.0"]
+    drawn = out.getvalue().split(CLEAR)
+    assert drawn[:2] == ["", "at 1.0\r"]
     assert 5 <= len(drawn) <= 7
     line.clear()
-    assert out.getvalue().endswith("\r\x1b[K")
+    assert out.getvalue().endswith(CLEAR)
     assert "\n" not in out.getvalue()
 
 
-def test_in_a_pipe_there_is_a_line_every_half_minute(clock: Clock) -> None:
-    out = io.StringIO()
+def plain_lines(clock: Clock, out: TextIO) -> None:
     line = ProgressLine(out)
     shown(line, clock, 29)
-    assert out.getvalue() == ""
+    assert out.getvalue() == ""  # type: ignore[attr-defined]
     shown(line, clock, 95)
-    assert out.getvalue() == "at 30.0\nat 60.0\nat 90.0\n"
+    assert out.getvalue() == "at 30.0\nat 60.0\nat 90.0\n"  # type: ignore[attr-defined]
     line.clear()
-    assert out.getvalue().endswith("at 90.0\n")
+    assert out.getvalue().endswith("at 90.0\n")  # type: ignore[attr-defined]
+
+
+def test_in_a_pipe_there_is_a_line_every_half_minute(clock: Clock) -> None:
+    plain_lines(clock, io.StringIO())
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("JPY_PARENT_PID", "1")])
+def test_so_it_is_where_nothing_can_be_drawn_over(
+    clock: Clock, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    plain_lines(clock, Terminal())
+
+
+def test_parts_are_whole_and_the_first_is_cut_where_even_that_has_no_room() -> None:
+    assert fitted(PARTS, 13) == "12,345 images"
+    assert fitted(PARTS, 12) == "12,345 imag…"
+    assert fitted(PARTS, 40) == "12,345 images, 1,234 images/s, 56.7 MB/s"
+    assert fitted(PARTS, 500) == ", ".join(PARTS)
+    assert fitted(["日本", "語"], 8) == "日本, 語"
+    assert fitted(["日本語", "x"], 5) == "日本…"
+    assert cells("é\u0301\u200b日") == 3
+
+
+class Window:
+    """A terminal as far as it matters here: it wraps long lines, and breaks them anew when its
+    width changes, as tmux and most others do; the cursor stays at its character."""
+
+    def __init__(self, width: int) -> None:
+        self._ours, theirs = pty.openpty()
+        self.out = os.fdopen(theirs, "w")
+        self.lines, self._at = [""], 0
+        self.resize(width)
+
+    def resize(self, width: int) -> None:
+        self.look()
+        self.width = width
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+
+    def rows(self) -> list[str]:
+        self.look()
+        return [
+            line[start : start + self.width]
+            for line in self.lines
+            for start in range(0, max(1, len(line)), self.width)
+        ]
+
+    def look(self) -> None:
+        """Take in what was written."""
+        self.out.write("\0")
+        self.out.flush()
+        said = b""
+        while b"\0" not in said:
+            said += os.read(self._ours, 1 << 16)
+        for piece in re.findall(r"\x1b\[J|\r|\n|[^\x1b\r\n]+", said.decode().replace("\0", "")):
+            line = self.lines[-1]
+            if piece == "\x1b[J":
+                self.lines[-1] = line[: self._at]
+            elif piece == "\r":
+                self._at -= self._at % self.width
+            elif piece == "\n":
+                self.lines.append("")
+                self._at = 0
+            else:
+                self.lines[-1] = line[: self._at] + piece + line[self._at + len(piece) :]
+                self._at += len(piece)
+
+    def close(self) -> None:
+        self.out.close()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+    for name in ("FIRST_S", "TERMINAL_S"):
+        monkeypatch.setattr(output, name, 0)
+    window = Window(130)
+    yield window
+    TERMINAL.still()
+    TERMINAL.clear()
+    window.close()
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -> None:
+    window.resize(width)
+    line = ProgressLine(window.out)
+    for left in (2, 1):
+        line.show([*PARTS[:2], f"{left} min left", *PARTS[3:]])
+        (row,) = window.rows()
+        assert row.startswith(f"12,345 images, 1,234 images/s, {left} min left")
+    assert ("98% fetched" in row) is (width == 130)
+    line.clear()
+    assert window.rows() == [""]
+
+
+@pytest.mark.parametrize("widths", [(130, 60, 80), (60, 130, 59), (80, 30, 20)])
+def test_after_a_resize_one_row_is_left(window: Window, widths: tuple[int, ...]) -> None:
+    line = ProgressLine(window.out)
+    line.say("a note that stays")
+    for width in widths:
+        window.resize(width)
+        line.show(PARTS)
+        stays, row, *more = window.rows()
+        assert (stays, more) == ("a note that stays"[:width], [])
+        assert row.startswith("12,345 images"[: width - 2])
+
+
+def test_whatever_else_is_said_takes_the_line_away_first(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", window.out)
+    line = ProgressLine(window.out)
+    said = ["a note", "a log record", "a result", "wdsprep: an error"]
+    record = logging.LogRecord("x", logging.WARNING, "", 0, said[1], (), None)
+    for say in (
+        lambda: line.say(said[0]),
+        lambda: LogLines(logging.INFO).handle(record),
+        lambda: output.echo(said[2], err=True),
+        lambda: complain("an error", traced=False),
+    ):
+        line.show(PARTS)
+        say()
+    assert window.rows() == [*said, ""]
+
+
+def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_folder: str, counting: Counting) -> None:
+        counting(1, 2)
+        window.out.write("^C")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", window.out)
+    monkeypatch.setattr("wdsprep.dataset.reindex.index", interrupted)
+    assert main(["index", "somewhere"]) == 130
+    assert window.rows() == ["wdsprep: interrupted: run the same command to go on from here", ""]
+
+
+def test_who_waits_is_told_for_what_and_how_long(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "TICK_S", 0.01)
+    line = ProgressLine(window.out)
+    line.wait_for("waiting for the first worker")
+    wait_until(lambda: window.rows() == ["waiting for the first worker, 1 s"])
+    line.say("a note")
+    wait_until(lambda: window.rows()[1].startswith("waiting for the first worker, "))
+    assert window.rows()[0] == "a note"
+    line.show("1 image")
+    time.sleep(0.05)
+    assert window.rows() == ["a note", "1 image"]
 
 
 @pytest.fixture(scope="module")
@@ -105,4 +286,4 @@ def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> No
     os.close(ours)
     assert done.returncode == 0, said
     assert wanted in said
-    assert said.endswith("\r\x1b[K"), "the line is gone when the result is printed"
+    assert said.endswith(CLEAR), "the line is gone when the result is printed"

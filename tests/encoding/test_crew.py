@@ -1,8 +1,11 @@
 """Who encodes on which machines: pure decisions."""
 
+import sys
+
 import pytest
 
-from wdsprep.encoding.crew import EncodeCrewOptions, Machine, staff
+from wdsprep.encoding import crew as encode_crew
+from wdsprep.encoding.crew import EncodeCrewOptions, Machine, settled, staff
 from wdsprep.errors import UsageError
 
 TWO_CORES = [Machine(cpus=2)]
@@ -57,3 +60,34 @@ def test_what_cannot_be_is_refused() -> None:
         staff(EncodeCrewOptions(device="cuda"), TWO_CORES, is_cluster=False)
     with pytest.raises(UsageError, match="gpus-per-worker"):
         staff(EncodeCrewOptions(gpus_per_worker=1), TWO_CORES, is_cluster=False)
+
+
+LOCALLY = "encoding with local processes: "
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "runner", "line"),
+    [
+        (TWO_CORES[0], {}, "local", f"{LOCALLY}no GPU here and no --ray-address"),
+        (ONE_GPU[0], {}, "local", f"{LOCALLY}one GPU here and no --ray-address"),
+        (TWO_CORES[0], {"device": "cpu"}, "local", f"{LOCALLY}the CPU alone here and no"),
+        (EIGHT_GPUS[0], {}, "ray", "starting Ray on this machine: 8 GPUs"),
+        (TWO_CORES[0], {"ray_address": "head:6379"}, "ray", "connecting to Ray at head:6379"),
+        (ONE_GPU[0], {"runner": "ray"}, "ray", "starting Ray on this machine"),
+        (EIGHT_GPUS[0], {"runner": "local"}, "local", ""),
+    ],
+)
+def test_which_runner_is_chosen_and_why_is_one_line(
+    machine: Machine,
+    options: dict[str, str],
+    runner: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(encode_crew, "this_machine", lambda _device: machine)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    said: list[str] = []
+    assert settled(EncodeCrewOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
+    assert len(said) == bool(line)
+    assert "".join(said).startswith(line)

@@ -54,7 +54,7 @@ def test_each_row_is_packed_or_rejected_with_its_code_and_its_url(
     assert not [path for path in server.paths() if path.endswith("/5")]  # filtered before
     said = capfd.readouterr()
     assert "6 URLs to download, in column 'url', captions in 'caption'" in said.err
-    assert "worst hosts: 127.0.0.1 (http_4xx) 1" in said.out
+    assert "worst hosts: 127.0.0.1 (http_4xx 1" in said.out
     assert "1 failed in a way that may pass: --retry-rejected" in said.out
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +92,13 @@ def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted
     assert sorted(finished + quarantined) == list(range(5_000))
     assert quarantined
     assert all((faults.get(unit, 0) >= 3) == (unit in quarantined) for unit in faults)
+
+
+def test_what_is_tried_again_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "wdsprep")
+    crew = FakeCrew(lambda _slot, _unit: [Failed(reason="no room", trace="t")])
+    list(drive(crew, [SimpleNamespace(name="000007")], workers=1, max_attempts=2))
+    assert caplog.messages == ["000007 is tried again: no room"]
 
 
 def test_failed_units_go_first_so_that_few_are_held() -> None:

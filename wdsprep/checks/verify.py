@@ -1,5 +1,6 @@
 """`verify`: check datasets, and latents against their images."""
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
@@ -14,12 +15,23 @@ from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.runners.base import (
+    CrewOptions,
+    Event,
+    Finished,
+    Quarantined,
+    Runner,
+    Step,
+    Unit,
+    Work,
+    settled,
+)
 from wdsprep.runners.local import usable_cpus
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import auto, plural
 
+_log = logging.getLogger("wdsprep")
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
 
@@ -38,6 +50,7 @@ class VerifyStatus:
 class VerifyListener:
     """Hears how it goes; each call may be left out."""
 
+    told: Callable[[str], None] = lambda _text: None
     listed: Callable[[str, int], None] = lambda _url, _receipts: None
     status: Callable[[Callable[[], VerifyStatus]], None] = lambda _status: None
 
@@ -84,11 +97,13 @@ def verify(
     options = CrewOptions(
         runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
     )
-    most = options.workers or (usable_cpus() if runner == "local" else 0)
+    listener = listener or VerifyListener()
 
     def runner_for(units: int) -> Runner:
+        runner = settled(options, listener.told).runner
+        most = options.workers or (usable_cpus() if runner == "local" else 0)
         return make_runner(
-            options.runner,
+            runner,
             workers=min(most, units),
             max_attempts=options.max_attempts,
             address=options.ray_address,
@@ -208,6 +223,7 @@ class _ByteCheck:
         found = self._by_url[unit.place.url]
         if isinstance(event, Finished):
             made = cast("UnitFindings", event.result)
+            _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
             found.findings.extend(made.findings)
             self._keys[unit.place.url] |= made.keys
         elif isinstance(event, Quarantined):

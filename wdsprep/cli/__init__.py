@@ -3,7 +3,7 @@
 Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too, as
 `img2dataset` tells.
 
-`options` are what commands ask for, `output` the progress line and what leaves for a terminal.
+`options` are what commands ask for and how their help looks; `output` owns the terminal.
 `pack`, `encode`, `inspect` and `plan` hold what the commands of their names print, `checks` what
 `verify` and `repair` do; `demo` packs and encodes drawings of its own.
 
@@ -13,7 +13,6 @@ Uses: checks, dataset, encoding, packing, runners, sources.
 """
 
 import json
-import logging
 import re
 import sys
 from typing import Any
@@ -28,17 +27,26 @@ from wdsprep.cli.options import (
     CREW,
     FETCHING,
     JSON,
-    NBYTES,
+    OUTPUT,
     PACKERS,
+    PLACE,
     PLAN,
+    PLANNED,
     RECIPE,
     RULES,
+    SIZE,
+    SIZES,
     WORKERS,
+    Command,
     LibraryCommand,
+    ModelName,
+    max_bytes,
+    option,
+    options,
 )
-from wdsprep.cli.output import ProgressLine, complain, echo
+from wdsprep.cli.output import TERMINAL, Kept, ProgressLine, complain, echo, tell
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.text import LogFormatter, human_bytes, one_line, plural
+from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
@@ -50,31 +58,82 @@ def option_name(name: str) -> str:
     return name.replace("_", "-")
 
 
+class CommandGroup(Command, click.Group):
+    """All commands; alone it prints its help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """An interrupt is an abort before click sees it: click would end the progress line's row,
+        which then stays."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+
+
 @click.group(
+    cls=CommandGroup,
+    invoke_without_command=True,
     context_settings={
         "token_normalize_func": option_name,
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-    }
+    },
+    examples=(
+        "wdsprep demo",
+        "wdsprep pack photos shards/images",
+        "wdsprep encode shards/images shards/latents-256 --resolution 256",
+    ),
 )
 @click.version_option(__version__, prog_name="wdsprep")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Turn image-caption downloads into tar shards that diffusion trainers stream."""
-    del debug  # read by main, which sees the errors
+    if context.invoked_subcommand is None:
+        echo(context.get_help())
 
 
-@cli.command("pack", cls=PackCommand, function="wdsprep.packing.pack:pack")
-@click.argument("source", required=False)
-@click.argument("images", required=False)
+@cli.command(
+    "pack",
+    cls=PackCommand,
+    function="wdsprep.packing.pack:pack",
+    examples=(
+        "wdsprep pack photos shards/images",
+        "wdsprep pack 'laion/{00000..00099}.tar' s3://bucket/images",
+        "wdsprep pack urls.parquet shards/images --contact you@example.org",
+    ),
+)
+@click.argument("source", required=False, type=PLACE)
+@click.argument("images", required=False, type=PLACE)
+@options(
+    "Source",
+    option("--limit", type=click.IntRange(1), help="Take the first N samples only, for a trial."),
+    option("--append", is_flag=True, help="Pack what the source has gained since."),
+)
 @RULES
 @COLUMNS
 @FETCHING
-@click.option("--limit", type=click.IntRange(1), help="Only the first N samples, for a trial.")
 @PACKERS
-@click.option("--append", is_flag=True, help="Pack what the source has gained since.")
-@click.option("--overwrite", is_flag=True, help="Start over: remove the dataset IMAGES first.")
-@JSON
+@options(
+    "Output",
+    option(
+        "--samples-per-shard",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Begin another shard after so many samples.",
+    ),
+    option(
+        "--max-shard-size",
+        type=SIZE,
+        show_default=True,
+        help="Begin another shard before one has more bytes.",
+    ),
+    option("--overwrite", is_flag=True, help="Remove the dataset IMAGES first, and start over."),
+    JSON,
+)
 def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int:
     """Pack the images of SOURCE into shards in IMAGES, by resolution.
 
@@ -85,28 +144,43 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     """
     from wdsprep.cli.pack import PackShow
 
-    show = PackShow(source, as_json=as_json)
+    show = PackShow(source, images, as_json=as_json)
     packed = wdsprep.pack(source, images, listener=show.listener, **options)
-    echo(show.result(packed, images))
+    tell(show.result(packed))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
 
 
-@cli.command("encode", cls=LibraryCommand, function="wdsprep.encoding.encode:encode")
-@click.argument("images", required=False)
-@click.argument("out", metavar="[LATENTS]", required=False)
-@RECIPE
-@AREA
-@NBYTES
-@click.option("--limit", type=click.IntRange(1), help="Only the first N images, for a trial.")
-@CREW
-@click.option("--overwrite", is_flag=True, help="Start over: remove the dataset LATENTS first.")
-@click.option(
-    "--redo-changed",
-    is_flag=True,
-    help="Encode image shards again that were packed anew since, and remove the latents of those "
-    "that are gone.",
+@cli.command(
+    "encode",
+    cls=LibraryCommand,
+    function="wdsprep.encoding.encode:encode",
+    examples=(
+        "wdsprep encode --resolution 256",
+        "wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100",
+        "wdsprep encode s3://bucket/images s3://bucket/latents --resolution 512 --ray-address auto",
+    ),
 )
-@JSON
+@click.argument("images", required=False, type=PLACE)
+@click.argument("out", metavar="[LATENTS]", required=False, type=PLACE)
+@RECIPE
+@options(
+    "Images",
+    AREA,
+    max_bytes("250MB"),
+    option("--limit", type=click.IntRange(1), help="Take the first N images only, for a trial."),
+)
+@CREW
+@options(
+    "Output",
+    option("--overwrite", is_flag=True, help="Remove the dataset LATENTS first, and start over."),
+    option(
+        "--redo-changed",
+        is_flag=True,
+        help="Encode image shards again that were packed anew since, and remove the latents of "
+        "those that are gone.",
+    ),
+    JSON,
+)
 def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
@@ -118,16 +192,36 @@ def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
 
     show = EncodeShow(images, place_of(out, options["resolution"]), as_json=as_json)
     encoded = wdsprep.encode(images, out, listener=show.listener, **options)
-    echo(show.result(encoded))
+    tell(show.result(encoded))
     return DONE_WITH_DAMAGE if encoded.is_damaged else 0
 
 
-@cli.command("inspect", cls=LibraryCommand, function="wdsprep.checks.inspect:inspect")
-@click.argument("dataset")
+@cli.command(
+    "inspect",
+    cls=LibraryCommand,
+    function="wdsprep.checks.inspect:inspect",
+    examples=(
+        "wdsprep inspect shards/images",
+        "wdsprep inspect shards/images 000000000042 -o sample",
+        "wdsprep inspect shards/latents-256 --urls",
+    ),
+)
+@click.argument("dataset", type=PLACE)
 @click.argument("key", required=False)
-@click.option("-o", "out", metavar="DIR", help="Write the members of the sample there.")
-@click.option("--urls", "list_urls", is_flag=True, help="Print the shards as a trainer takes them.")
-@JSON
+@options(
+    "Output",
+    option(
+        "-o",
+        "out",
+        metavar="DIR",
+        type=PLACE,
+        help="Write the members of the sample into this folder.",
+    ),
+    option(
+        "--urls", "list_urls", is_flag=True, help="Print the shards as a trainer is given them."
+    ),
+    JSON,
+)
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
     from wdsprep.cli.inspect import describe
@@ -135,9 +229,31 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
     echo(describe(dataset, key, **options))
 
 
-@cli.command("plan", cls=LibraryCommand, function="wdsprep.cli.plan:plan_lines")
-@click.argument("images", required=False)
+@cli.command(
+    "plan",
+    cls=LibraryCommand,
+    function="wdsprep.cli.plan:plan_lines",
+    examples=(
+        "wdsprep plan shards/images --gpu A10G --gpus 8",
+        "wdsprep plan shards/images --trial shards/trial",
+        "wdsprep plan --counts 256=490M,512=300M --gpu A100 --gpus 128",
+    ),
+)
+@click.argument("images", required=False, type=PLACE)
+@options(
+    "Images",
+    option("--counts", type=SIZES, help="Reckon for so many images by bucket: 256=490M,512=300M."),
+    option(
+        "--samples-per-shard",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Reckon with so many samples in a shard.",
+    ),
+    option("--published", is_flag=True, help="Reckon the published runs instead."),
+)
 @PLAN
+@PLANNED
+@OUTPUT
 def plan_command(**options: Any) -> None:
     """Reckon what encoding takes: GPU hours, dollars, cores, bytes, requests.
 
@@ -149,11 +265,25 @@ def plan_command(**options: Any) -> None:
     echo(plan_lines(**options))
 
 
-@cli.command("verify", cls=LibraryCommand, function="wdsprep.checks.verify:verify")
-@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
-@click.option("--quick", is_flag=True, help="Receipts, sizes and presence alone: read no shard.")
+@cli.command(
+    "verify",
+    cls=LibraryCommand,
+    function="wdsprep.checks.verify:verify",
+    examples=(
+        "wdsprep verify shards/images",
+        "wdsprep verify shards/images shards/latents-256",
+        "wdsprep verify s3://bucket/images --quick",
+    ),
+)
+@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=PLACE)
+@options(
+    "Checks",
+    option(
+        "--quick", is_flag=True, help="Check receipts, sizes and presence alone, and read no shard."
+    ),
+)
 @WORKERS
-@JSON
+@OUTPUT
 def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Check every byte of datasets; given images and their latents, also that they match.
 
@@ -164,16 +294,28 @@ def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 
     show = VerifyShow(as_json=as_json)
     verified = wdsprep.verify(*datasets, listener=show.listener, **options)
-    echo(show.result(verified))
+    tell(show.result(verified))
     return DONE_WITH_DAMAGE if verified.findings else 0
 
 
-@cli.command("repair", cls=LibraryCommand, function="wdsprep.checks.repair:repair")
-@click.argument("dataset")
-@click.option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone.")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@cli.command(
+    "repair",
+    cls=LibraryCommand,
+    function="wdsprep.checks.repair:repair",
+    examples=(
+        "wdsprep repair shards/images",
+        "wdsprep repair shards/latents-256 --yes",
+        "wdsprep repair s3://bucket/images --quick",
+    ),
+)
+@click.argument("dataset", type=PLACE)
+@options(
+    "Checks",
+    option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone."),
+    option("--yes", is_flag=True, help="Repair without asking."),
+)
 @WORKERS
-@JSON
+@OUTPUT
 def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
     """Remove what is damaged in DATASET, so that the next pack or encode makes it again.
 
@@ -183,20 +325,55 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
 
     show = RepairShow(as_json=as_json)
     repaired = wdsprep.repair(dataset, listener=show.listener, **options)
-    echo(show.result(repaired))
+    tell(show.result(repaired))
     return 0 if repaired.is_whole else DONE_WITH_DAMAGE
 
 
-@cli.command("report", cls=LibraryCommand, function="wdsprep.reporting:report")
-@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True)
-@click.option("-o", "output", metavar="FILE", show_default=True, help="Where to write the page.")
-@click.option(
-    "--samples", type=click.IntRange(0), show_default=True, help="To show of each bucket."
+@cli.command(
+    "report",
+    cls=LibraryCommand,
+    function="wdsprep.reporting:report",
+    examples=(
+        "wdsprep report shards/images",
+        "wdsprep report shards/images shards/latents-256 -o report.html",
+        "wdsprep report s3://bucket/images -o s3://bucket/report.html --samples 50",
+    ),
 )
-@click.option("--seed", type=int, show_default=True, help="Of the samples' choice.")
-@click.option("--model", help="Decode latents with it; none: not at all.  [as encoded, if here]")
-@AREA
-@JSON
+@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=PLACE)
+@options(
+    "Samples",
+    option(
+        "--samples",
+        type=click.IntRange(0),
+        show_default=True,
+        help="Show so many samples of each bucket.",
+    ),
+    option("--seed", type=int, show_default=True, help="Pick the samples with this seed."),
+    option(
+        "--model",
+        type=ModelName(),
+        show_default="as encoded, if here",
+        help="Decode latents with this model; with none, not at all.",
+    ),
+    option(
+        "--max-area",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Leave out images of more pixels than this.",
+    ),
+)
+@options(
+    "Output",
+    option(
+        "-o",
+        "output",
+        metavar="FILE",
+        type=PLACE,
+        show_default=True,
+        help="Write the page to this file.",
+    ),
+    JSON,
+)
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.
 
@@ -208,12 +385,14 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
     facts = {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
     shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
     text = f"{written.output}: {shown}: open it in a browser"
-    echo(json.dumps(facts, sort_keys=True) if as_json else one_line(text))
+    tell([Kept(json.dumps(facts, sort_keys=True)) if as_json else text])
 
 
-@cli.command("index")
-@click.argument("folder")
-@JSON
+@cli.command(
+    "index", cls=Command, examples=("wdsprep index tars", "wdsprep index s3://bucket/tars")
+)
+@click.argument("folder", type=PLACE)
+@OUTPUT
 def index_command(folder: str, as_json: bool) -> None:
     """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one."""
     from wdsprep.dataset.reindex import index as index_tars
@@ -223,11 +402,11 @@ def index_command(folder: str, as_json: bool) -> None:
     line.clear()
     count = plural(len(done), "index", "indexes")
     text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
-    echo(json.dumps(done) if as_json else text)
+    tell([Kept(json.dumps(done)) if as_json else text])
 
 
-@cli.command("rebuild")
-@click.argument("dataset")
+@cli.command("rebuild", cls=Command, examples=("wdsprep rebuild shards/images",))
+@click.argument("dataset", type=PLACE)
 def rebuild_command(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""
     from wdsprep.dataset.state import write_rebuilt
@@ -235,11 +414,11 @@ def rebuild_command(dataset: str) -> None:
     line = ProgressLine()
     manifest = write_rebuilt(dataset, line.counting("receipt"))
     line.clear()
-    echo(one_line(f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"))
+    tell([f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"])
 
 
-@cli.command("demo")
-@click.argument("folder", metavar="[DIR]", default="demo")
+@cli.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
+@click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
 def demo_command(folder: str) -> int:
     """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
 
@@ -252,36 +431,35 @@ def demo_command(folder: str) -> int:
         found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
         return found if isinstance(found, int) else 0
 
-    return show_all(folder, run=run, say=echo)
+    return show_all(folder, run=run, say=lambda text: tell(text.split("\n")))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; every failure is one line and an exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(LogFormatter())
+    with TERMINAL.listening():
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: list[str]) -> int:
     try:
-        found = cli.main(
-            [a for a in arguments if a != "--debug"], prog_name="wdsprep", standalone_mode=False
-        )
+        found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
         return found if isinstance(found, int) else 0
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f": see {context.command_path} --help" if context else ""
-        complain(f"{error.format_message().rstrip('.')}{hint}")
+        complain(f"{error.format_message().rstrip('.')}{hint}", traced=False)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
         over = next(filter(OVERWRITES.fullmatch, arguments), "")
         again = f"the same without {over}" if over else "the same command"
-        click.echo(f"\rwdsprep: interrupted: run {again} to go on from here", err=True)
+        complain(f"interrupted: run {again} to go on from here", traced=False)
         return INTERRUPTED
     except WdsprepError as error:
-        complain(str(error), debug=debug)
+        complain(str(error))
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
-        complain(f"a bug: {type(error).__name__}: {error}: --debug shows where", debug=debug)
+        complain(f"a bug: {type(error).__name__}: {error}: --debug shows where")
         return 1

@@ -11,7 +11,7 @@ from wdsprep.checks import MAKERS, Finding
 from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
-from wdsprep.cli.output import ProgressLine, echo
+from wdsprep.cli.output import Kept, ProgressLine, echo
 from wdsprep.text import EXAMPLES, examples, human_bytes, human_time, plural, printed
 
 
@@ -21,7 +21,11 @@ class VerifyShow:
     def __init__(self, *, as_json: bool, line: ProgressLine | None = None) -> None:
         self._as_json = as_json
         self._line = line or ProgressLine()
-        self.listener = VerifyListener(listed=self._listed, status=self._status)
+        self.listener = VerifyListener(told=self._told, listed=self._listed, status=self._status)
+
+    def _told(self, text: str) -> None:
+        self._line.say(text)
+        self._line.wait_for("waiting for the first worker")
 
     def _listed(self, url: str, receipts: int) -> None:
         self._line.show(f"{url}: {plural(receipts, 'receipt')} read")
@@ -29,15 +33,15 @@ class VerifyShow:
     def _status(self, status: Callable[[], VerifyStatus]) -> None:
         self._line.offer(lambda: _progress(status(), self._line.elapsed_s))
 
-    def result(self, verified: Verified) -> str:
+    def result(self, verified: Verified) -> list[str]:
         """The end of a verification, for a person or for a program."""
         self._line.clear()
         if self._as_json:
-            return json.dumps(_facts(verified), sort_keys=True)
-        return printed(_lines(verified, self._line.elapsed_s))
+            return [Kept(json.dumps(_facts(verified), sort_keys=True))]
+        return list(_lines(verified, self._line.elapsed_s))
 
 
-def _progress(status: VerifyStatus, elapsed_s: float) -> str:
+def _progress(status: VerifyStatus, elapsed_s: float) -> list[str]:
     parts = [
         f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}",
         f"{human_bytes(status.nbytes / elapsed_s)}/s",
@@ -46,12 +50,12 @@ def _progress(status: VerifyStatus, elapsed_s: float) -> str:
     ]
     if 0 < status.nbytes < status.nbytes_of:
         left = elapsed_s * (status.nbytes_of / status.nbytes - 1)
-        parts.append(f"{human_time(left)} left")
-    return ", ".join(parts)
+        parts.insert(2, f"{human_time(left)} left")
+    return parts
 
 
 def _lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
-    yield from map(str, verified.findings)
+    yield from map(Kept, verified.findings)
     yield from (f"note: {note}" for note in verified.notes)
     for found in verified.surveys:
         wrong = sum(not finding.kind.is_note for finding in found.findings)
@@ -120,11 +124,11 @@ class RepairShow:
         if not self._as_json and (intent := printed(_intent(repair))):
             echo(intent)
 
-    def result(self, repair: Repair) -> str:
+    def result(self, repair: Repair) -> list[str]:
         self._line.clear()
         if self._as_json:
-            return json.dumps(_repair_facts(repair), sort_keys=True)
-        return printed(_outcome(repair))
+            return [Kept(json.dumps(_repair_facts(repair), sort_keys=True))]
+        return list(_outcome(repair))
 
 
 def _intent(repair: Repair) -> Iterator[str]:
@@ -161,7 +165,7 @@ def _outcome(repair: Repair) -> Iterator[str]:
         sound = f"{place.shown}: nothing to repair"
         yield sound if not repair.beyond else f"{sound}, but see above"
     elif not repair.done:
-        yield f"nothing was done: --yes does it, or run {_again(repair)} at a terminal"
+        yield Kept(f"nothing was done: --yes does it, or run {_again(repair)} at a terminal")
     else:
         yield from _done(repair)
 
@@ -170,7 +174,7 @@ def _done(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
     if repair.changed:
         some = examples(repair.changed)
-        yield f"another run has changed {some} meanwhile, which was left alone: verify again"
+        yield Kept(f"another run has changed {some} meanwhile, which was left alone: verify again")
     if set(repair.units) - set(repair.changed):
         yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'
     elif not repair.changed:

@@ -1,50 +1,53 @@
 """What `wdsprep encode` says on the way and at the end."""
 
-import json
-from collections.abc import Callable
 from typing import Any
 
-from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import (
+    Kept,
+    RunShow,
+    broken_tars_lines,
+    left_out_lines,
+    rejects_lines,
+    void_line,
+)
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, human_time, plural, printed
+from wdsprep.text import human_bytes, human_time, plural
+
+CAPTIONLESS = Kept(
+    "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
+    "captions, or encode with --text none and --overwrite"
+)
+
+REMEDIES = {
+    Code.TOO_SMALL: "a smaller --resolution takes smaller images",
+    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
+}
 
 
-class EncodeShow:
+class EncodeShow(RunShow):
     """Prints what is encoded with what, a progress line, and at the end what came of it."""
 
+    unit = "shard"
+
     def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
-        self._images, self._latents, self._as_json = images, latents, as_json
-        self._line = ProgressLine()
+        super().__init__(as_json=as_json)
+        self._images, self._latents = images, latents
         self._speeds = Speeds()
         self.listener = EncodeListener(
-            told=self._line.say, begun=self._begin, status=self._status, heard=self._speeds.heard
+            told=self.told, begun=self._begin, status=self.status, heard=self._speeds.heard
         )
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
-            self._line.say(line)
-        self._line = ProgressLine()
+            self.told(line)
+        self.start_counting()
 
-    def _status(self, status: Callable[[], RunStatus]) -> None:
-        self._line.offer(lambda: self._text(status()))
-
-    def _text(self, status: RunStatus) -> str:
-        elapsed = self._line.elapsed_s
-        done = status.samples + sum(status.rejects.values())
-        parts = [
-            f"{status.samples:,} images",
-            f"{done / elapsed:,.1f} images/s",
-            *self._of_workers(),
-            f"shard {status.units_done:,} of {status.units:,}",
-        ]
-        return ", ".join([*parts, *status.remarks(elapsed)])
-
-    def _of_workers(self) -> list[str]:
+    def details(self, _status: RunStatus) -> list[str]:
         """The rate of each worker and how busy the devices are, once there is something to tell."""
         if not (rates := self._speeds.rates().values()):
             return []
@@ -54,14 +57,7 @@ class EncodeShow:
         workers = plural(len(rates), "worker")
         return [f"{span} on each of {workers}", f"busy {self._speeds.busy:.0%}"]
 
-    def result(self, outcome: Outcome) -> str:
-        """The end of a run, for a person or for a program."""
-        self._line.clear()
-        if self._as_json:
-            return json.dumps(self._facts(outcome), sort_keys=True)
-        return printed(self._summary(outcome))
-
-    def _summary(self, outcome: Outcome) -> list[str]:
+    def summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest
         lines = [self._headline(outcome), *self._speed(manifest.samples)]
         shards = plural(len(manifest.shards), "shard")
@@ -71,23 +67,25 @@ class EncodeShow:
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
         lines += rejects_lines(manifest.rejects, self._latents)
         lines += left_out_lines(LeftOut.among(manifest.counts))
+        if not outcome.has_captions and manifest.settings["text"] != "none":
+            lines.append(CAPTIONLESS)
         lines += broken_tars_lines(outcome.broken_tars, self._latents)
         for failed in outcome.quarantined:
-            lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
+            lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
         if outcome.quarantined:
-            lines.append("run the same command again to retry what is left out")
+            lines.append(Kept("run the same command again to retry what is left out"))
+        elif outcome.is_void:
+            lines.append(self._void(manifest))
         elif manifest.shards:
             lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')
-        elif manifest.rejects:
-            lines.append(self._void(manifest))
         return lines
 
     def _void(self, manifest: Manifest) -> str:
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            return f"nothing could be encoded: {self._latents}/rejects/ says why of each sample"
+            return void_line(manifest.rejects, self._latents, REMEDIES)
         model = manifest.extra["model"]
-        return (
+        return Kept(
             f"{model} gives no finite numbers for any image, in {manifest.settings['dtype']} or in "
             "fp32: its weights are damaged, or not what its configuration says: fetch them again, "
             "or choose another --model"
@@ -97,7 +95,7 @@ class EncodeShow:
         before = plural(outcome.units_before, "shard")
         if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
             return f"nothing left to do: {before} encoded before"
-        took = human_time(self._line.elapsed_s)
+        took = human_time(self.line.elapsed_s)
         new = f"{plural(outcome.samples, 'image')} encoded in {took}, {human_bytes(outcome.nbytes)}"
         return new + (f", after {before} encoded before" if outcome.units_before else "")
 
@@ -115,7 +113,7 @@ class EncodeShow:
             )
         return lines
 
-    def _facts(self, outcome: Outcome) -> dict[str, Any]:
+    def facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
         rates = self._speeds.rates()
         return {
@@ -125,6 +123,7 @@ class EncodeShow:
             "cut": manifest.counts.get("cut", 0),
             "encoded": outcome.samples,
             "encoded_bytes": outcome.nbytes,
+            "has_captions": outcome.has_captions,
             "images_per_s": round(sum(rates.values()), 2),
             "latents": self._latents,
             "left_out": LeftOut.among(manifest.counts),

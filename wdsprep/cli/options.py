@@ -5,16 +5,20 @@ No default of a library function stands here: `LibraryCommand` has them from its
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from wdsprep.encoding import DTYPES, LATENTS, TEXTS
+from wdsprep.cli.output import TERMINAL
+from wdsprep.encoding import DTYPES, LATENTS, MODELS, TEXTS
 from wdsprep.errors import UsageError
 from wdsprep.packing import HASHES
+from wdsprep.runners.base import RUNNERS
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def named(function: str) -> Callable[..., Any]:
@@ -24,7 +28,110 @@ def named(function: str) -> Callable[..., Any]:
     return found
 
 
-class LibraryCommand(click.Command):
+class Option(click.Option):
+    """An option that stands under a heading in the help of its command."""
+
+    heading = "General"
+
+
+option = partial(click.option, cls=Option)
+
+
+class Place(click.ParamType):  # type: ignore[type-arg]
+    """A file, a folder, a pattern or a URL: shells complete what is a file."""
+
+    name = "text"
+
+    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class ModelName(click.ParamType):  # type: ignore[type-arg]
+    """A preset, a folder or a repository: shells complete the first two."""
+
+    name = "text"
+
+    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+        known = [CompletionItem(name) for name in MODELS if name.startswith(incomplete)]
+        return [CompletionItem(incomplete, type="dir"), *known]
+
+
+PLACE = Place()
+
+
+def _be_quiet(ctx: click.Context, _param: Any, wanted: bool) -> None:
+    TERMINAL.is_quiet |= wanted
+    _check_volume(ctx)
+
+
+def _be_verbose(ctx: click.Context, _param: Any, wanted: bool) -> None:
+    if wanted:
+        TERMINAL.be_verbose()
+    _check_volume(ctx)
+
+
+def _debug(_ctx: click.Context, _param: Any, wanted: bool) -> None:
+    TERMINAL.is_debugging |= wanted
+
+
+def _check_volume(ctx: click.Context) -> None:
+    if TERMINAL.is_quiet and TERMINAL.is_verbose:
+        raise click.UsageError("--quiet and --verbose: give one of them", ctx)
+
+
+def volume() -> list[click.Parameter]:
+    """How much is said: options that stand before the command as well as after it."""
+    said = partial(Option, is_flag=True, expose_value=False)
+    return [
+        said(
+            ["-q", "--quiet"],
+            callback=_be_quiet,
+            help="Print errors, warnings, findings and what was asked for, and nothing else.",
+        ),
+        said(
+            ["-v", "--verbose"],
+            callback=_be_verbose,
+            help="Print a line for each unit that is done or tried again and each worker that is "
+            "lost, and the traceback of an error.",
+        ),
+        said(["--debug"], callback=_debug, help="Print the traceback of an error."),
+    ]
+
+
+class Command(click.Command):
+    """A command whose help has its options under headings, and ends with examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = examples
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, helping = super().get_params(ctx)
+        return [*own, *volume(), helping]
+
+    def get_short_help_str(self, _limit: int = 0) -> str:
+        """Its first sentence, whole."""
+        return " ".join((self.help or "").partition("\n\n")[0].split())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                heading = getattr(param, "heading", Option.heading)
+                groups.setdefault(heading, []).append(record)
+        for heading in sorted(groups, key=Option.heading.__eq__):  # that comes last
+            with formatter.section(heading):
+                formatter.write_dl(groups[heading])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"  $ {example}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class LibraryCommand(Command):
     """A command that is one call of the library's function `function`, such as
     `wdsprep.packing.pack:pack`: an option that is not given has the function's default."""
 
@@ -46,10 +153,7 @@ class LibraryCommand(click.Command):
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        defaults = self.defaults()
-        for option in self.params:
-            if getattr(option, "show_default", None):
-                option.default = defaults[str(option.name)]
+        ctx.default_map = dict(self.defaults())
         super().format_options(ctx, formatter)
 
 
@@ -72,153 +176,317 @@ SIZES = Parsed("size=n,...", "wdsprep.cli.plan:sizes")
 WORKERS_SPAN = Parsed("auto|N|MIN:MAX", "wdsprep.runners.base:least_and_most")
 
 
-def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several click options as one decorator."""
+def options(
+    heading: str, *decorators: Callable[[Function], Function]
+) -> Callable[[Function], Function]:
+    """Several options as one decorator, which stand under a heading."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(function: Function) -> Function:
         for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
+            function = decorator(function)
+            cast("Any", function).__click_params__[-1].heading = heading
+        return function
 
     return decorate
 
 
-AREA = click.option("--max-area", type=click.IntRange(1), show_default=True, help="Pixels.")
-NBYTES = click.option("--max-bytes", type=SIZE, help="Of an image.  [250MB; a download 50MB]")
+AREA = options(
+    "Images",
+    option(
+        "--max-area",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Reject images of more pixels than this.",
+    ),
+)
+
+
+def max_bytes(usual: str) -> Callable[[Function], Function]:
+    return option(
+        "--max-bytes",
+        type=SIZE,
+        show_default=usual,
+        help="Reject images of more bytes than this.",
+    )
+
+
 RULES = options(
-    click.option("--buckets", show_default=True, help="Smallest shorter sides."),
-    click.option("--samples-per-shard", type=click.IntRange(1), show_default=True),
-    click.option("--max-shard-size", type=SIZE, show_default=True),
-    click.option(
+    "Images",
+    option(
+        "--buckets",
+        show_default=True,
+        help="The smallest shorter side of each bucket, in pixels. A training phase of a "
+        "resolution uses the buckets from there on.",
+    ),
+    option(
         "--check",
         type=click.Choice(["full", "header"]),
         show_default=True,
-        help="Decode each image, or trust its header.",
+        help="Decode each image whole, or trust what its header says.",
     ),
-    click.option("--min-size", type=int, help="Least shorter side.  [smallest bucket]"),
+    option(
+        "--min-size",
+        type=int,
+        show_default="the smallest bucket",
+        help="Reject images whose shorter side has fewer pixels.",
+    ),
     AREA,
-    click.option("--max-aspect-ratio", type=float, help="Longer side over shorter."),
-    click.option("--min-caption", type=int, help="Least length in characters."),
-    click.option("--max-caption", type=int, help="Greatest length in characters."),
-    click.option("--filter", help='Such as "aesthetic >= 4.5 and pwatermark < 0.8".'),
-    click.option(
+    option(
+        "--max-aspect-ratio",
+        type=float,
+        help="Reject images whose longer side is more than so many times the shorter.",
+    ),
+    max_bytes("250MB; of a download 50MB"),
+    option(
         "--reencode",
         type=Parsed("jpg:quality", "wdsprep.images:jpeg_quality"),
-        help="Write every image as JPEG, such as jpg:95.",
+        help="Write every image as JPEG of this quality, such as jpg:95.",
     ),
-    click.option("--max-side", type=int, help="Shrink larger images (with --reencode)."),
+    option(
+        "--max-side",
+        type=int,
+        help="Shrink images whose longer side has more pixels; needs --reencode.",
+    ),
 )
-
-
 COLUMNS = options(
-    click.option("--caption-col", help="Column or json field.  [recognised]"),
-    click.option("--image-col", help="Column or tar field.  [recognised]"),
-    click.option("--url-col", help="Column with the images' URLs.  [recognised]"),
-    click.option(
+    "Captions and columns",
+    option(
+        "--caption-col",
+        show_default="recognised",
+        help="Take captions from this column of a table, or field of the json.",
+    ),
+    option(
+        "--image-col",
+        show_default="recognised",
+        help="Take images from this column of a table, or member of a tar.",
+    ),
+    option(
+        "--url-col",
+        show_default="recognised",
+        help="Take the URLs of images from this column.",
+    ),
+    option(
         "--save-additional-columns",
         type=Parsed("a,b,...", "wdsprep.text:names"),
-        help="Keep only these beside the caption.  [all]",
+        show_default="all",
+        help="Keep only these columns or fields beside the caption.",
     ),
-    click.option(
+    option("--min-caption", type=int, help="Reject captions of fewer characters."),
+    option("--max-caption", type=int, help="Reject captions of more characters."),
+    option(
+        "--filter",
+        help='Keep only what this is true of, such as "aesthetic >= 4.5 and pwatermark < 0.8".',
+    ),
+    option(
         "--verify-hash",
         type=Parsed("column[:hash]", "wdsprep.packing.rules:Digest.parse"),
-        help="Column with digests, such as md5.",
+        help="Reject images whose bytes do not have the digest of this column, such as md5.",
     ),
-    click.option("--compute-hash", type=click.Choice(HASHES), help="Keep each image's digest."),
+    option(
+        "--compute-hash",
+        type=click.Choice(HASHES),
+        help="Keep the digest of each image in its json.",
+    ),
 )
 FETCHING = options(
-    click.option(
-        "--timeout", type=click.FloatRange(0.1), show_default=True, help="Seconds an attempt."
+    "Downloading",
+    option(
+        "--timeout",
+        type=click.FloatRange(0.1),
+        show_default=True,
+        help="Give up an attempt at a URL after so many seconds.",
     ),
-    click.option("--retries", type=click.IntRange(0), show_default=True),
-    click.option("--requests", type=click.IntRange(1), show_default=True, help="At a time."),
-    click.option(
-        "--per-host", type=click.IntRange(1), show_default=True, help="Requests at a time."
+    option(
+        "--retries",
+        type=click.IntRange(0),
+        show_default=True,
+        help="Try a URL so many times more.",
     ),
-    NBYTES,
-    click.option("--contact", help="URL or mail address to show to servers."),
-    click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt disallows."),
-    click.option("--ignore-opt-outs", is_flag=True, help="Fetch what is marked noai or noimageai."),
-    click.option(
+    option(
+        "--requests",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Have so many requests under way at a time from one machine.",
+    ),
+    option(
+        "--per-host",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Have so many of them under way at one host.",
+    ),
+    option("--contact", help="Show this URL or mail address to servers."),
+    option("--ignore-robots", is_flag=True, help="Fetch what robots.txt disallows."),
+    option("--ignore-opt-outs", is_flag=True, help="Fetch what is marked noai or noimageai."),
+    option(
         "--allow-private-hosts", is_flag=True, help="Fetch from loopback and local networks too."
     ),
-    click.option(
-        "--ignore-outage", is_flag=True, help="Take hosts for gone where none of many answers."
+    option(
+        "--ignore-outage",
+        is_flag=True,
+        help="Take hosts for gone, not the network for down, where none of many answers.",
     ),
-    click.option("--allow-s3", is_flag=True, help="Read s3:// rows, with your credentials."),
-    click.option(
-        "--retry-rejected", is_flag=True, help="Fetch again what a passing failure left out."
+    option("--allow-s3", is_flag=True, help="Read the s3:// rows of a table, with your keys."),
+    option(
+        "--retry-rejected", is_flag=True, help="Fetch again what failed in a way that may pass."
     ),
 )
 RUNNING = (
-    click.option("--ray-address", help="A Ray cluster.  [RAY_ADDRESS, else a local one]"),
-    click.option("--max-attempts", type=click.IntRange(1), show_default=True),
+    option(
+        "--runner",
+        type=click.Choice(RUNNERS),
+        show_default=True,
+        help="Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
+        "RAY_ADDRESS names one, and to encode on several GPUs.",
+    ),
+    option(
+        "--ray-address",
+        show_default="RAY_ADDRESS",
+        help="Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
+    ),
+    option(
+        "--max-attempts",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Leave out a unit of work that has failed so many times.",
+    ),
 )
-LOCALLY = click.option("--runner", type=click.Choice(["local", "ray"]), show_default=True)
 WORKERS = options(
-    click.option("--workers", type=click.IntRange(0), help="Processes.  [all cores]"),
-    LOCALLY,
+    "Workers",
+    option(
+        "--workers",
+        type=click.IntRange(0),
+        show_default="one a core",
+        help="Work in so many processes.",
+    ),
     *RUNNING,
 )
 PACKERS = options(
-    click.option(
+    "Workers",
+    option(
         "--workers",
         type=WORKERS_SPAN,
-        help="Processes; on a cluster also MIN:MAX.  [all cores]",
+        show_default="one a core",
+        help="Work in so many processes; MIN:MAX on a cluster that grows.",
     ),
-    LOCALLY,
     *RUNNING,
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+JSON = option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+OUTPUT = options("Output", JSON)
 RECIPE = options(
-    click.option("--resolution", type=click.IntRange(8), required=True, help="Such as 256 or 512."),
-    click.option(
-        "--model",
-        show_default=True,
-        help="sd2, sd1, tiny, REPO[@REV] of a diffusers model, or its folder.",
+    "Model",
+    option(
+        "--resolution",
+        type=click.IntRange(8),
+        required=True,
+        help="Encode centre squares of so many pixels a side, such as 256 or 512.",
     ),
-    click.option(
+    option(
+        "--model",
+        type=ModelName(),
+        show_default=True,
+        help="Encode with sd2, sd1, tiny (a toy for trials), REPO[@REV] of a diffusers model, or "
+        "its folder.",
+    ),
+    option(
         "--latents",
         type=click.Choice(LATENTS),
         show_default=True,
-        help="What to keep of the VAE's distribution.",
+        help="Keep this of the distribution that the VAE makes of an image.",
     ),
-    click.option("--text", type=click.Choice(TEXTS), show_default=True),
-    click.option(
+    option(
+        "--text",
+        type=click.Choice(TEXTS),
+        show_default=True,
+        help="Keep embeddings of captions, their tokens, or nothing of them.",
+    ),
+    option(
         "--dtype",
         type=click.Choice(DTYPES),
         show_default=True,
-        help="The models' own; stored is fp16.",
+        help="Compute in this precision; what is stored is fp16.",
     ),
-    click.option("--seed", type=int, show_default=True, help="Of the sampling noise."),
+    option("--seed", type=int, show_default=True, help="Seed the sampling noise with this."),
 )
 PLAN = options(
-    click.option("--counts", type=SIZES, help="Images by bucket, such as 256=490M,512=300M."),
-    click.option("--gpu", help="A10G, A100, H100 or H200: speeds of a table, not measured."),
-    click.option("--rate", "rates", type=SIZES, help="Images/s of a GPU: 256=111,512=30."),
-    click.option("--trial", "trials", multiple=True, help='What an "encode --limit" made.'),
-    click.option("--gpus", type=click.IntRange(1), show_default=True),
-    click.option("--price", type=float, help="Dollars for an hour of a GPU."),
-    click.option("--model", type=click.Choice(["sd2", "sd1"]), show_default=True),
-    click.option("--latents", type=click.Choice(LATENTS), show_default=True),
-    click.option("--text", type=click.Choice(TEXTS), show_default=True),
-    click.option("--samples-per-shard", type=click.IntRange(1), show_default=True),
-    click.option("--published", is_flag=True, help="Reckon the published runs instead."),
-    JSON,
+    "Speed",
+    option(
+        "--gpu",
+        help="Take the speed of an A10G, A100, H100 or H200 from a table; it is not measured.",
+    ),
+    option("--gpus", type=click.IntRange(1), show_default=True, help="Reckon with so many GPUs."),
+    option("--price", type=float, help="Reckon with so many dollars for an hour of a GPU."),
+    option(
+        "--rate",
+        "rates",
+        type=SIZES,
+        help="Take these speeds of a GPU, in images a second: 256=111,512=30.",
+    ),
+    option(
+        "--trial",
+        "trials",
+        multiple=True,
+        type=PLACE,
+        help='Take the speed of an "encode --limit" from what it made.',
+    ),
+)
+PLANNED = options(
+    "Model",
+    option(
+        "--model",
+        type=click.Choice(["sd2", "sd1"]),
+        show_default=True,
+        help="Reckon for this family of models.",
+    ),
+    option(
+        "--latents",
+        type=click.Choice(LATENTS),
+        show_default=True,
+        help="Reckon with this kept of each image.",
+    ),
+    option(
+        "--text",
+        type=click.Choice(TEXTS),
+        show_default=True,
+        help="Reckon with this kept of each caption.",
+    ),
 )
 CREW = options(
-    click.option("--batch-size", type=Parsed("auto|N", "wdsprep.text:auto"), show_default=True),
-    click.option("--compile", is_flag=True, help="Compile the models first."),
-    click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), show_default=True),
-    click.option(
+    "Workers",
+    option(
+        "--batch-size",
+        type=Parsed("auto|N", "wdsprep.text:auto"),
+        show_default=True,
+        help="Encode so many images at once; auto goes by the memory of the GPU.",
+    ),
+    option("--compile", is_flag=True, help="Compile the models first, which pays in long runs."),
+    option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        show_default=True,
+        help="Compute on this; auto takes GPUs where there are any.",
+    ),
+    option(
         "--workers",
         type=WORKERS_SPAN,
         show_default=True,
-        help="MIN:MAX on a cluster that grows.",
+        help="Work in so many processes; auto is one a GPU, or one in all without any; MIN:MAX on "
+        "a cluster that grows.",
     ),
-    click.option("--gpus-per-worker", type=float, help="GPUs, or a share of one.  [1]"),
-    click.option("--cpus-per-worker", type=float, help="Cores.  [all, shared fairly]"),
-    click.option("--accelerator-type", help="Such as A10G: only on these GPUs of a Ray cluster."),
-    click.option("--runner", type=click.Choice(["ray", "local"]), show_default=True),
+    option(
+        "--gpus-per-worker",
+        type=float,
+        show_default="1",
+        help="Give each worker so many GPUs, or a share of one.",
+    ),
+    option(
+        "--cpus-per-worker",
+        type=float,
+        show_default="all, shared fairly",
+        help="Give each worker so many cores.",
+    ),
+    option(
+        "--accelerator-type",
+        help="Work only on GPUs of this type in a Ray cluster, such as A10G.",
+    ),
     *RUNNING,
 )

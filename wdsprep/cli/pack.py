@@ -1,21 +1,27 @@
 """What `wdsprep pack` says on the way and at the end."""
 
-import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import (
+    Kept,
+    RunShow,
+    broken_tars_lines,
+    left_out_lines,
+    rejects_lines,
+    void_line,
+)
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.reject_codes import by_stage
+from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.packing.pack import PackListener
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, human_counts, human_time, plural, printed
+from wdsprep.text import human_bytes, human_counts, human_time, plural
 
 if TYPE_CHECKING:
     from wdsprep.sources.image_tables import TableSource
@@ -23,47 +29,63 @@ if TYPE_CHECKING:
 
 
 WORST_HOSTS = 5
+CAPTIONLESS = Kept(
+    "warning: no sample has a caption: put the caption of a.jpg into a.txt beside it, name the "
+    "column with --caption-col, or write a metadata.jsonl; then pack again with --overwrite"
+)
+
+AGAIN = "--retry-rejected fetches them again"
+REMEDIES = {
+    Code.NO_IMAGE: "put each image beside its caption, with the same name",
+    Code.BAD_URL: "give URLs that begin with http:// or https://",
+    Code.TOO_SMALL: "--overwrite with smaller --buckets takes smaller images",
+    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
+    Code.ASPECT_RATIO: "--overwrite with a larger --max-aspect-ratio takes longer images",
+    Code.TOO_MANY_BYTES: "--overwrite with larger --max-bytes takes larger files",
+    Code.FILTERED: "--overwrite with another --filter takes others",
+    Code.CAPTION_TOO_SHORT: "--overwrite with a smaller --min-caption takes shorter captions",
+    Code.CAPTION_TOO_LONG: "--overwrite with a larger --max-caption takes longer captions",
+    Code.PRIVATE_ADDRESS: "--overwrite with --allow-private-hosts fetches them",
+    Code.DISALLOWED: "their owners want no training on them",
+    Code.HASH_MISMATCH: "look whether --verify-hash names the right column and hash",
+    **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
+    **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
+}
+"""What to do where nothing was packed, most of it for this reason."""
 
 
-class PackShow:
+class PackShow(RunShow):
     """Prints what the source is, a progress line, and at the end what came of it."""
 
-    def __init__(self, source: str, *, as_json: bool) -> None:
-        self._source, self._as_json = source, as_json
+    unit = "slice"
+
+    def __init__(self, source: str, images: str, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self._source, self._images = source, images
         self._fetches = False
-        self._line = ProgressLine()
-        self.listener = PackListener(listed=self._listed, found=self._found, status=self._status)
+        self.listener = PackListener(
+            told=self.told, listed=self._listed, found=self._found, status=self.status
+        )
 
     def _listed(self, count: int) -> None:
-        self._line.show(f"listing the source: {count:,} so far")
+        self.line.show(f"listing the source: {count:,} so far")
 
     def _found(self, survey: SourceSurvey) -> None:
-        self._line.say(f"{self._source}: {describe(survey)}")
+        self.told(f"{self._source}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
-        self._line = ProgressLine()
+        self.start_counting()
 
-    def _status(self, status: Callable[[], RunStatus]) -> None:
-        self._line.offer(lambda: self._text(status()))
+    def details(self, status: RunStatus) -> list[str]:
+        parts = [f"{human_bytes(status.nbytes / self.working_s)}/s"]
+        if self._fetches and (status.samples or status.rejects):
+            parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
+        return parts
 
-    def _text(self, status: RunStatus) -> str:
-        elapsed = self._line.elapsed_s
-        done = status.samples + sum(status.rejects.values())
-        parts = [
-            f"{status.samples:,} images",
-            f"{done / elapsed:,.0f} images/s",
-            f"{human_bytes(status.nbytes / elapsed)}/s",
-            f"slice {status.units_done:,} of {status.units:,}",
-        ]
-        if self._fetches and done:
-            parts.insert(2, f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
-        return ", ".join([*parts, *status.remarks(elapsed)])
+    def facts(self, outcome: Outcome) -> dict[str, Any]:
+        return _facts(outcome, self._images)
 
-    def result(self, packed: Outcome, images: str) -> str:
-        """The end of a run, for a person or for a program."""
-        self._line.clear()
-        if self._as_json:
-            return json.dumps(_facts(packed, images), sort_keys=True)
-        return printed(_summary(packed, images, self._line.elapsed_s))
+    def summary(self, outcome: Outcome) -> list[str]:
+        return _summary(outcome, self._images, self.line.elapsed_s)
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -105,12 +127,23 @@ def _fetch_report(packed: Outcome) -> list[str]:
         f"{_fetched_share(manifest.samples, manifest.rejects):.1%} of the images could be fetched"
     ]
     if packed.failed_hosts:
-        lines.append(f"worst hosts: {human_counts(packed.failed_hosts, WORST_HOSTS)}")
+        lines.append(f"worst hosts: {_worst_hosts(packed.failed_hosts)}")
     if count := retryable(manifest):
         lines.append(
             f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
         )
     return lines
+
+
+def _worst_hosts(failed: Mapping[str, int]) -> str:
+    """Each once, with the codes of what failed there: `example.org (dns 12, timeout 3)`."""
+    codes: dict[str, Counter[str]] = {}
+    for name, count in failed.items():
+        host, _, code = name.rpartition(" (")
+        codes.setdefault(host, Counter())[code.rstrip(")")] += count
+    worst = sorted(codes, key=lambda host: (-codes[host].total(), host))
+    more = ", ..." if len(worst) > WORST_HOSTS else ""
+    return ", ".join(f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]) + more
 
 
 def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
@@ -119,34 +152,53 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
         _headline(packed, elapsed_s),
         "",
         f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}",
+        *_bucket_rows(manifest),
+        "",
     ]
-    for bucket in manifest.settings["buckets"]:
-        shards = [shard for shard in manifest.shards if shard.bucket == bucket]
-        samples = sum(shard.samples for shard in shards)
-        size = human_bytes(sum(shard.nbytes for shard in shards))
-        lines.append(f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}")
-    lines.append("")
     for resolution, (samples, shards_of) in phases(manifest).items():
-        lines.append(
-            f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
-        )
+        if samples:
+            lines.append(
+                f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
+            )
     lines += rejects_lines(manifest.rejects, images)
     lines += left_out_lines(_left_out(manifest))
     lines += _fetch_report(packed)
     for failed in packed.quarantined:
-        lines.append(
-            f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "
-            f"{failed.reason}"
-        )
+        what = f"slice {failed.unit.name} failed {failed.attempts} times and is left out"
+        lines.append(Kept(f"{what}: {failed.reason}"))
     lines += broken_tars_lines(packed.broken_tars, images)
+    if not packed.has_captions:
+        lines.append(CAPTIONLESS)
     if packed.quarantined:
-        lines.append("run the same command again to retry what is left out")
+        lines.append(Kept("run the same command again to retry what is left out"))
+    elif packed.is_void:
+        lines.append(void_line(manifest.rejects, images, REMEDIES))
     elif manifest.shards:
-        where = "" if images == "shards/images" else f"{shlex.quote(images)} "
-        lines.append(f"next: wdsprep encode {where}--resolution {_first_phase(manifest)}")
-    else:
-        lines.append(f"nothing of the source was kept: {images}/rejects/ says why of each sample")
+        lines.append(f"next: {next_command(images, _first_phase(manifest))}")
     return lines
+
+
+def _bucket_rows(manifest: Manifest) -> list[str]:
+    """One for each bucket that holds anything; all of them where none does."""
+    rows = dict.fromkeys(manifest.settings["buckets"], "")
+    full = {shard.bucket for shard in manifest.shards}
+    for bucket in rows:
+        shards = [shard for shard in manifest.shards if shard.bucket == bucket]
+        samples = sum(shard.samples for shard in shards)
+        size = human_bytes(sum(shard.nbytes for shard in shards))
+        rows[bucket] = f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}"
+    return [row for bucket, row in rows.items() if bucket in full or not full]
+
+
+def next_command(images: str, resolution: int) -> str:
+    """Latents go beside images, under a name of their own."""
+    if images == "shards/images":
+        return f"wdsprep encode --resolution {resolution}"
+    folder, slash, name = images.rstrip("/").rpartition("/")
+    latents = f"latents-{resolution}"
+    beside = name.replace("images", latents) if "images" in name else f"{name}-{latents}"
+    places = shlex.join([images, f"{folder}{slash}{beside}"])
+    return f"wdsprep encode {places} --resolution {resolution}"
 
 
 def _left_out(manifest: Manifest) -> dict[str, int]:
@@ -173,6 +225,7 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
         "complete": manifest.complete,
         "broken_tars": packed.broken_tars,
         "failed_hosts": packed.failed_hosts,
+        "has_captions": packed.has_captions,
         "images": images,
         "left_out": _left_out(manifest),
         "packed": packed.samples,

@@ -23,6 +23,8 @@ Out: A latent dataset with the same keys; or the same arrays for a trainer that 
 Uses: dataset, images, runners, sources, store.
 """
 
+MODELS = ("sd2", "sd1", "tiny")
+"""That have a name of their own."""
 LATENTS = ("sample", "mean", "moments")
 """What may be kept of the VAE's distribution."""
 TEXTS = ("emb", "tokens", "none")

@@ -3,12 +3,12 @@
 The rules are in `staff`, which only computes; what machines there are is looked up in `find_crew`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Runner
+from wdsprep.runners.base import CrewOptions, Runner, choose_runner, ray_line, ray_there
 from wdsprep.runners.local import usable_cpus
 from wdsprep.text import at_least, one_of
 
@@ -20,7 +20,6 @@ SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has it
 class EncodeCrewOptions(CrewOptions):
     """And on which devices; `auto` and 0 leave it to us."""
 
-    runner: str = "ray"
     device: str = "auto"
     cpus_per_worker: float = 0.0
     gpus_per_worker: float = 0.0
@@ -94,6 +93,24 @@ def _gpu_crew(
         gpus_per_worker=share,
         gpus=gpus,
     )
+
+
+def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCrewOptions:
+    """With the runner that is chosen, and why: it is told before anything slow, but for the look at
+    the GPUs that decides."""
+    there, gpus = ray_there(options.ray_address), 0
+    if options.runner == "auto" and not there:
+        gpus = len(this_machine(options.device).gpus)
+    runner = choose_runner(options.runner, there=there, gpus=gpus)
+    if runner == "ray":
+        told(ray_line(there, gpus))
+    elif options.runner == "auto":
+        here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
+        told(
+            f"encoding with local processes: {here} here and no --ray-address (--runner ray to use "
+            "Ray)"
+        )
+    return replace(options, runner=runner)
 
 
 def find_crew(options: EncodeCrewOptions) -> EncodeCrew:

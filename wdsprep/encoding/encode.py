@@ -17,7 +17,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sealed import FORMAT
 from wdsprep.dataset.state import retract
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of
+from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
 from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
@@ -97,7 +97,7 @@ def encode(
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
     it is empty).
 
-        encoded = wdsprep.encode("shards/images", resolution=256, runner="local")
+        encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
 
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
@@ -153,6 +153,7 @@ def _encoded(
     images, latents = absolute(images), absolute(latents)  # workers may run in other folders
     source = find_image_shards(images, how.resolution)
     check_apart(source.url if is_glob(images) else images, latents)
+    options = settled(options, listener.told)
     model = find_model(how.model, text=how.text, listener=listener.told)
     check_resolution(model, how.resolution)
     crew = find_crew(options)

@@ -21,7 +21,7 @@ from wdsprep.images import Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.packing.filters import Filter
 from wdsprep.packing.rules import Digest, PackRules
-from wdsprep.runners.base import CrewOptions, least_and_most
+from wdsprep.runners.base import CrewOptions, least_and_most, settled
 from wdsprep.text import at_least, names, one_of, size
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 class PackListener:
     """Hears how a run goes; each call may be left out."""
 
+    told: Callable[[str], None] = lambda _text: None
     listed: Callable[[int], None] = lambda _count: None
     found: "Callable[[SourceSurvey], None]" = lambda _survey: None
     status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
@@ -218,6 +219,8 @@ def _packed(
         retries = retries.extended(manifest, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
+    if count:
+        options = settled(options, listener.told)
     crew = find_crew(options, slices=count, fetch=fetch if has_urls else None)
     work = PackWork(
         source=seen.source,

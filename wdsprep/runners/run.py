@@ -5,13 +5,14 @@ receipts, a status and at last a manifest here, for both.
 """
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.counts import bin_name, count_up
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
@@ -29,8 +30,9 @@ from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import human_counts, human_time, plural
+from wdsprep.text import human_counts, plural
 
+_log = logging.getLogger("wdsprep")
 MOST_HOSTS = 2_000
 CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
 
@@ -63,12 +65,9 @@ class RunStatus:
     units: int = 0
     share_done: float = 0.0
 
-    def remarks(self, elapsed_s: float) -> list[str]:
-        """The end of a progress line: what was rejected, and the time left."""
-        parts = [f"rejects: {human_counts(self.rejects)}"] if self.rejects else []
-        if 0 < self.share_done < 1:
-            parts.append(f"{human_time(elapsed_s / self.share_done - elapsed_s)} left")
-        return parts
+    def left_s(self, elapsed_s: float) -> float:
+        """The time that the rest takes, as it looks; 0 where nothing can be said."""
+        return elapsed_s / self.share_done - elapsed_s if 0 < self.share_done < 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +96,20 @@ class Outcome:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is lost that nobody has chosen to leave out. A dataset of latents
-        without any, where there were images to encode, is that too."""
+        """Whether something is lost that nobody has chosen to leave out, or nothing was kept."""
+        return bool(self.quarantined or self.broken_tars or self.is_void)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether all that there was became rejects."""
+        return bool(self.manifest.rejects and not self.manifest.samples)
+
+    @property
+    def has_captions(self) -> bool:
+        """Whether any sample has one that is not empty; of an empty dataset too."""
         manifest = self.manifest
-        is_void = manifest.dataset == "latents" and manifest.rejects and not manifest.samples
-        return bool(self.quarantined or self.broken_tars or is_void)
+        name = "empty_caption" if manifest.dataset == "latents" else bin_name("caption", 0)
+        return not manifest.samples or manifest.counts.get(name, 0) < manifest.samples
 
 
 class Run:
@@ -172,7 +180,11 @@ class Run:
             last = self._going.pop(name, None)
             self._note_hosts(last.failed_hosts if last else {})
         if isinstance(event, Finished):
-            self._finish(cast("Receipt", event.result))
+            receipt = cast("Receipt", event.result)
+            kept = plural(sum(shard.samples for shard in receipt.shards), "sample")
+            rejects = plural(sum(receipt.rejects.values()), "reject")
+            _log.info("%s is done: %s, %s", name, kept, rejects)
+            self._finish(receipt)
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
         self._status(self._now)

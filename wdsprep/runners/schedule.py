@@ -228,6 +228,8 @@ class Schedule:
     ) -> Quarantined | None:
         ticket.attempts += 1
         if ticket.attempts < self._max_attempts and not is_last:
+            if _log.isEnabledFor(logging.INFO):
+                _log.info("%s is tried again: %s", ticket.unit.name, reason)
             self._put_back(ticket)
             return None
         return Quarantined(unit=ticket.unit, attempts=ticket.attempts, reason=reason, trace=trace)

@@ -82,11 +82,15 @@ def steps(folder: str) -> Iterator[DemoStep]:
         title="Check the pictures and pack them into tar shards, by resolution",
         words=("wdsprep", "pack", f"{folder}/downloads", images),
     )
-    for side, out in zip(("256", "512"), latents, strict=True):
-        yield DemoStep(
-            title=f"Encode what is large enough for {side} pixels, on a Ray of this machine",
-            words=("wdsprep", "encode", images, out, "--resolution", side, "--model", "tiny"),
-        )
+    encode = ("--model", "tiny", "--resolution")
+    yield DemoStep(
+        title="Encode what is large enough for 256 pixels, in processes of this machine",
+        words=("wdsprep", "encode", images, latents[0], *encode, "256"),
+    )
+    yield DemoStep(
+        title="Encode what is large enough for 512 pixels, on a Ray that is started for it",
+        words=("wdsprep", "encode", images, latents[1], *encode, "512", "--runner", "ray"),
+    )
     yield DemoStep(
         title="Check every byte, and that images and latents match",
         words=("wdsprep", "verify", images, *latents),

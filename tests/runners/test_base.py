@@ -1,0 +1,69 @@
+"""Who works where nobody has said so."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from wdsprep.errors import UsageError
+from wdsprep.runners.base import (
+    THIS_RAY,
+    CrewOptions,
+    choose_runner,
+    ray_line,
+    ray_there,
+    settled,
+)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Ray is named, and none is in use."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("there", "gpus", "runner"),
+    [("", 0, "local"), ("", 1, "local"), ("", 2, "ray"), ("head:6379", 0, "ray")],
+)
+def test_ray_is_for_a_cluster_and_for_several_gpus(there: str, gpus: int, runner: str) -> None:
+    assert choose_runner("auto", there=there, gpus=gpus) == runner
+    for wanted in ("local", "ray"):
+        assert choose_runner(wanted, there=there, gpus=gpus) == wanted
+
+
+def test_a_cluster_is_named_by_its_address_the_environment_or_a_ray_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ray_there(None) == ""
+    assert ray_there("head:6379") == "head:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    assert (ray_there(None), ray_there("head:6379")) == ("other:6379", "head:6379")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    assert ray_there(None) == THIS_RAY
+
+
+def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
+    said: list[str] = []
+    assert settled(CrewOptions(), said.append) == CrewOptions(runner="local")
+    assert said == []
+    assert settled(CrewOptions(runner="ray"), said.append).runner == "ray"
+    assert settled(CrewOptions(ray_address="head:6379"), said.append).runner == "ray"
+    assert said == ["starting Ray on this machine", "connecting to Ray at head:6379"]
+    assert ray_line("local", 4) == "starting Ray on this machine: 4 GPUs"
+    assert ray_line(THIS_RAY) == "using the Ray of this process"
+
+
+def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
+    span = {"workers": 2, "max_workers": 4}
+    with pytest.raises(UsageError, match="name it with --ray-address"):
+        CrewOptions(**span)  # type: ignore[arg-type]
+    assert CrewOptions(ray_address="head:6379", **span).max_workers == 4  # type: ignore[arg-type]
+
+
+def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:
+    code = "import sys, wdsprep.runners.base as b; b.settled(b.CrewOptions(), print); "
+    code += "sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
