@@ -11,7 +11,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import phases
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.facts.funnel import RunPace, stages
+from wdsprep.reporting.facts.funnel import RunPace, losses
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
 from wdsprep.reporting.facts.rejects import EXAMPLES, Refused
 from wdsprep.reporting.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
@@ -109,7 +109,7 @@ def _rejects(chapter: Chapter) -> Iterator[Child]:
     yield el("h3", given.shown)
     yield note(
         f"{plural(total, 'reject')} of {plural(given.inputs, 'sample')}: ",
-        ", ".join(f"{count:,} at {stage}" for stage, count in stages(rejects).items()),
+        ", ".join(f"{count:,} {label}" for label, count in losses(rejects).items()),
         ".",
     )
     rows = (
