@@ -17,7 +17,7 @@ from PIL import Image
 from tests.kit.damaged import packing_here
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
-from tests.kit.packs import manifest_of, pack, samples_of, upload, write_files
+from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from tests.kit.reports import (
     SCRIPT,
     Made,
@@ -34,7 +34,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.reporting import report
+from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
 from wdsprep.reporting.facts.spectrum import spectrum_of
@@ -369,6 +369,60 @@ def test_the_command_prints_one_line(
     assert main(["report", str(made.images), "-o", "a/b.htm", "--json", "--samples", "0"]) == 0
     assert '"samples": 0' in capfd.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
+
+
+def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
+    heard: list[str] = []
+    listener = ReportListener(told=heard.append, heard=heard.append)
+    datasets = (str(made.images), str(made.latents))
+    options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
+    report(*datasets, **options)  # type: ignore[arg-type]
+    shown = " and ".join(datasets)
+    assert heard[0] == (
+        f"{shown}: 6 samples to show, up to 6 latents to decode with tiny: without a GPU this can "
+        "take minutes (--model none leaves it out)"
+    )
+    assert f"{made.images}: 14 of 14 samples read" in heard
+    steps = [line for line in heard if line.endswith(" of 6 samples drawn")]
+    assert [int(line[0]) for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert heard.index("loading the decoder of tiny") < heard.index(steps[0])
+    heard.clear()
+    report(*datasets, model="none", **options)  # type: ignore[arg-type]
+    assert heard[0] == f"{shown}: 6 samples to show"
+
+
+def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) -> None:
+    """An earlier one, whole or cut, or an empty file; what else is there is looked at first."""
+    out = tmp_path / "page.html"
+    out.touch()
+    size = report(made.images, output=out, samples=0).nbytes
+    assert report(made.images, output=out, samples=0).nbytes == size
+    out.write_bytes(b"<!DOCTYPE html><title>my thesis</title>")
+    with pytest.raises(UsageError, match=r"is no report: give another -o, or --yes to replace it"):
+        report(made.images, output=out)
+    assert b"my thesis" in out.read_bytes()
+    agreeing = ReportListener(asked=lambda output: output == str(out))
+    assert report(made.images, output=out, samples=0, listener=agreeing).nbytes == size
+    out.write_bytes(b"precious")
+    report(made.images, output=out, samples=0, yes=True)
+    assert out.stat().st_size == size
+
+
+def test_captions_without_an_image_are_not_called_unreadable(tmp_path: Path) -> None:
+    images: dict[str, bytes | str] = {"a.jpg": jpeg(1), "d.jpg": jpeg(2)}
+    captions = {"a.txt": b"a", "b.txt": b"no image", "c.txt": b"none either", "d.txt": b"\xff"}
+    write_files(tmp_path / "in", {**images, **captions})
+    with packing_here():
+        pack(tmp_path / "in", tmp_path / "images")
+    page = Made(root=tmp_path).report(tmp_path / "images")
+    minus = "\N{MINUS SIGN}"
+    assert [(row[0], row[2]) for row in page.rows("Funnel")] == [
+        ("samples in the source", "4"),
+        ("captions without an image", f"{minus}2"),
+        ("could not be read", f"{minus}1"),
+        ("packed", "1"),
+    ]
+    assert "3 rejects of 4 samples: 2 captions without an image, 1 could not be read." in page.text
 
 
 def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ Option names have dashes; underscores mean the same, and so do img2dataset's nam
 option for the same thing.
 
 `options` are what commands ask for, `output` the progress line and what leaves for a terminal.
-`pack`, `encode`, `inspect` and `plan` hold what the commands of their names print, `checks` what
-`verify` and `repair` do; `demo` packs and encodes drawings of its own.
+`pack`, `encode`, `inspect`, `report` and `plan` hold what the commands of their names print,
+`checks` what `verify` and `repair` do; `demo` packs and encodes drawings of its own.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
-Uses: checks, dataset, encoding, packing, runners, sources.
+Uses: checks, dataset, encoding, packing, reporting, runners, sources.
 """
 
 import json
@@ -36,7 +36,7 @@ from wdsprep.cli.options import (
 )
 from wdsprep.cli.output import ProgressLine, complain, echo
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.text import LogFormatter, human_bytes, one_line, plural
+from wdsprep.text import LogFormatter, one_line, plural
 from wdsprep.version import __version__
 
 IMG2DATASET_NAMES = {
@@ -200,19 +200,18 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
 @click.option("--seed", type=int, show_default=True, help="Of the samples' choice.")
 @click.option("--model", help="Decode latents with it; none: not at all.  [as encoded, if here]")
 @AREA
+@click.option("--yes", is_flag=True, help="Replace FILE without asking, whatever it is.")
 @JSON
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
-    line = ProgressLine()
-    written = wdsprep.report(*datasets, heard=line.show, **options)
-    line.clear()
-    facts = {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
-    shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
-    text = f"{written.output}: {shown}: open it in a browser"
-    echo(json.dumps(facts, sort_keys=True) if as_json else one_line(text))
+    from wdsprep.cli.report import ReportShow
+
+    show = ReportShow(as_json=as_json)
+    written = wdsprep.report(*datasets, listener=show.listener, **options)
+    echo(show.result(written))
 
 
 @cli.command("index")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.datasets import NAME, ReportDataset
 from wdsprep.reporting.facts.gather import ReportFacts, shown_names
 from wdsprep.reporting.page.charts import note, share, table
 from wdsprep.reporting.page.markup import DASH, Child, Html, by, el
@@ -51,7 +51,7 @@ def page_of(facts: ReportFacts) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{shown_names(facts.datasets.every)} · wdsprep report"),
+        el("title", f"{shown_names(facts.datasets.every)} · {NAME}"),
         el("link", rel="icon", href="data:,"),
         el("style", style),
     )
@@ -84,7 +84,7 @@ def _header(facts: ReportFacts, there: list[str]) -> Html:
     links = ((name, SECTIONS[name][0]) for name in there)
     return el(
         "header",
-        el("p", "wdsprep report", class_="kicker"),
+        el("p", NAME, class_="kicker"),
         el("h1", shown_names(facts.datasets.every)),
         el("p", *_state(facts), class_="lead"),
         el("dl", *_figures(facts), class_="figures-of-note"),
