@@ -441,6 +441,20 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:
+    """No table without rows, no bar for nothing, no rate of nothing."""
+    write_files(tmp_path / "in", {"small.jpg": jpeg(1, (8, 8))})
+    with packing_here():
+        pack(tmp_path / "in", tmp_path / "images")
+    page = Made(root=tmp_path).report(tmp_path / "images")
+    assert "There are no shards: no sample was kept" in page.text
+    assert [row[0] for row in page.rows("Funnel")][-1] == "packed"
+    widths = [rect.attributes["width"] for rect in page.root.every("rect")]
+    assert set(widths) == {"0%", "100%"}
+    assert "1 unit." in page.text
+    assert "By the times at which" not in page.text
+
+
 def test_a_run_under_way_is_seen_as_far_as_it_has_come(made: Made, tmp_path: Path) -> None:
     images = pack_pictures(made.root / "photos", tmp_path / "images")
     whole = (images / "wdsprep.json").read_bytes()

@@ -65,6 +65,8 @@ def buckets_section(facts: ReportFacts) -> Html:
 
 
 def _buckets(given: ReportDataset) -> Html:
+    if not given.buckets:
+        return note("There are no shards: no sample was kept, or none has been done so far.")
     counts = {b: sum(shard.samples for shard in some) for b, some in given.buckets.items()}
     rows = (
         (
@@ -222,7 +224,9 @@ def pace_section(facts: ReportFacts) -> Html:
         note(
             "By the times at which receipts were written, pauses left out. A copied dataset may "
             "have other times, and a unit that was done again has its last."
-        ),
+        )
+        if figures
+        else None,
     )
 
 
