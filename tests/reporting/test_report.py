@@ -33,7 +33,7 @@ from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
@@ -438,7 +438,12 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, output=f"{images}/x.html")
     with pytest.raises(UsageError, match="give 0 or more"):
         report(images, output=out, samples=-1)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    with pytest.raises(StoreError, match="is not a folder: choose another place"):
+        report(images, output=tmp_path / "file/x.html", listener=ReportListener(told=said.append))
+    assert not said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from wdsprep.limits import MAX_AREA
 from wdsprep.store import split_url
-from wdsprep.store.base import write_bytes
 from wdsprep.text import at_least
 
 SAMPLES = 12
@@ -72,17 +71,18 @@ def report(
     output, listener = os.fspath(output), listener or ReportListener()
     opened = open_all([os.fspath(dataset) for dataset in datasets])
     check_output(output, opened, replaces=lambda: yes or listener.asked(output))
-    listener.told(plan_of(opened, samples, model))
-    facts = gather(
-        opened,
-        samples=samples,
-        seed=seed,
-        model=model,
-        max_area=max_area,
-        told=listener.told,
-        heard=listener.heard,
-    )
-    data = page_of(facts).encode()
     store, name = split_url(output)
-    write_bytes(store, name, data)
+    with store.write(name) as sink:  # a place that cannot be written to is known before the work
+        listener.told(plan_of(opened, samples, model))
+        facts = gather(
+            opened,
+            samples=samples,
+            seed=seed,
+            model=model,
+            max_area=max_area,
+            told=listener.told,
+            heard=listener.heard,
+        )
+        data = page_of(facts).encode()
+        sink.write(data)
     return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))
