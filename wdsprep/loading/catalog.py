@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,12 @@ class Stream:
     repeat: float | None = None
     count: int | None = None
     buckets: Sequence[str | int] | str | int | None = None
+
+    def __repr__(self) -> str:
+        """What was given, as it may be typed again."""
+        named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
+        parts = [f"{name}={value!r}" for name, value in named if value is not None]
+        return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

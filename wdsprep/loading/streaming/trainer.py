@@ -4,6 +4,7 @@ Ray Data hands a trainer its pieces in their order, also when workers die. That 
 each piece: one that is lost, repeated or out of its turn is an error here, never a wrong batch.
 """
 
+import atexit
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ray.exceptions import RayError
 from wdsprep import errors
 from wdsprep.encoding.tee import Tee
 from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.streaming.pieces import Pieces
@@ -110,6 +112,14 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self._pieces.plan.order.steps_per_epoch
 
+    @property
+    def plan(self) -> LoadPlan:
+        """What is streamed, and which rank of how many this is."""
+        return self._pieces.plan
+
+    def __repr__(self) -> str:
+        return f"<Trainer {self.plan.at(self.step)}>"
+
     def state_dict(self) -> dict[str, Any]:
         """That of a loader of the stored latents, the same on every trainer."""
         return self._pieces.plan.order.state(self.step)
@@ -136,6 +146,7 @@ class Trainer:
                 stack.callback(tee.close)
                 stack.callback(tee.publish)
             if "_made" in made:
+                atexit.unregister(self._made.close)
                 stack.callback(self._made.close)
 
     @property
@@ -194,6 +205,7 @@ class Trainer:
                 prefetch_batches=self._ready,
             )
         )
+        atexit.register(pieces.close)  # where nobody closes it, while Ray still works
         return pieces
 
     @cached_property
