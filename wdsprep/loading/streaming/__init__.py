@@ -158,8 +158,8 @@ class Feed:
 
 def _end(trainer: Trainer) -> None:
     """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
-    cluster has their CPUs and GPUs again."""
-    for actor in trainer.actors:
+    cluster has their CPUs and GPUs again. A Ray that was shut down has ended them all."""
+    for actor in trainer.actors if ray.is_initialized() else ():
         ray.kill(actor)
 
 

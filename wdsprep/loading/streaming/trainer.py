@@ -10,9 +10,10 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
+import ray
 import torch
 from ray.data.collate_fn import NumpyBatchCollateFn
 from ray.exceptions import RayError
@@ -146,7 +147,7 @@ class Trainer:
                 stack.callback(tee.close)
                 stack.callback(tee.publish)
             if "_made" in made:
-                atexit.unregister(self._made.close)
+                atexit.unregister(self._at_exit)
                 stack.callback(self._made.close)
 
     @property
@@ -205,7 +206,8 @@ class Trainer:
                 prefetch_batches=self._ready,
             )
         )
-        atexit.register(pieces.close)  # where nobody closes it, while Ray still works
+        self._at_exit = partial(_close_on_ray, pieces)
+        atexit.register(self._at_exit)
         return pieces
 
     @cached_property
@@ -222,8 +224,15 @@ class Trainer:
         return new_trainer, (__version__,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_made", "_layout", "_tee")
+        made = ("_made", "_at_exit", "_layout", "_tee")
         return {name: value for name, value in vars(self).items() if name not in made}
+
+
+def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
+    """At the end of a program that closed nothing. Where its Ray is gone already, closing would
+    start another."""
+    if ray.is_initialized():
+        pieces.close()
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
