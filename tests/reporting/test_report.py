@@ -43,6 +43,7 @@ from wdsprep.reporting.page.sections import _example
 from wdsprep.reporting.sheet.items import _facts_of_image
 from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
 from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 
 
@@ -434,6 +435,8 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, f"{images}/../images", output=out)
     with pytest.raises(UsageError, match=r"ends in \.html"):
         report(images, output=str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="the web is only read"):
+        report(images, output="https://host.invalid/x.html")
     with pytest.raises(UsageError, match="lies in the dataset"):
         report(images, output=f"{images}/x.html")
     with pytest.raises(UsageError, match="give 0 or more"):
@@ -488,6 +491,9 @@ def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     here = made.report(name="here", samples=2, model="none")
     assert Page(path).cards.keys() == here.cards.keys()
     assert Page(path).rows("Funnel") == here.rows("Funnel")
+    write_bytes(open_store(f"{on_s3}/reports"), "r.html", b"another page")
+    with pytest.raises(UsageError, match="is there already and is no report"):
+        report(*urls, output=f"{on_s3}/reports/r.html")
     times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
     assert min(times) > 1_700_000_000
 

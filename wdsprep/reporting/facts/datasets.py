@@ -9,7 +9,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.state import open_dataset, refreshed
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import open_store, split_url
-from wdsprep.store.base import Store, absolute
+from wdsprep.store.base import Store, absolute, is_web
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
@@ -98,6 +98,8 @@ def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool
     would find it foreign."""
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
+    if is_web(output):
+        raise UsageError(f"-o {output}: the web is only read: give a local path or s3://")
     where = _folder(output)
     for given in datasets.every:
         if f"{where}/".startswith(f"{_folder(given.url)}/"):

@@ -83,14 +83,16 @@ def gather(
 def _chapter(
     given: ReportDataset, decoding: Decoding | None, seed: int, heard: Callable[[str], None]
 ) -> Chapter:
-    def counts(noun: str) -> Counting:
-        return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun)} read")
+    def counts(noun: str, many: str = "") -> Counting:
+        return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun, many)} read")
 
     surveyed = histograms_of(given, f"survey {seed}", counts("sample"))
     is_latents = given.manifest.dataset == "latents"
     return Chapter(
         given=given,
-        refused=look_at_rejects(given, f"rejects {seed}", counts("rejects file")),
+        refused=look_at_rejects(
+            given, f"rejects {seed}", counts("file of rejects", "files of rejects")
+        ),
         pace=pace_of(given),
         surveyed=surveyed,
         spectrum=spectrum_of(surveyed.samples, given.manifest.settings) if is_latents else None,
