@@ -1,6 +1,7 @@
 """What a dataset says of itself, and one sample found without reading its shard."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
-from wdsprep.errors import NotFoundError
+from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -142,6 +143,35 @@ def test_arrays_are_described_and_members_written(
     assert main(["inspect", url, "some/where", "-o", str(tmp_path / "more"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["shard"] == "64/000001.tar"
     assert "where.latent.npy" in tree(tmp_path / "more")
+
+
+def test_a_place_that_members_cannot_be_written_to_is_named(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    key = next(iter(every_sample(images)))[0]
+    for place, why in (
+        (tmp_path / "file", "is not a folder"),
+        (tmp_path / "file/more", "is not a folder"),
+        (Path("/proc/none"), "cannot be made there"),
+    ):
+        assert main(["inspect", str(images), key, "-o", str(place)]) == 1
+        said = capfd.readouterr().err
+        assert f"{why}: choose another place" in said
+        assert "a bug" not in said
+
+
+def test_a_place_without_a_manifest_says_what_to_do(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="give the folder that pack or encode has written to"):
+        inspect(tmp_path)
+    with pytest.raises(UsageError, match=rf"holds some: give one of them \({images}\)"):
+        inspect(images.parent)
+    copied = tmp_path / "copied"
+    shutil.copytree(images, copied, ignore=shutil.ignore_patterns(MANIFEST))
+    with pytest.raises(UsageError, match=rf'lost its {MANIFEST}: run "wdsprep rebuild {copied}"'):
+        inspect(copied)
+    assert main(["rebuild", str(copied)]) == 0
+    assert inspect(copied).manifest.samples == inspect(images).manifest.samples
 
 
 def test_a_rejected_key_says_why(images: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ HOUSE = {
     "loading": ("dataset", "encoding", "images", "runners", "store"),
     "checks": ("dataset", "packing", "runners", "store"),
     "reporting": ("dataset", "encoding", "images", "store"),
-    "cli": ("checks", "dataset", "encoding", "packing", "runners", "sources"),
+    "cli": ("checks", "dataset", "encoding", "packing", "reporting", "runners", "sources"),
 }
 PLACES = {
     "click": ("cli",),

@@ -274,6 +274,14 @@ def tiff(image: Image.Image, **options: object) -> bytes:
     return saved(image, "TIFF", **options)
 
 
+def damaged_strip() -> bytes:
+    """A TIFF of which libtiff has something to say."""
+    data = bytearray(tiff(Image.effect_noise((64, 64), 50), compression="tiff_deflate"))
+    middle = len(data) // 2
+    data[middle : middle + 100] = bytes(byte ^ 0x5A for byte in data[middle : middle + 100])
+    return bytes(data)
+
+
 def tiff_bomb() -> bytes:
     data = bytearray(tiff(Image.new("L", (64, 64))))
     for tag in (b"\x00\x01", b"\x01\x01"):

@@ -306,9 +306,20 @@ def test_what_is_given_may_be_paths_and_numbers_of_numpy(
         load(data, fields=[1])
 
 
+def test_a_loader_says_what_it_serves_and_how_far_it_is(data: str) -> None:
+    loader = load(data, epochs=None, world_size=2, rank=1, step=12)
+    what = f"{data!r}: 300 samples, 9 steps of 32 an epoch"
+    assert repr(loader) == f"<Loader {what}; rank 1 of 2, at step 12, epoch 1>"
+    assert repr(loader.plan) == f"<LoadPlan {what}>"
+    mixed = load([Stream(data), Stream(data, repeat=2)])
+    assert repr(mixed) == (
+        f"<Loader {data!r}, {data!r}: 600 samples, 28 steps of 32 an epoch; at step 0, epoch 0>"
+    )
+
+
 def test_a_place_that_holds_no_dataset_says_where_one_is(data: str, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "in/latents")
-    with pytest.raises(UsageError, match=rf"load {tmp_path}/in/latents$"):
+    with pytest.raises(UsageError, match=rf"give one of them \({tmp_path}/in/latents\)$"):
         load(str(tmp_path / "in"))
     with pytest.raises(NotFoundError, match="give the folder"):
         load(f"{data}/256/000000.tar")

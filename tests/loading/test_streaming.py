@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +95,43 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
                 assert torch.equal(value, one[name]), name
             else:
                 assert value == one[name], name
+
+
+ABANDONED = """
+import itertools, sys, wdsprep
+from torch.utils.data import DataLoader
+images, latents = sys.argv[1:]
+stored = wdsprep.load(latents, global_batch=4, epochs=None)
+begun = iter(stored)
+inside = iter(DataLoader(wdsprep.load(latents, global_batch=4), batch_size=None, num_workers=1))
+how = wdsprep.Encode(resolution=64, model="tiny", device="cpu")
+feed = wdsprep.stream(images, encode=how, global_batch=4, epochs=None)
+trainer = iter(feed.trainers[0])
+for batches in (begun, inside, trainer):
+    print(sum(len(batch["key"]) for batch in itertools.islice(batches, 2)))
+print(stored, feed, feed.trainers[0], sep="\\n")
+"""
+
+
+@pytest.mark.system
+def test_a_program_may_end_in_the_middle_of_everything(images: Path) -> None:
+    """Nothing is printed at its exit, and nothing hangs."""
+    words = [sys.executable, "-c", ABANDONED, str(images), str(images.parent / "latents")]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    what = f"{COUNT} samples, {COUNT // 4} steps of 4 an epoch"
+    assert done.stdout.splitlines() == [
+        *["8"] * 3,
+        f"<Loader '{images.parent}/latents': {what}; at step 2, epoch 0>",
+        f"<Feed '{images}': {what}; 1 trainer>",
+        f"<Trainer '{images}': {what}; at step 2, epoch 0>",
+    ]
+
+
+def test_a_stream_is_shown_as_it_was_given() -> None:
+    assert repr(wdsprep.Stream("a/b", weight=3)) == "Stream('a/b', weight=3)"
+    assert repr(wdsprep.Stream(Path("a"), buckets=[256])) == "Stream('a', buckets=[256])"
 
 
 def test_killed_workers_lose_and_repeat_nothing_and_the_state_goes_on_anywhere(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.kit.corpus import CASES, LIMITS
+from tests.kit.corpus import CASES, LIMITS, damaged_strip
 from tests.kit.packs import (
     check_dataset,
     command,
@@ -15,6 +15,7 @@ from tests.kit.packs import (
     outcome,
     pack,
     photos,
+    run_pack,
     samples_of,
     tar_bytes,
     write_files,
@@ -29,6 +30,15 @@ def corpus_files() -> dict[str, bytes | str]:
         files[f"{name}.img.jpg"] = case.data
         files[f"{name}.img.txt"] = f"caption of {name}"
     return files
+
+
+def test_libtiff_says_nothing_of_a_damaged_tiff(tmp_path: Path) -> None:
+    """In a worker, whose stderr is the command's."""
+    write_files(tmp_path / "in", {"good.jpg": jpeg(1), "bad.tif": damaged_strip()})
+    done = run_pack(tmp_path / "in", tmp_path / "out")
+    assert done.returncode == 0
+    assert "ZIPDecode" not in done.stderr
+    assert outcome(tmp_path / "out")["bad.tif"] == "corrupt"
 
 
 def check_corpus(out: Path, sources: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.kit.damaged import packing_here
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
-from tests.kit.packs import manifest_of, pack, samples_of, upload, write_files
+from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from tests.kit.reports import (
     SCRIPT,
     Made,
@@ -33,8 +33,8 @@ from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.reporting import report
+from wdsprep.errors import NotFoundError, StoreError, UsageError
+from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
 from wdsprep.reporting.facts.spectrum import spectrum_of
@@ -43,6 +43,7 @@ from wdsprep.reporting.page.sections import _example
 from wdsprep.reporting.sheet.items import _facts_of_image
 from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
 from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 
 
@@ -371,6 +372,60 @@ def test_the_command_prints_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
 
 
+def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
+    heard: list[str] = []
+    listener = ReportListener(told=heard.append, heard=heard.append)
+    datasets = (str(made.images), str(made.latents))
+    options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
+    report(*datasets, **options)  # type: ignore[arg-type]
+    shown = " and ".join(datasets)
+    assert heard[0] == (
+        f"{shown}: 6 samples to show, up to 6 latents to decode with tiny: without a GPU this can "
+        "take minutes (--model none leaves it out)"
+    )
+    assert f"{made.images}: 14 of 14 samples read" in heard
+    steps = [line for line in heard if line.endswith(" of 6 samples drawn")]
+    assert [int(line[0]) for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert heard.index("loading the decoder of tiny") < heard.index(steps[0])
+    heard.clear()
+    report(*datasets, model="none", **options)  # type: ignore[arg-type]
+    assert heard[0] == f"{shown}: 6 samples to show"
+
+
+def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) -> None:
+    """An earlier one, whole or cut, or an empty file; what else is there is looked at first."""
+    out = tmp_path / "page.html"
+    out.touch()
+    size = report(made.images, output=out, samples=0).nbytes
+    assert report(made.images, output=out, samples=0).nbytes == size
+    out.write_bytes(b"<!DOCTYPE html><title>my thesis</title>")
+    with pytest.raises(UsageError, match=r"is no report: give another -o, or --yes to replace it"):
+        report(made.images, output=out)
+    assert b"my thesis" in out.read_bytes()
+    agreeing = ReportListener(asked=lambda output: output == str(out))
+    assert report(made.images, output=out, samples=0, listener=agreeing).nbytes == size
+    out.write_bytes(b"precious")
+    report(made.images, output=out, samples=0, yes=True)
+    assert out.stat().st_size == size
+
+
+def test_captions_without_an_image_are_not_called_unreadable(tmp_path: Path) -> None:
+    images: dict[str, bytes | str] = {"a.jpg": jpeg(1), "d.jpg": jpeg(2)}
+    captions = {"a.txt": b"a", "b.txt": b"no image", "c.txt": b"none either", "d.txt": b"\xff"}
+    write_files(tmp_path / "in", {**images, **captions})
+    with packing_here():
+        pack(tmp_path / "in", tmp_path / "images")
+    page = Made(root=tmp_path).report(tmp_path / "images")
+    minus = "\N{MINUS SIGN}"
+    assert [(row[0], row[2]) for row in page.rows("Funnel")] == [
+        ("samples in the source", "4"),
+        ("captions without an image", f"{minus}2"),
+        ("could not be read", f"{minus}1"),
+        ("packed", "1"),
+    ]
+    assert "3 rejects of 4 samples: 2 captions without an image, 1 could not be read." in page.text
+
+
 def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     out = str(tmp_path / "x.html")
     images = str(made.images)
@@ -380,11 +435,32 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, f"{images}/../images", output=out)
     with pytest.raises(UsageError, match=r"ends in \.html"):
         report(images, output=str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="the web is only read"):
+        report(images, output="https://host.invalid/x.html")
     with pytest.raises(UsageError, match="lies in the dataset"):
         report(images, output=f"{images}/x.html")
     with pytest.raises(UsageError, match="give 0 or more"):
         report(images, output=out, samples=-1)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    with pytest.raises(StoreError, match="is not a folder: choose another place"):
+        report(images, output=tmp_path / "file/x.html", listener=ReportListener(told=said.append))
+    assert not said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:
+    """No table without rows, no bar for nothing, no rate of nothing."""
+    write_files(tmp_path / "in", {"small.jpg": jpeg(1, (8, 8))})
+    with packing_here():
+        pack(tmp_path / "in", tmp_path / "images")
+    page = Made(root=tmp_path).report(tmp_path / "images")
+    assert "There are no shards: no sample was kept" in page.text
+    assert [row[0] for row in page.rows("Funnel")][-1] == "packed"
+    widths = [rect.attributes["width"] for rect in page.root.every("rect")]
+    assert set(widths) == {"0%", "100%"}
+    assert "1 unit." in page.text
+    assert "By the times at which" not in page.text
 
 
 def test_a_run_under_way_is_seen_as_far_as_it_has_come(made: Made, tmp_path: Path) -> None:
@@ -415,6 +491,9 @@ def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     here = made.report(name="here", samples=2, model="none")
     assert Page(path).cards.keys() == here.cards.keys()
     assert Page(path).rows("Funnel") == here.rows("Funnel")
+    write_bytes(open_store(f"{on_s3}/reports"), "r.html", b"another page")
+    with pytest.raises(UsageError, match="is there already and is no report"):
+        report(*urls, output=f"{on_s3}/reports/r.html")
     times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
     assert min(times) > 1_700_000_000
 

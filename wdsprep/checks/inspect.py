@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, overload
 
 from wdsprep.dataset.arrays import field_of
@@ -31,7 +30,7 @@ from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
+from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import Counting, plural, unheard
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -42,10 +41,18 @@ CountHeard = Callable[[int], None]
 def inspect(dataset: "str | os.PathLike[str]") -> "Overview": ...
 @overload
 def inspect(
-    dataset: "str | os.PathLike[str]", key: str, *, out: str = "", heard: Counting = unheard
+    dataset: "str | os.PathLike[str]",
+    key: str,
+    *,
+    out: "str | os.PathLike[str]" = "",
+    heard: Counting = unheard,
 ) -> "Overview | Looked | Reject": ...
 def inspect(
-    dataset: "str | os.PathLike[str]", key: str = "", *, out: str = "", heard: Counting = unheard
+    dataset: "str | os.PathLike[str]",
+    key: str = "",
+    *,
+    out: "str | os.PathLike[str]" = "",
+    heard: Counting = unheard,
 ) -> "Overview | Looked | Reject":
     """What a dataset is, by its manifest; or the sample with the key `key`, or its reject.
 
@@ -53,18 +60,18 @@ def inspect(
         wdsprep.inspect("shards/images", "000000000012").facts
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
-    `out` is a folder to write the members of the sample to. `heard` is told how many shards were
-    looked at, of how many.
+    `out` is a folder, or an `s3://` URL, to write the members of the sample to. `heard` is told how
+    many shards were looked at, of how many.
     """
+    dataset, out = os.fspath(dataset), os.fspath(out)
     if out and not key:
         raise UsageError("-o is for the sample of a KEY")
-    dataset = os.fspath(dataset)
     store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
     found = look(store, manifest, key, lambda count: heard(count, len(manifest.shards)))
     if out and isinstance(found, Looked):
-        found = replace(found, written=tuple(found.write(Path(out))))
+        found = replace(found, written=tuple(found.write(out)))
     return found
 
 
@@ -191,7 +198,7 @@ class Looked:
     key: str
     place: Located
     members: tuple[tuple[str, bytes], ...]
-    written: tuple[Path, ...] = ()
+    written: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(name for name, _ in self.members)
@@ -209,14 +216,14 @@ class Looked:
             "start": place.start,
         }
 
-    def write(self, folder: Path) -> list[Path]:
-        """Its members as files; a name never leads out of the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def write(self, folder: str) -> list[str]:
+        """Its members as files in a folder or an `s3://` URL; no name leads out of it."""
+        store = open_store(folder)
         stem = self.key.rpartition("/")[2]
-        paths = [folder / f"{stem}.{name}" for name, _ in self.members]
-        for path, (_, data) in zip(paths, self.members, strict=True):
-            path.write_bytes(data)
-        return paths
+        named = {f"{stem}.{name}": data for name, data in self.members}
+        for name, data in named.items():
+            write_bytes(store, name, data)
+        return [f"{store.url}/{name}" for name in named]
 
 
 def _json(data: bytes) -> Any:

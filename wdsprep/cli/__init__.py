@@ -4,12 +4,12 @@ Option names have dashes; underscores mean the same. `pack` takes the options of
 `img2dataset` tells.
 
 `options` are what commands ask for and how their help looks; `output` owns the terminal.
-`pack`, `encode`, `inspect` and `plan` hold what the commands of their names print, `checks` what
-`verify` and `repair` do; `demo` packs and encodes drawings of its own.
+`pack`, `encode`, `inspect`, `report` and `plan` hold what the commands of their names print,
+`checks` what `verify` and `repair` do; `demo` packs and encodes drawings of its own.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
-Uses: checks, dataset, encoding, packing, runners, sources.
+Uses: checks, dataset, encoding, packing, reporting, runners, sources.
 """
 
 import json
@@ -46,7 +46,7 @@ from wdsprep.cli.options import (
 )
 from wdsprep.cli.output import TERMINAL, Kept, ProgressLine, complain, echo, tell
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import plural
 from wdsprep.version import __version__
 
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
@@ -372,6 +372,7 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
         show_default=True,
         help="Write the page to this file.",
     ),
+    option("--yes", is_flag=True, help="Replace the file without asking, whatever it is."),
     JSON,
 )
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -379,13 +380,11 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
-    line = ProgressLine()
-    written = wdsprep.report(*datasets, heard=line.show, **options)
-    line.clear()
-    facts = {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
-    shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
-    text = f"{written.output}: {shown}: open it in a browser"
-    tell([Kept(json.dumps(facts, sort_keys=True)) if as_json else text])
+    from wdsprep.cli.report import ReportShow
+
+    show = ReportShow(as_json=as_json)
+    written = wdsprep.report(*datasets, listener=show.listener, **options)
+    tell(show.result(written))
 
 
 @cli.command(

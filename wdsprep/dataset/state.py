@@ -6,10 +6,11 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import TypeVar
 
 from wdsprep.dataset.buckets import buckets_of_phase
@@ -36,9 +37,10 @@ from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import Counting, unheard
+from wdsprep.text import Counting, examples, unheard
 
 READERS = 32
+LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
@@ -371,5 +373,20 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
     store = open_store(url)
     manifest = read_manifest(store)
     if manifest is None:
-        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} is there")
+        names = (entry.name for prefix in (RECEIPTS, "") for entry in store.list(prefix))
+        check_place(url, list(islice(names, LOOKED_AT)))
+        raise NotFoundError(
+            f"{url} holds no dataset: no {MANIFEST} is there: give the folder that pack or encode "
+            "has written to"
+        )
     return store, manifest
+
+
+def check_place(url: str, names: Collection[str]) -> None:
+    """Without a manifest: whether it was lost, or a dataset is further down."""
+    if any(name.startswith(RECEIPTS) for name in names):
+        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+    if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):
+        place = url.rstrip("/")
+        there = examples([f"{place}/{name.removesuffix(f'/{MANIFEST}')}" for name in inside])
+        raise UsageError(f"{url} is no dataset, but holds some: give one of them ({there})")

@@ -4,6 +4,7 @@ The plugins are called by name, not through `Image.open`: no other format can sl
 are not swallowed, and an MPO is opened as what its first frame is, a JPEG.
 """
 
+import ctypes
 import logging
 import re
 import struct
@@ -24,6 +25,7 @@ from PIL import (
     PpmImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
+    features,
 )
 from PIL.ImageFile import ImageFile
 
@@ -98,6 +100,7 @@ DAMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
+LIBTIFF = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
 _SAYS_TRUNCATED = re.compile(
     r"truncat|not processed|unpack|end of|EOF|Not enough|only got", re.IGNORECASE
 )
@@ -157,15 +160,26 @@ def text(start: bytes) -> str:
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
+def _libtiff(name: str) -> Callable[[int | None], int | None]:
+    """A function of the libtiff that Pillow is linked to, which sets a handler of messages and
+    returns the last one."""
+    found = getattr(ctypes.CDLL(Image.core.__file__), name)  # type: ignore[attr-defined]
+    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
+    handler: Callable[[int | None], int | None] = found
+    return handler
+
+
 class _Quiet:
     """No warnings from Pillow, and its size limit off: ours was checked before, and may be higher.
+    No lines on stderr from libtiff, which name no file: what is damaged is a reject.
 
-    Both are global to the process. The first thread to come sets them and the last to go puts them
+    All are global to the process. The first thread to come sets them and the last to go puts them
     back, so that threads do not restore each other's values.
     """
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
+        self._setters = [_libtiff(name) for name in LIBTIFF] if features.check("libtiff") else []
 
     def __enter__(self) -> None:
         with self._lock:
@@ -174,6 +188,7 @@ class _Quiet:
                 self._filters.__enter__()
                 warnings.simplefilter("ignore")
                 self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self._handlers = [set_handler(None) for set_handler in self._setters]
             self._users += 1
 
     def __exit__(self, *error: object) -> None:
@@ -181,6 +196,8 @@ class _Quiet:
             self._users -= 1
             if not self._users:
                 Image.MAX_IMAGE_PIXELS = self._limit
+                for set_handler, handler in zip(self._setters, self._handlers, strict=True):
+                    set_handler(handler)
                 self._filters.__exit__(None, None, None)
 
 

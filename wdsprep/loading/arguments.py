@@ -14,7 +14,7 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
 from wdsprep.runners.local import usable_cpus
-from wdsprep.text import whole
+from wdsprep.text import examples, plural, whole
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Encoding
@@ -61,6 +61,22 @@ class LoadPlan:
                     pixels=self.effects.pixels,
                     homogeneous=self.order.homogeneous,
                 )
+
+    def __repr__(self) -> str:
+        return f"<LoadPlan {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """Of which datasets, how much."""
+        places = examples([repr(dataset.store.url) for dataset in self.datasets])
+        samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
+        steps = plural(self.order.steps_per_epoch, "step")
+        return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
+
+    def at(self, step: int) -> str:
+        """The same, and how far this rank is."""
+        rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
+        return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
 
     @property
     def share(self) -> int:

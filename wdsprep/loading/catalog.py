@@ -14,9 +14,8 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ import numpy as np
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST, RECEIPTS, index_name
+from wdsprep.dataset.names import MANIFEST, index_name
 from wdsprep.dataset.reindex import is_older, is_whole
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading import order
 from wdsprep.loading.order.chance import Ints
@@ -57,6 +56,12 @@ class Stream:
     repeat: float | None = None
     count: int | None = None
     buckets: Sequence[str | int] | str | int | None = None
+
+    def __repr__(self) -> str:
+        """What was given, as it may be typed again."""
+        named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
+        parts = [f"{name}={value!r}" for name, value in named if value is not None]
+        return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,7 +238,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
-    _check_place(store.url, listed, bool(names))
+    _check_tars(store.url, listed, bool(names))
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
@@ -264,15 +269,9 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     )
 
 
-def _check_place(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
+def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
     """Without a manifest: whether these are tars of another program, or a dataset is elsewhere."""
-    inside = sorted(name for name in listed if name.endswith(f"/{MANIFEST}"))
-    if inside:
-        raise UsageError(
-            f"{url} is no dataset, but holds some: load {url}/{PurePosixPath(inside[0]).parent}"
-        )
-    if any(name.startswith(RECEIPTS) for name in listed):
-        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+    check_place(url, listed)
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""

@@ -167,6 +167,9 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._is_entered = False  # as a worker, and not yet at the end
         self._moves = 0  # of the place, but for that of the newest iteration
 
+    def __repr__(self) -> str:
+        return f"<Loader {self._plan.at(self.step)}>"
+
     @property
     def step(self) -> int:
         """The steps served so far. Set, it is where the next iteration begins."""

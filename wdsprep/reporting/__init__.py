@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from wdsprep.limits import MAX_AREA
 from wdsprep.store import split_url
-from wdsprep.store.base import write_bytes
 from wdsprep.text import at_least
 
 SAMPLES = 12
@@ -31,6 +30,17 @@ class WrittenReport:
     samples: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportListener:
+    """Hears how a report comes along; each call may be left out. `told` is what will take a while,
+    in lines to keep; `heard` is each step, of how many. `asked` is whether to replace the file at
+    the output, which is no report, without `yes`."""
+
+    told: Callable[[str], None] = lambda _line: None
+    heard: Callable[[str], None] = lambda _step: None
+    asked: Callable[[str], bool] = lambda _output: False
+
+
 def report(
     *datasets: "str | os.PathLike[str]",
     output: "str | os.PathLike[str]" = "report.html",
@@ -38,7 +48,8 @@ def report(
     seed: int = 0,
     model: str = "",
     max_area: int = MAX_AREA,
-    heard: Callable[[str], None] = lambda _line: None,
+    yes: bool = False,
+    listener: ReportListener | None = None,
 ) -> WrittenReport:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
     one HTML file `output`, a path or an `s3://` URL.
@@ -47,20 +58,31 @@ def report(
 
     Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
     default the one they were made with where it is on this machine; `none` decodes nothing, and
-    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `heard` is told
-    what is being done. The same datasets, seed and model give the same bytes.
+    nothing is ever fetched. Images of more than `max_area` pixels are not shown. An earlier report
+    is replaced; `yes` replaces any other file too. The same datasets, seed and model give the same
+    bytes.
     """
     from wdsprep.reporting.facts.datasets import check_output, open_all
-    from wdsprep.reporting.facts.gather import gather
+    from wdsprep.reporting.facts.gather import gather, plan_of
     from wdsprep.reporting.page.page import page_of
 
     at_least(0, samples=samples)
     at_least(1, max_area=max_area)
-    output = os.fspath(output)
+    output, listener = os.fspath(output), listener or ReportListener()
     opened = open_all([os.fspath(dataset) for dataset in datasets])
-    check_output(output, opened)
-    facts = gather(opened, samples=samples, seed=seed, model=model, max_area=max_area, heard=heard)
-    data = page_of(facts).encode()
+    check_output(output, opened, replaces=lambda: yes or listener.asked(output))
     store, name = split_url(output)
-    write_bytes(store, name, data)
+    with store.write(name) as sink:  # a place that cannot be written to is known before the work
+        listener.told(plan_of(opened, samples, model))
+        facts = gather(
+            opened,
+            samples=samples,
+            seed=seed,
+            model=model,
+            max_area=max_area,
+            told=listener.told,
+            heard=listener.heard,
+        )
+        data = page_of(facts).encode()
+        sink.write(data)
     return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))

@@ -20,6 +20,7 @@ in one and go on in the other. A decoder or encoder that dies is replaced by Ray
 made again; a trainer or the driver that dies begins a new stream from its last state.
 """
 
+import atexit
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ from wdsprep.loading.streaming.pipeline import Pipeline, Pool, ahead_of, least_a
 from wdsprep.loading.streaming.trainer import Trainer
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.store.base import absolute
+from wdsprep.text import plural
 
 LEAST = 2  # cores of a Ray that is started here: one worker of each stage
 
@@ -130,10 +132,16 @@ def stream(
 class Feed:
     """A stream under way. `trainers` are given to the processes that train, one to each; they have
     to be iterated at the same time. Leaving or closing it ends the stream, wherever they are, and a
-    Ray that was started for it."""
+    Ray that was started for it. One that is never closed ends with the program, while Ray still
+    works: it does not once Python takes modules apart."""
 
     def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
         self.trainers, self._stack = trainers, stack
+        atexit.register(stack.close)
+
+    def __repr__(self) -> str:
+        trainers = plural(len(self.trainers), "trainer")
+        return f"<Feed {self.trainers[0].plan.summary}; {trainers}>"
 
     def __enter__(self) -> "Feed":
         return self
@@ -142,6 +150,7 @@ class Feed:
         self.close()
 
     def close(self) -> None:
+        atexit.unregister(self._stack.close)
         with self._stack as stack:
             for trainer in self.trainers:
                 stack.callback(trainer.close)
@@ -149,8 +158,8 @@ class Feed:
 
 def _end(trainer: Trainer) -> None:
     """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
-    cluster has their CPUs and GPUs again."""
-    for actor in trainer.actors:
+    cluster has their CPUs and GPUs again. A Ray that was shut down has ended them all."""
+    for actor in trainer.actors if ray.is_initialized() else ():
         ray.kill(actor)
 
 

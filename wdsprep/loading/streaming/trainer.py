@@ -4,14 +4,16 @@ Ray Data hands a trainer its pieces in their order, also when workers die. That 
 each piece: one that is lost, repeated or out of its turn is an error here, never a wrong batch.
 """
 
+import atexit
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
+import ray
 import torch
 from ray.data.collate_fn import NumpyBatchCollateFn
 from ray.exceptions import RayError
@@ -19,6 +21,7 @@ from ray.exceptions import RayError
 from wdsprep import errors
 from wdsprep.encoding.tee import Tee
 from wdsprep.errors import WdsprepError, WorkError
+from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.streaming.pieces import Pieces
@@ -110,6 +113,14 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self._pieces.plan.order.steps_per_epoch
 
+    @property
+    def plan(self) -> LoadPlan:
+        """What is streamed, and which rank of how many this is."""
+        return self._pieces.plan
+
+    def __repr__(self) -> str:
+        return f"<Trainer {self.plan.at(self.step)}>"
+
     def state_dict(self) -> dict[str, Any]:
         """That of a loader of the stored latents, the same on every trainer."""
         return self._pieces.plan.order.state(self.step)
@@ -136,6 +147,7 @@ class Trainer:
                 stack.callback(tee.close)
                 stack.callback(tee.publish)
             if "_made" in made:
+                atexit.unregister(self._at_exit)
                 stack.callback(self._made.close)
 
     @property
@@ -194,6 +206,8 @@ class Trainer:
                 prefetch_batches=self._ready,
             )
         )
+        self._at_exit = partial(_close_on_ray, pieces)
+        atexit.register(self._at_exit)
         return pieces
 
     @cached_property
@@ -210,8 +224,15 @@ class Trainer:
         return new_trainer, (__version__,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_made", "_layout", "_tee")
+        made = ("_made", "_at_exit", "_layout", "_tee")
         return {name: value for name, value in vars(self).items() if name not in made}
+
+
+def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
+    """At the end of a program that closed nothing. Where its Ray is gone already, closing would
+    start another."""
+    if ray.is_initialized():
+        pieces.close()
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:

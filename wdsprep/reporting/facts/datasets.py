@@ -1,15 +1,20 @@
 """The datasets that a report is about, opened: at most one of images, and latents made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.state import open_dataset, refreshed
-from wdsprep.errors import UsageError
-from wdsprep.store import open_store
-from wdsprep.store.base import Store, absolute
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.store import open_store, split_url
+from wdsprep.store.base import Store, absolute, is_web
+
+NAME = "wdsprep report"
+MARK = f" · {NAME}</title>".encode()
+"""What each report has had near its beginning: by this one is told from other pages."""
+HEAD_NBYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +93,33 @@ def _opened(url: str) -> ReportDataset:
     return ReportDataset(shown=url, store=store, manifest=refreshed(store, manifest))
 
 
-def check_output(output: str, datasets: Datasets) -> None:
-    """Refuse to write a report over something else, or where `verify` would find it foreign."""
+def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
+    """Refuse to write a report over something else, unless that `replaces` it, or where `verify`
+    would find it foreign."""
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
+    if is_web(output):
+        raise UsageError(f"-o {output}: the web is only read: give a local path or s3://")
     where = _folder(output)
     for given in datasets.every:
         if f"{where}/".startswith(f"{_folder(given.url)}/"):
             raise UsageError(
                 f"{output} lies in the dataset {given.shown}: write the report somewhere else"
             )
+    if _is_other(output) and not replaces():
+        raise UsageError(
+            f"{output} is there already and is no report: give another -o, or --yes to replace it"
+        )
+
+
+def _is_other(output: str) -> bool:
+    """Whether a file is there that is no report, and not empty."""
+    store, name = split_url(output)
+    try:
+        start = store.read(name, nbytes=HEAD_NBYTES)
+    except NotFoundError:
+        return False
+    return bool(start) and MARK not in start
 
 
 def _folder(url: str) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wdsprep.dataset.names import RECEIPTS, receipt_name
-from wdsprep.dataset.reject_codes import by_stage
+from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 
 LOST_BY_STAGE = {
+    "absent": "captions without an image",  # read well, but nothing to pack
     "read": "could not be read",
     "fetch": "could not be fetched",
     "filter": "left out by a filter",
@@ -32,10 +33,12 @@ class FunnelRow:
     is_lost: bool = False
 
 
-def stages(rejects: Mapping[str, int]) -> dict[str, int]:
-    """The rejects by stage, in the order of the stages."""
+def losses(rejects: Mapping[str, int]) -> dict[str, int]:
+    """The rejects by what is said of them, in the order of the stages."""
     found = by_stage(rejects)
-    return {stage: found[stage] for stage in LOST_BY_STAGE if found[stage]}
+    found["absent"] = rejects.get(Code.NO_IMAGE.value, 0)
+    found["read"] -= found["absent"]
+    return {label: found[stage] for stage, label in LOST_BY_STAGE.items() if found[stage]}
 
 
 def funnel(datasets: Datasets) -> list[FunnelRow]:
@@ -51,9 +54,9 @@ def funnel(datasets: Datasets) -> list[FunnelRow]:
 
 
 def _lost(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
-    for stage, count in stages(given.manifest.rejects).items():
+    for label, count in losses(given.manifest.rejects).items():
         left -= count
-        yield FunnelRow(label=LOST_BY_STAGE[stage], count=count, start=left, is_lost=True)
+        yield FunnelRow(label=label, count=count, start=left, is_lost=True)
 
 
 def _encoded(images: ReportDataset | None, latents: ReportDataset) -> Iterator[FunnelRow]:
@@ -65,9 +68,10 @@ def _encoded(images: ReportDataset | None, latents: ReportDataset) -> Iterator[F
     if missing := wanted - latents.inputs:
         label = f"not encoded at {resolution} so far"
         yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
-    if lost := latents.rejected:
+    if rejected := latents.rejected:
         label = f"could not be encoded at {resolution}"
-        yield FunnelRow(label=label, count=lost, start=latents.inputs - lost, is_lost=True)
+        start = latents.inputs - rejected
+        yield FunnelRow(label=label, count=rejected, start=start, is_lost=True)
     yield FunnelRow(label=f"encoded at {resolution}", count=latents.samples)
 
 

@@ -8,8 +8,9 @@ from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
 from wdsprep.reporting.facts.histograms import Surveyed, histograms_of
 from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
 from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
-from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding
-from wdsprep.reporting.sheet.items import Sheet, SheetItem
+from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
+from wdsprep.reporting.sheet.items import Sheet, SheetItem, to_show
+from wdsprep.text import Counting, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,19 @@ class ReportFacts:
     seed: int
 
 
+def plan_of(datasets: Datasets, samples: int, model: str) -> str:
+    """What is about to be done, told before any of it: decoding may take long."""
+    shown, latents = to_show(datasets, samples)
+    models = sorted({name for given in datasets.latents if (name := model_name(given, model))})
+    plan = f"{shown_names(datasets.every)}: {plural(shown, 'sample')} to show"
+    if not latents or not models:
+        return plan
+    return (
+        f"{plan}, up to {plural(latents, 'latent')} to decode with {' and '.join(models)}: without "
+        "a GPU this can take minutes (--model none leaves it out)"
+    )
+
+
 def gather(
     datasets: Datasets,
     *,
@@ -42,6 +56,7 @@ def gather(
     seed: int,
     model: str,
     max_area: int,
+    told: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> ReportFacts:
     """Read receipts, and of samples and rejects a bounded number."""
@@ -52,7 +67,7 @@ def gather(
     sheet = Sheet(
         datasets=datasets,
         decodings=decodings,
-        decoders=Decoders(heard),
+        decoders=Decoders(told),
         max_area=max_area,
         heard=heard,
     )
@@ -68,14 +83,16 @@ def gather(
 def _chapter(
     given: ReportDataset, decoding: Decoding | None, seed: int, heard: Callable[[str], None]
 ) -> Chapter:
-    def counts(what: str) -> Callable[[int], None]:
-        return lambda number: heard(f"{given.shown}: {number:,} {what} read")
+    def counts(noun: str, many: str = "") -> Counting:
+        return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun, many)} read")
 
-    surveyed = histograms_of(given, f"survey {seed}", counts("samples"))
+    surveyed = histograms_of(given, f"survey {seed}", counts("sample"))
     is_latents = given.manifest.dataset == "latents"
     return Chapter(
         given=given,
-        refused=look_at_rejects(given, f"rejects {seed}", counts("files of rejects")),
+        refused=look_at_rejects(
+            given, f"rejects {seed}", counts("file of rejects", "files of rejects")
+        ),
         pace=pace_of(given),
         surveyed=surveyed,
         spectrum=spectrum_of(surveyed.samples, given.manifest.settings) if is_latents else None,

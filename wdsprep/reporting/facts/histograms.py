@@ -4,7 +4,7 @@ Receipts count caption lengths and shorter sides of all images, in coarse ranges
 comes from a few hundred samples, picked by chance over the whole dataset.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -13,6 +13,7 @@ from wdsprep.dataset.counts import bin_name, histogram
 from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_facts
+from wdsprep.text import Counting
 
 SAMPLES = 256
 MAX_AREA = 1 << 60  # more is no size
@@ -65,10 +66,14 @@ class Surveyed:
     histograms: tuple[Histogram, ...]
 
 
-def histograms_of(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Surveyed:
+def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
     places = pick(given.manifest.shards, SAMPLES, seed)
     wanted = (LATENT,) if given.manifest.dataset == "latents" else ()
-    read = read_each(lambda place: read_facts(given.store, place, wanted=wanted), places, heard)
+    read = read_each(
+        lambda place: read_facts(given.store, place, wanted=wanted),
+        places,
+        lambda done: heard(done, len(places)),
+    )
     samples = tuple(sample for sample in read if not sample.problem)
     return Surveyed(
         picked=len(places), samples=samples, histograms=tuple(_histograms(given, samples))

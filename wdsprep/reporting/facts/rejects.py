@@ -6,7 +6,7 @@ that each code is met and the rest by chance.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import DAMAGE
+from wdsprep.text import Counting
 
 UNITS = 24
 EXAMPLES = 4
@@ -47,10 +48,12 @@ class Refused:
     units: int
 
 
-def look_at_rejects(given: ReportDataset, seed: str, heard: Callable[[int], None]) -> Refused:
+def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused:
     receipts = [receipt for receipt in given.manifest.receipts if receipt.rejects]
     chosen = _chosen(receipts, seed)
-    lines = read_each(lambda receipt: _read(given, receipt), chosen, heard)
+    lines = read_each(
+        lambda receipt: _read(given, receipt), chosen, lambda done: heard(done, len(chosen))
+    )
     read = [some for some in lines if some is not None]
     rejects = [reject for some in read for reject in some]
     hosts = _hosts(rejects)

@@ -17,12 +17,13 @@ CURVE_POINTS = 60
 
 
 def bar(start: float, width: float, kind: str) -> Html:
-    """One bar of a table's row, in shares of the cell; the row says the number too."""
+    """One bar of a table's row, in shares of the cell; the row says the number too. What is there
+    at all can be seen, and nothing is nothing."""
     rect = el(
         "rect",
         x=_percent(start),
         y=2,
-        width=_percent(max(width, 0.002)),
+        width=_percent(max(width, 0.002) if width else 0),
         height=12,
         rx=2,
         class_=kind,

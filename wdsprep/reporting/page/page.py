@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from wdsprep.reporting.facts.datasets import ReportDataset
+from wdsprep.reporting.facts.datasets import NAME, ReportDataset
 from wdsprep.reporting.facts.gather import ReportFacts, shown_names
 from wdsprep.reporting.page.charts import note, share, table
 from wdsprep.reporting.page.markup import DASH, Child, Html, by, el
@@ -25,7 +25,7 @@ from wdsprep.reporting.page.sections import (
     section,
 )
 from wdsprep.reporting.page.sheet import sheet_section
-from wdsprep.text import human_bytes
+from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 
 SECTIONS = {
@@ -51,7 +51,7 @@ def page_of(facts: ReportFacts) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{shown_names(facts.datasets.every)} · wdsprep report"),
+        el("title", f"{shown_names(facts.datasets.every)} · {NAME}"),
         el("link", rel="icon", href="data:,"),
         el("style", style),
     )
@@ -84,7 +84,7 @@ def _header(facts: ReportFacts, there: list[str]) -> Html:
     links = ((name, SECTIONS[name][0]) for name in there)
     return el(
         "header",
-        el("p", "wdsprep report", class_="kicker"),
+        el("p", NAME, class_="kicker"),
         el("h1", shown_names(facts.datasets.every)),
         el("p", *_state(facts), class_="lead"),
         el("dl", *_figures(facts), class_="figures-of-note"),
@@ -116,12 +116,19 @@ def _kind(given: ReportDataset) -> str:
 def _figures(facts: ReportFacts) -> Iterator[Html]:
     images = facts.datasets.images
     if images:
-        yield _figure(f"{images.samples:,}", f"images, {human_bytes(images.nbytes)}")
+        yield _figure(
+            f"{images.samples:,}", f"{_noun('image', images)}, {human_bytes(images.nbytes)}"
+        )
         of = f"rejected, of {images.inputs:,}"
         yield _figure(share(images.rejected, images.inputs), of)
     for latents in facts.datasets.latents:
         size = human_bytes(latents.nbytes)
-        yield _figure(f"{latents.samples:,}", f"latents at {latents.resolution}, {size}")
+        label = f"{_noun('latent', latents)} at {latents.resolution}, {size}"
+        yield _figure(f"{latents.samples:,}", label)
+
+
+def _noun(noun: str, given: ReportDataset) -> str:
+    return noun if given.samples == 1 else f"{noun}s"
 
 
 def _figure(value: str, label: str) -> Html:
@@ -138,7 +145,7 @@ def _settings_section(facts: ReportFacts) -> Html:
         rows = ((name.replace("_", "-"), el("code", _value(shown[name]))) for name in sorted(shown))
         parts += [
             el("h3", given.shown),
-            note(f"At {given.url}, {len(manifest.receipts):,} units."),
+            note(f"At {given.url}, {plural(len(manifest.receipts), 'unit')}."),
             el(
                 "details",
                 el("summary", "Settings of ", given.shown),

@@ -11,7 +11,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import phases
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.facts.funnel import RunPace, stages
+from wdsprep.reporting.facts.funnel import RunPace, losses
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
 from wdsprep.reporting.facts.rejects import EXAMPLES, Refused
 from wdsprep.reporting.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
@@ -65,6 +65,8 @@ def buckets_section(facts: ReportFacts) -> Html:
 
 
 def _buckets(given: ReportDataset) -> Html:
+    if not given.buckets:
+        return note("There are no shards: no sample was kept, or none has been done so far.")
     counts = {b: sum(shard.samples for shard in some) for b, some in given.buckets.items()}
     rows = (
         (
@@ -109,7 +111,7 @@ def _rejects(chapter: Chapter) -> Iterator[Child]:
     yield el("h3", given.shown)
     yield note(
         f"{plural(total, 'reject')} of {plural(given.inputs, 'sample')}: ",
-        ", ".join(f"{count:,} at {stage}" for stage, count in stages(rejects).items()),
+        ", ".join(f"{count:,} {label}" for label, count in losses(rejects).items()),
         ".",
     )
     rows = (
@@ -222,7 +224,9 @@ def pace_section(facts: ReportFacts) -> Html:
         note(
             "By the times at which receipts were written, pauses left out. A copied dataset may "
             "have other times, and a unit that was done again has its last."
-        ),
+        )
+        if figures
+        else None,
     )
 
 

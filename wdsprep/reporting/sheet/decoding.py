@@ -28,12 +28,17 @@ class Decoding:
     reason: str
 
 
+def model_name(latents: ReportDataset, wanted: str) -> str:
+    """What to decode with; empty for nothing."""
+    return "" if wanted == NONE else wanted or str(latents.manifest.extra.get("model", ""))
+
+
 def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
     """By the model that is wanted, or else the one that the dataset says it was made with."""
     if wanted == NONE:
         return Decoding(model=None, reason="--model none was given")
     settings = latents.manifest.settings
-    name = wanted or str(latents.manifest.extra.get("model", ""))
+    name = model_name(latents, wanted)
     if not name:
         reason = "the dataset does not say which model made it: give it with --model"
         return Decoding(model=None, reason=reason)
@@ -66,8 +71,8 @@ def _check_channels(model: Model, latents: ReportDataset) -> None:
 class Decoders:
     """Loads each model once."""
 
-    def __init__(self, heard: Callable[[str], None]) -> None:
-        self._heard = heard
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
         self._loaded: dict[str, Decoder | WdsprepError] = {}
 
     def decode(self, model: Model, latent: Any) -> Any:
@@ -82,7 +87,7 @@ class Decoders:
         """What cannot be loaded is not tried again for each sample."""
         from wdsprep.encoding.models.decoder import Decoder
 
-        self._heard(f"loading the decoder of {model.name}")
+        self._told(f"loading the decoder of {model.name}")
         try:
             return Decoder(model)
         except WdsprepError as error:

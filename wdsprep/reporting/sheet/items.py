@@ -27,6 +27,7 @@ from wdsprep.reporting.sheet.pictures import (
     open_image,
     thumbnail,
 )
+from wdsprep.text import plural
 
 META_LENGTH = 400
 FactPairs = tuple[tuple[str, str], ...]
@@ -44,6 +45,26 @@ class SheetItem:
     problem: str = ""
 
 
+def to_show(datasets: Datasets, count: int) -> tuple[int, int]:
+    """The samples, so many of each bucket, and at most how many latents they have."""
+    shown = latents = 0
+    for base in _bases(datasets):
+        for bucket, shards in base.buckets.items():
+            samples = min(count, sum(shard.samples for shard in shards))
+            shown += samples
+            latents += samples * (len(_takers(datasets, bucket)) if datasets.images else 1)
+    return shown, latents
+
+
+def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
+    return (datasets.images,) if datasets.images else datasets.latents
+
+
+def _takers(datasets: Datasets, bucket: str) -> list[ReportDataset]:
+    """The datasets of latents that take this bucket of images."""
+    return [latents for latents in datasets.latents if latents.resolution <= int(bucket)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
     """What pictures are made with."""
@@ -57,17 +78,19 @@ class Sheet:
 
     def items(self, count: int, seed: str) -> list[SheetItem]:
         """So many of each bucket."""
-        bases = (self.datasets.images,) if self.datasets.images else self.datasets.latents
+        total, _ = to_show(self.datasets, count)
         found: list[SheetItem] = []
-        for base in bases:
+        for base in _bases(self.datasets):
             for bucket, shards in base.buckets.items():
                 places = pick(shards, count, f"{seed} {bucket}")
                 samples = read_each(
                     lambda place, base=base: read_sample(base.store, place),  # type: ignore[misc]
                     places,
-                    lambda done, bucket=bucket: self.heard(f"bucket {bucket}: {done} read"),  # type: ignore[misc]
+                    lambda _done: None,
                 )
-                found += self._of_bucket(base, bucket, samples)
+                for item in self._of_bucket(base, bucket, samples):
+                    found.append(item)
+                    self.heard(f"{len(found):,} of {plural(total, 'sample')} drawn")
         return found
 
     def _of_bucket(
@@ -76,8 +99,7 @@ class Sheet:
         is_images = base is self.datasets.images
         group = f"bucket {bucket}" if is_images else f"{base.shown}, {bucket}"
         joins = self._joined(bucket, samples) if is_images else [()] * len(samples)
-        for number, (sample, joined) in enumerate(zip(samples, joins, strict=True), 1):
-            self.heard(f"{group}: picture {number:,} of {len(samples):,}")
+        for sample, joined in zip(samples, joins, strict=True):
             if sample.problem:
                 yield _unread(group, sample)
             elif is_images:
@@ -87,9 +109,9 @@ class Sheet:
 
     def _joined(self, bucket: str, samples: Sequence[SheetSample]) -> list[tuple[Joined, ...]]:
         """For each image what became of it, in each dataset of latents that takes its bucket."""
-        takers = [latents for latents in self.datasets.latents if latents.resolution <= int(bucket)]
         columns = [
-            read_each(Joiner(latents).find, samples, lambda _done: None) for latents in takers
+            read_each(Joiner(latents).find, samples, lambda _done: None)
+            for latents in _takers(self.datasets, bucket)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(samples)
 
