@@ -32,7 +32,9 @@ class PackShow:
         self._source, self._as_json = source, as_json
         self._fetches = False
         self._line = ProgressLine()
-        self.listener = PackListener(listed=self._listed, found=self._found, status=self._status)
+        self.listener = PackListener(
+            listed=self._listed, found=self._found, compared=self._compared, status=self._status
+        )
 
     def _listed(self, count: int) -> None:
         self._line.show(f"listing the source: {count:,} so far")
@@ -41,6 +43,10 @@ class PackShow:
         self._line.say(f"{self._source}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
         self._line = ProgressLine()
+
+    def _compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, 'touched input')} with what was packed"
+        self._line.show(f"{told}: {done:,} so far")
 
     def _status(self, status: Callable[[], RunStatus]) -> None:
         self._line.offer(lambda: self._text(status()))
