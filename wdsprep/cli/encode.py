@@ -22,8 +22,16 @@ class EncodeShow:
         self._line = ProgressLine()
         self._speeds = Speeds()
         self.listener = EncodeListener(
-            told=self._line.say, begun=self._begin, status=self._status, heard=self._speeds.heard
+            told=self._line.say,
+            compared=self._compared,
+            begun=self._begin,
+            status=self._status,
+            heard=self._speeds.heard,
         )
+
+    def _compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, 'touched tar')} with what was encoded"
+        self._line.show(f"{told}: {done:,} so far")
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):

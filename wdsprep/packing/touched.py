@@ -7,19 +7,15 @@ with what their receipts say: where that is the same, nothing has changed.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
-from itertools import islice
 
 from wdsprep.dataset.names import inputs_name
 from wdsprep.errors import NotFoundError
 from wdsprep.sources import Item, Slice, Source
-from wdsprep.sources.contents import content_of
+from wdsprep.sources.contents import changed
 from wdsprep.store.base import Store
 
-MOST_THREADS = 8
 Compared = Callable[[int, int], object]
 """Hears how many items have been compared, of how many."""
 
@@ -108,20 +104,9 @@ def changed_units(
 ) -> list[str]:
     """Those of the units whose items do not hold what `contents` has of each."""
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
-    heard(0, of)
-    done, changed = 0, []
-
-    def compare(unit: str) -> tuple[str, int, bool]:
-        items = list(packed_items(store, [unit]))
-        return unit, len(items), content_of(source, items) == contents[unit]
-
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads) as pool:
-        units = iter(contents)
-        while some := list(islice(units, 8 * threads)):
-            for unit, count, is_same in pool.map(compare, some):
-                done += count
-                heard(done, of)
-                if not is_same:
-                    changed.append(unit)
-    return changed
+    return changed(
+        source,
+        contents,
+        lambda unit: list(packed_items(store, [unit])),
+        heard=lambda done: heard(done, of),
+    )

@@ -7,7 +7,9 @@ table is compressed, or what lies beside a sample and is never read.
 """
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from blake3 import blake3
@@ -18,6 +20,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.sources import Item, Source
 
 MARK_NBYTES = 16
+MOST_THREADS = 8
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -61,3 +64,31 @@ def content_of(source: Source, items: Iterable[Item]) -> str:
         for row in islice(source.read(item), item.take or None):
             content.add(mark(row))
     return content.digest
+
+
+def changed(
+    source: Source,
+    contents: Mapping[str, str],
+    items_of: Callable[[str], Collection[Item]],
+    *,
+    heard: Callable[[int], object],
+) -> list[str]:
+    """The units whose items do not hold what `contents` has of each; `heard` is told from time to
+    time how many items have been read."""
+    heard(0)
+    done, found = 0, []
+
+    def compare(unit: str) -> tuple[str, int, bool]:
+        items = items_of(unit)
+        return unit, len(items), content_of(source, items) == contents[unit]
+
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        units = iter(contents)
+        while some := list(islice(units, 8 * threads)):
+            for unit, count, is_same in pool.map(compare, some):
+                done += count
+                heard(done)
+                if not is_same:
+                    found.append(unit)
+    return found
