@@ -34,14 +34,16 @@ from tests.kit.packs import (
     manifest_of,
     samples_of,
     tar_bytes,
+    tars,
     temporaries,
+    touch,
     tree,
     write_files,
 )
 from wdsprep.dataset.reindex import index as index_tars
 from wdsprep.dataset.state import read_receipt, write_rebuilt
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.errors import FormatError, SourceError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
 from wdsprep.reporting import report
 from wdsprep.store import open_store
 
@@ -259,6 +261,31 @@ def test_a_limit_counts_the_samples_of_foreign_tars(tmp_path: Path) -> None:
     encode_here(tmp_path / "in", tmp_path / "out")
     encode_here(tmp_path / "in", tmp_path / "at once")
     assert tree(tmp_path / "out") == tree(tmp_path / "at once")
+
+
+def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_are_others(
+    tmp_path: Path,
+) -> None:
+    files = {f"{c}.tar": [(f"{c}{n}.jpg", jpeg(n, (70, 70))) for n in range(3)] for c in "ab"}
+    root = write_files(tmp_path / "in", {name: tar_bytes(files[name]) for name in files})
+    out, whole = tmp_path / "out", tmp_path / "at once"
+    encode_here(root, out, limit=4)
+    touch(root)
+    encode_here(root, out)  # the second tar was cut, and is made anew
+    encode_here(root, whole)
+    assert tars(out) == tars(whole)
+    before = tree(out)
+    compared: list[tuple[int, int]] = []
+    touch(root)
+    listener = EncodeListener(compared=lambda done, of: compared.append((done, of)))
+    encode_here(root, out, listener=listener)
+    assert tree(out) == before
+    assert compared == [(0, 2), (1, 2), (2, 2)]
+    assert findings(out) == []
+    flip(root / "a.tar")
+    with pytest.raises(FingerprintError, match=r"1 image shard of then .* \(64/a\)"):
+        encode_here(root, out)
+    assert tree(out) == before
 
 
 def flip(path: Path) -> None:

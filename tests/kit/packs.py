@@ -4,6 +4,7 @@ import gc
 import hashlib
 import io
 import json
+import os
 import random
 import re
 import subprocess
@@ -64,6 +65,12 @@ def photos(root: Path, count: int, *, first: int = 0) -> Path:
         if number % 4 == 0:
             files[f"{stem}.json"] = json.dumps({"aesthetic": number / 10, "number": number})
     return write_files(root, files)
+
+
+def touch(root: Path) -> None:
+    """Give every file there a date of now."""
+    for path in [root, *root.rglob("*")]:
+        os.utime(path)
 
 
 def upload(root: Path, url: str) -> None:

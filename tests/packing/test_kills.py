@@ -20,6 +20,7 @@ from tests.kit.packs import (
     run_pack,
     tars,
     temporaries,
+    touch,
     tree,
     upload,
     wait_gone,
@@ -231,6 +232,22 @@ def test_an_append_that_was_killed_ends_as_an_undisturbed_one(
         run.end()
     finish(source, out, *again)
     assert tree(out) == tree(whole)
+
+
+def test_killed_touched_and_copied_it_goes_on(tmp_path: Path) -> None:
+    source, out = photos(tmp_path / "in", 150), tmp_path / "out"
+    whole = tars(pack(source, tmp_path / "whole", *TWENTY))
+    for done in (1, 3):
+        run = Run(source, out, "--workers", "1")
+        run.wait_until(out / f"receipts/{done:06d}.json")
+        run.send(signal.SIGKILL, whole_group=True)
+        run.end()
+        wait_gone(run.workers)
+        touch(source)
+    assert not manifest_of(out).complete
+    finish(shutil.copytree(source, tmp_path / "copy", copy_function=shutil.copyfile), out)
+    assert tars(out) == whole
+    assert manifest_of(out).complete
 
 
 def test_more_files_during_an_append_that_was_killed_make_one_more_generation(

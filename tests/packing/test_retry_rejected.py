@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.packs import manifest_of, outcome, pack
+from tests.kit.packs import manifest_of, outcome, pack, touch
 from tests.kit.sites import FAST, KINDS, MENDED, Site, table_of, write_parquet
 from tests.kit.webserver import WebServer
 
@@ -37,6 +37,7 @@ def test_retry_rejected_fetches_what_may_pass_into_new_shards(
     out = pack(table, tmp_path / "out", *RETRY)
     tars = {path: path.read_bytes() for path in out.glob("*/*.tar")}
     asked = len(server.paths())
+    touch(table)
     pack(table, out, *RETRY, "--retry-rejected")  # in vain
     assert set(server.paths()[asked:]) == {f"/busy/{n}" for n in (1, 4, 5, 8)}
     assert manifest_of(out).rejects["http_5xx"] == 4
@@ -63,12 +64,14 @@ def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_delete
     pack(table, out, *RETRY, "--retry-rejected")
     for path, data in old.items():  # as a kill leaves it just before the older slices are settled
         path.write_bytes(data)
+    touch(table)
     pack(table, out, *RETRY)
     check_whole(out)
     first, retry = out / "receipts/000000.json", out / "receipts/1000000000.json"
     for names in ([first], [retry], [first, retry]):
         for path in names:
             path.unlink()
+        touch(table)
         pack(table, out, *RETRY)
         check_whole(out)
 

@@ -1,12 +1,16 @@
 """What is left to do where a source or settings changed, and with append, overwrite and limit."""
 
 import os
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.kit.damaged import packing_here
 from tests.kit.packs import (
     TWENTY,
     check_dataset,
@@ -20,9 +24,13 @@ from tests.kit.packs import (
     run_pack,
     samples_of,
     tar_bytes,
+    tars,
+    touch,
     tree,
     write_files,
+    write_table,
 )
+from wdsprep.dataset.receipts import CONTENT, Receipt
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.sources import Item, slices
 
@@ -52,6 +60,99 @@ def test_a_changed_source_is_an_error_that_names_what_changed(tmp_path: Path) ->
     assert "1 changed (1/photo-00004.jpg), 1 removed (2/photo-00005.jpg)" in message
     assert "--append" not in message
     assert "1 changed" in refused(source, out, *TWENTY, "--append")
+
+
+@pytest.mark.parametrize("kind", ["folder", "tars", "table", "urls"])
+def test_what_has_another_date_alone_is_what_was_packed(tmp_path: Path, kind: str) -> None:
+    """Touched, copied, appended to and touched again: nothing is packed twice."""
+    root, out = tmp_path / "in", tmp_path / "out"
+    options = (*TWENTY, "--ignore-outage") if kind == "urls" else TWENTY
+    more(root, kind, 0)
+    with packing_here():
+        pack(root, out, *options)
+        before = tree(out)
+        touch(root)
+        pack(root, out, *options)
+        pack(root, out, *options, "--append")
+        copy = shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
+        pack(copy, out, *options)
+        assert tree(out) == before
+        more(copy, kind, 1)
+        pack(copy, out, *options, "--append")
+        assert len(manifest_of(out).generations) == 2
+        assert {name: tree(out)[name] for name in tars(tmp_path / "out")}.items() >= {
+            name: data for name, data in before.items() if name.endswith((".tar", ".idx"))
+        }.items()
+        before = tree(out)
+        touch(copy)
+        pack(copy, out, *options)
+        (out / "receipts/000000.json").unlink()  # packed again, with the dates of now
+        pack(copy, out, *options)
+        after = tree(out)
+    assert after.keys() == before.keys()
+    assert tars(out) == {n: data for n, data in before.items() if n.endswith((".tar", ".idx"))}
+    assert manifest_of(out).complete
+    check_dataset(out)
+
+
+def more(root: Path, kind: str, number: int) -> None:
+    """Something of 25 samples, in two slices where it is cut."""
+    if kind == "folder":
+        photos(root, 25, first=number * 25)
+    elif kind == "tars":
+        files = [(f"{n}.jpg", jpeg(n)) for n in range(25)]
+        write_files(root, {f"{number}.tar": tar_bytes(files)})
+    elif kind == "table":
+        rows = [{"jpg": jpeg(n), "text": str(n)} for n in range(25)]
+        write_table(root / f"{number}.parquet", rows, row_group_size=10)
+    else:
+        rows = [{"url": f"http://127.0.0.1:1/{number}/{n}.jpg", "text": str(n)} for n in range(25)]
+        write_table(root / f"{number}.parquet", rows)
+
+
+def test_bytes_that_changed_are_told_from_dates(tmp_path: Path) -> None:
+    source = photos(tmp_path / "in", 45)
+    with packing_here():
+        out = pack(source, tmp_path / "out", *TWENTY)
+    caption = source / "1/photo-00004.txt"
+    was = caption.read_text()
+    caption.write_text(was.replace("noise", "voice"))
+    assert f"{source} has changed since it was packed: 1 changed (1/photo-00004.jpg): --over" in (
+        refused(source, out, *TWENTY)
+    )
+    touch(source)
+    for options in ((), ("--append",)):
+        assert "20 have other dates, and some of them other bytes (0/" in refused(
+            source, out, *TWENTY, *options
+        )
+    caption.write_text(was)
+    photos(source, 1, first=99)
+    assert ": 1 added (0/photo-00099.jpg): --append" in refused(source, out, *TWENTY)
+
+
+def test_a_dataset_that_keeps_no_digest_goes_on_without_and_says_so(tmp_path: Path) -> None:
+    """As older versions made them."""
+    source = photos(tmp_path / "in", 45)
+    with packing_here():
+        out = pack(source, tmp_path / "out", *TWENTY)
+        for file in out.glob("receipts/*.json"):
+            receipt = Receipt.from_bytes(file.read_bytes(), "receipt")
+            files = {name: at for name, at in receipt.files.items() if name != CONTENT}
+            file.write_bytes(replace(receipt, files=files).to_bytes())
+        (out / "wdsprep.json").unlink()
+        assert run("rebuild", out).returncode == 0
+        old = tree(out)
+        (out / "receipts/000001.json").unlink()
+        pack(source, out, *TWENTY)
+    assert {n: tree(out)[n] for n in old if n != "wdsprep.json"} == {
+        n: data for n, data in old.items() if n != "wdsprep.json"
+    }
+    touch(source / "0")
+    assert re.search(
+        r"15 have other dates \(0/photo-00000.jpg, .*\), and this dataset, made by an older "
+        r'wdsprep, keeps no digest of what they held: put the dates back \("cp -a" keeps them\)',
+        refused(source, out, *TWENTY),
+    )
 
 
 NO_UTF8 = os.fsdecode(b"caf\xe9")
@@ -197,16 +298,39 @@ def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
         assert tree(out) == whole
 
 
-def test_overwrite_of_what_is_no_dataset_removes_nothing(tmp_path: Path) -> None:
-    foreign: dict[str, bytes | str] = {"0/000000.tar": b"x", "rejects/000000.txt": b"mine"}
-    out = write_files(tmp_path / "out", {**foreign, "rejects/000001.jsonl": b"mine"})
-    source = photos(tmp_path / "in", 5)
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"a.jpg": b"x", "b/c.jpg": b"x", "b/d.txt": "mine", "e.jpg": b"x"},
+        {"32/000000.tar": b"x", "rejects/000001.jsonl": b"mine"},
+        {"README.md": "mine"},
+    ],
+)
+def test_no_dataset_begins_among_other_things(
+    tmp_path: Path, others: dict[str, bytes | str]
+) -> None:
+    out, source = write_files(tmp_path / "out", others), photos(tmp_path / "in", 5)
     before = tree(out)
-    with pytest.raises(Exception, match="empty or not there"):
-        pack(tmp_path / "none", out, "--overwrite")
-    assert tree(out) == before
-    pack(source, out, "--overwrite")
-    assert (out / "0/000000.tar").read_bytes() == b"x"
+    some = ", ".join([*sorted(others)[:3], *(["..."] if len(others) > 3 else [])])
+    told = f"{out} holds other things ({some}): name an empty or new folder for the dataset"
+    for options in ((), ("--overwrite",), ("--append",)):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            pack(source, out, *options)
+        assert tree(out) == before
+
+
+def test_a_dataset_begins_where_only_what_is_hidden_or_was_left_by_a_killed_run_lies(
+    tmp_path: Path,
+) -> None:
+    source = photos(tmp_path / "in", 5)
+    left = {".git/config": "", ".wdsprep-host.0123456789abcdef.tmp": "", "wdsprep.hold": ""}
+    out = write_files(tmp_path / "out", {**left, "lost+found/#1": "of the disk"})
+    pack(source, out)
+    assert tars(out) == tars(pack(source, tmp_path / "fresh"))
+    (out / "wdsprep.json").unlink()  # receipts are there, and so it is a dataset
+    write_files(out, {"notes.txt": "mine"})
+    pack(source, out)
+    assert manifest_of(out).complete
 
 
 def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> None:

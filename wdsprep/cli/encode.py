@@ -39,8 +39,16 @@ class EncodeShow(RunShow):
         self._images, self._latents = images, latents
         self._speeds = Speeds()
         self.listener = EncodeListener(
-            told=self.told, begun=self._begin, status=self.status, heard=self._speeds.heard
+            told=self.told,
+            compared=self._compared,
+            begun=self._begin,
+            status=self.status,
+            heard=self._speeds.heard,
         )
+
+    def _compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, 'touched tar')} with what was encoded"
+        self.line.show(f"{told}: {done:,} so far")
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):

@@ -64,7 +64,11 @@ class PackShow(RunShow):
         self._source, self._images = source, images
         self._fetches = False
         self.listener = PackListener(
-            told=self.told, listed=self._listed, found=self._found, status=self.status
+            told=self.told,
+            listed=self._listed,
+            found=self._found,
+            compared=self._compared,
+            status=self.status,
         )
 
     def _listed(self, count: int) -> None:
@@ -74,6 +78,10 @@ class PackShow(RunShow):
         self.told(f"{self._source}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
+
+    def _compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, 'touched input')} with what was packed"
+        self.line.show(f"{told}: {done:,} so far")
 
     def details(self, status: RunStatus) -> list[str]:
         parts = [f"{human_bytes(status.nbytes / self.working_s)}/s"]

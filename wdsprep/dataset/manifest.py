@@ -15,7 +15,16 @@ from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, cut, fingerprint, line_of
+from wdsprep.dataset.receipts import (
+    CONTENT,
+    Receipt,
+    Receipts,
+    Settings,
+    Shard,
+    cut,
+    fingerprint,
+    line_of,
+)
 from wdsprep.dataset.sealed import check_seal, seal, unseal
 
 UNITS = b',"units":['  # the last that it says
@@ -53,6 +62,13 @@ class Manifest:
     @cached_property
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether receipts say what their units were made of. One that an older wdsprep began goes
+        on without: so it becomes what it would have been."""
+        files = self.ledger.column("files")
+        return not self.receipts or any(CONTENT in names for names in files)
 
     @cached_property
     def inputs(self) -> int:

@@ -21,6 +21,8 @@ AT_ONCE = 100
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
+CONTENT = "what was read"
+"""By this name the files of a receipt have the BLAKE3 of what its source gave out, if anything."""
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.
 START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"
@@ -46,7 +48,7 @@ class Receipt:
     it was made from, `inputs` how many samples that held: as many as its shards and its rejects
     hold together. `generation` is the unit with which the append that made it began, or 0,
     `counts` is what else was counted, such as captions that were cut, and `files` has the SHA-256
-    of the files beside the shards whose digest stands nowhere else."""
+    of the files beside the shards whose digest stands nowhere else, and `CONTENT`."""
 
     dataset: str
     unit: str
@@ -58,6 +60,10 @@ class Receipt:
     rejects: Mapping[str, int]
     counts: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> str:
+        return self.files.get(CONTENT, "")
 
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)

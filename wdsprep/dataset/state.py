@@ -36,8 +36,8 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
-from wdsprep.text import Counting, examples, unheard
+from wdsprep.store.base import Store, is_hidden
+from wdsprep.text import EXAMPLES, Counting, examples, shown, unheard
 
 READERS = 32
 LOOKED_AT = 10_000  # names, for what else a place may be
@@ -120,12 +120,18 @@ def open_edition(
             wait_for_holders(store)
             _clear(store, dataset)
             return edition, _written(store, Manifest(dataset=dataset, settings=settings))
-        return Edition.of(store), _claim(store, dataset, settings)
+        edition = Edition.of(store)
+        return edition, _claim(edition, dataset, settings)
 
 
-def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
-    fresh = Manifest(dataset=dataset, settings=settings)
-    found = dated_manifest(store) or _written(store, rebuild(store) or fresh)
+def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
+    store = edition.store
+    found = dated_manifest(store)
+    if found is None:
+        found = rebuild(store)
+        if found is None and not edition.mark:  # one that was started over may have old files
+            _check_free(store)
+        found = _written(store, found or Manifest(dataset=dataset, settings=settings))
     check_kind(store, found.dataset, dataset)
     if lines := differences(found.settings, settings):
         raise FingerprintError(
@@ -133,6 +139,18 @@ def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
             "run with those settings to resume, or with --overwrite to start over"
         )
     return found
+
+
+def _check_free(store: Store) -> None:
+    """Refuse to begin a dataset among somebody's files. A run that was killed before its manifest
+    was there has left no more than the hold of that, and what is hidden."""
+    names = (entry.name for entry in store.list())
+    others = (n for n in names if not is_hidden(n) and held_name(n) != MANIFEST_HOLD)
+    if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+        raise UsageError(
+            f"{store.url} holds other things ({examples(some)}): name an empty or new folder for "
+            "the dataset"
+        )
 
 
 def _written(store: Store, manifest: Manifest) -> Manifest:

@@ -6,7 +6,7 @@ A shard is a unit of work; its output has its name, its keys and its order.
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from wdsprep.dataset.sealed import FORMAT
 from wdsprep.dataset.state import retract
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
@@ -35,7 +35,9 @@ from wdsprep.runners.run import (
     mark_incomplete,
     opened_dataset,
 )
+from wdsprep.sources.contents import changed
 from wdsprep.sources.patterns import is_glob
+from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import at_least, examples, plural
 
@@ -62,6 +64,8 @@ class EncodeListener:
     """Hears how a run goes; each call may be left out."""
 
     told: Callable[[str], None] = lambda _text: None
+    compared: Callable[[int, int], None] = lambda _done, _of: None
+    """How many tars of another date have been compared with what was encoded, of how many."""
     begun: Callable[[EncodeBegun], None] = lambda _begun: None
     status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
     heard: Callable[[RunProgress], None] = lambda _progress: None
@@ -161,6 +165,7 @@ def _encoded(
     settings = settings_of(model, how)
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
+    keeps_content = manifest.keeps_content
     wanted = source.first(limit)
     before = len(manifest.receipts)
     manifest, pending = pending_shards(
@@ -170,6 +175,8 @@ def _encoded(
         wanted,
         redo_changed=redo_changed,
         is_whole=source.is_whole,
+        tars=tars_of(source.url, int(how.max_bytes)),
+        compared=listener.compared,
     )
     if gone := before - len(manifest.receipts):
         listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
@@ -200,6 +207,7 @@ def _encoded(
         latents=latents,
         settings=settings,
         edition=edition.mark,
+        keeps_content=keeps_content,
         make_encoder=partial(make_encoder, model, how, crew.device),
         max_area=how.max_area,
         max_nbytes=int(how.max_bytes),
@@ -265,20 +273,27 @@ def pending_shards(
     *,
     redo_changed: bool = False,
     is_whole: bool = True,
+    tars: TarsSource | None = None,
+    compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> tuple[Manifest, list[ImageShard]]:
     """The manifest and the shards that are left to do: those wanted minus receipts present. One
     that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
     asked for, so what was made of them goes. So does what has no image any more, if packing
-    `is_whole`: else it may be packed again."""
+    `is_whole`: else it may be packed again. `tars` reads foreign tars, to tell those that have
+    changed from those that have another date."""
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
     stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
+    same = _only_dated(manifest, known, stale, tars, compared) if stale and tars else {}
+    stale -= same.keys()
+    now = done | same
     if stale and not redo_changed:
-        raise _changed(edition.store, sorted(stale))
+        is_dated = any(shard.is_foreign for shard in known) and not manifest.keeps_content
+        raise _changed(edition.store, sorted(stale), is_dated=is_dated)
     if not is_whole:
         stale &= made_of.keys()
-    pending = [shard for shard in wanted if not shard.is_done_by(done.get(shard.name, ""))]
+    pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
     stale.update(shard.name for shard in pending if shard.name in done)
     if stale:
         mark_incomplete(edition)
@@ -288,10 +303,38 @@ def pending_shards(
     return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
 
 
-def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
+def _only_dated(
+    manifest: Manifest,
+    known: Sequence[ImageShard],
+    stale: Collection[str],
+    tars: TarsSource,
+    compared: Callable[[int, int], object],
+) -> dict[str, str]:
+    """The foreign tars among the stale that hold what they held, and what their input is now."""
+    shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
+    receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
+    takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
+    shards = {
+        unit: replace(shards[unit], item=replace(shards[unit].item, take=take))
+        for unit, take in takes.items()
+    }
+    other = changed(
+        tars,
+        {unit: receipt.content for unit, receipt in receipts.items()},
+        lambda unit: [shards[unit].item],
+        heard=lambda done: compared(done, len(receipts)),
+    )
+    return {unit: shard.input for unit, shard in shards.items() if unit not in other}
+
+
+def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
+    """`is_dated` is whether their dates may be all that is other, and nothing can tell."""
+    what = "changed or went away"
+    if is_dated:
+        what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
     return FingerprintError(
         f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
-        f"changed or went away ({examples(names)}): name another place for the new latents; or, "
+        f"{what} ({examples(names)}): name another place for the new latents; or, "
         "if these are the same images packed anew, --redo-changed encodes what changed again, and "
         "removes what has no image any more"
     )

@@ -33,6 +33,11 @@ class ImageShard:
         return self.whole_input + (f":{self.item.take}" if self.item.take else "")
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether its name, size and date are all that is known of it."""
+        return not self.sha256
+
+    @property
     def whole_input(self) -> str:
         if self.sha256:
             return self.sha256
@@ -53,6 +58,11 @@ class ImageShard:
     def is_done_by(self, made_of: str) -> bool:
         """Whether what was made from that input has all that is wanted now."""
         return made_of in (self.input, self.whole_input)
+
+
+def tars_of(url: str, max_nbytes: int) -> TarsSource:
+    """What reads image shards, for a worker."""
+    return TarsSource(url=url, pattern="*", columns=Columns(), max_nbytes=max_nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,8 +52,9 @@ class LatentShard:
             self._tar = self._draft.tar(latent_shard(self._shard.name))
         return self._tar
 
-    def finish(self, settings: Settings, empty: Files) -> Receipt:
-        """Complete the files; `empty` are those of the empty caption. The receipt of the shard."""
+    def finish(self, settings: Settings, beside: Files) -> Receipt:
+        """Complete the files; `beside` are those of the empty caption, and what else the receipt is
+        to have among its files. The receipt of the shard."""
         receipt = Receipt(
             dataset="latents",
             unit=self._shard.name,
@@ -64,7 +65,7 @@ class LatentShard:
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
-            files={rejects_name(self._shard.name): self.rejects.sha256, **empty},
+            files={rejects_name(self._shard.name): self.rejects.sha256, **beside},
         )
         return self._draft.finish(receipt, {})
 

@@ -29,7 +29,7 @@ from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
 from wdsprep.encoding.encode import pending_shards
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
 from wdsprep.encoding.on_the_way import Encoding
 from wdsprep.runners.run import opened_dataset
@@ -79,7 +79,11 @@ class Tee:
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
         self._manifest, pending = pending_shards(
-            self._edition, manifest, source.shards, source.shards
+            self._edition,
+            manifest,
+            source.shards,
+            source.shards,
+            tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
         )
         left = {shard.item.name: shard for shard in pending}
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}

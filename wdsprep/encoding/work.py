@@ -25,6 +25,8 @@ class EncodeWork:
     max_area: int
     max_nbytes: int = MAX_NBYTES
     batch_size: int
+    keeps_content: bool = True
+    """Whether receipts say what foreign tars held."""
     decoders: int
     threads: int
 

@@ -26,14 +26,15 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.encoding.engine import Engine, EngineError, Pending
-from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.models.encoder import turn_off_tf32
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
-from wdsprep.sources import Columns, LeftOut
+from wdsprep.sources import LeftOut
+from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.text import human_bytes
@@ -58,10 +59,12 @@ class Feeder:
     """`entries` are the samples of the shard in order, each one fed or rejected; after them None,
     or the error that ended the reading."""
 
-    def __init__(self, engine: Engine, source: TarsSource, shard: ImageShard) -> None:
+    def __init__(
+        self, engine: Engine, source: TarsSource, shard: ImageShard, content: Content
+    ) -> None:
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
         self._engine, self._source, self._shard = engine, source, shard
-        self.left_out = LeftOut()
+        self.left_out, self._content = LeftOut(), content
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
 
@@ -113,6 +116,7 @@ class Feeder:
         for key, row in islice(rows, item.take or None):
             if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
                 raise HopelessError(self._damaged("is not there"))
+            self._content.add(self._content.mark(row))
             yield key, row
         if self._shard.sha256 and not item.take and sha256.hexdigest() != self._shard.sha256:
             raise HopelessError(self._damaged(self._how()))
@@ -139,9 +143,7 @@ class EncodeWorker:
     def __init__(self, work: "EncodeWork") -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
-        self._source = TarsSource(
-            url=work.images, pattern="*", columns=Columns(), max_nbytes=work.max_nbytes
-        )
+        self._source = tars_of(work.images, work.max_nbytes)
         turn_off_tf32()
         self._encoder = work.make_encoder()
         self._engine = Engine(
@@ -166,12 +168,13 @@ class EncodeWorker:
         try:
             with Draft(self._edition, shard.name) as draft:
                 output = LatentShard(draft, shard, self._encoder.fields)
-                with Feeder(self._engine, self._source, shard) as feeder:
+                content = Content(is_kept=self._work.keeps_content and shard.is_foreign)
+                with Feeder(self._engine, self._source, shard, content) as feeder:
                     for _ in self._drain(feeder, output):
                         yield self._working(shard, output)
                     output.counts.update(feeder.left_out.counts())
                 yield self._working(shard, output)
-                return output.finish(settings, self._empty)
+                return output.finish(settings, {**self._empty, **content.file})
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
 

@@ -19,10 +19,12 @@ from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.rule import Picture, prepare
 from wdsprep.packing.rules import PackRules
 from wdsprep.sources import Item, Slice, Source, Told, untold
+from wdsprep.sources.contents import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
+NOT_KEPT = Content(is_kept=False)
 
 
 Judged = Refusal | tuple[Sample, Picture]
@@ -39,18 +41,22 @@ def judged(
     threads: int,
     downloads: Downloads | None,
     left_out: Told = untold,
+    content: Content = NOT_KEPT,
 ) -> Iterator[tuple[int, Judged] | None]:
     """What becomes of each input of a slice, with its number in it, in order. None comes where
-    there is nothing to do but to wait."""
+    there is nothing to do but to wait. `content` is told of all that was read."""
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = max(threads, REMOTE_READS if "://" in source.url else 1)
 
-        def read_and_judge(item: Item) -> list[Judged]:
-            return [_judge(rules, _checked(rules, row)) for row in source.read(item)]
+        def read_and_judge(item: Item) -> list[tuple[bytes, Judged]]:
+            rows = source.read(item)
+            return [(content.mark(row), _judge(rules, _checked(rules, row))) for row in rows]
 
         found = _in_threads(read_and_judge, part.items, threads)
-        return enumerate(chain.from_iterable(one for one in found if one is not None))
-    checked = ((number, _checked(rules, row)) for number, row in _rows(source, part, left_out))
+        marked = chain.from_iterable(one for one in found if one is not None)
+        return enumerate(_told_of(content, marked))
+    rows_of_part = _rows(source, part, left_out, content)
+    checked = ((number, _checked(rules, row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
     return _in_threads(partial(_judge_numbered, rules), rows, threads)
 
@@ -62,10 +68,19 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
 
 
-def _rows(source: Source, part: Slice, left_out: Told) -> Iterator[tuple[int, SampleOrRefusal]]:
+def _told_of(content: Content, marked: Iterable[tuple[bytes, Judged]]) -> Iterator[Judged]:
+    for mark, what in marked:
+        content.add(mark)
+        yield what
+
+
+def _rows(
+    source: Source, part: Slice, left_out: Told, content: Content
+) -> Iterator[tuple[int, SampleOrRefusal]]:
     read = partial(source.read, left_out=left_out)
     rows = (row for item in part.items for row in islice(read(item), item.take or None))
     for number, row in enumerate(rows):
+        content.add(content.mark(row))
         if row.source not in part.elsewhere:
             yield number, row
 

@@ -37,6 +37,8 @@ class PackListener:
     told: Callable[[str], None] = lambda _text: None
     listed: Callable[[int], None] = lambda _count: None
     found: "Callable[[SourceSurvey], None]" = lambda _survey: None
+    compared: Callable[[int, int], None] = lambda _done, _of: None
+    """How much of what has another date has been compared with what was packed, of how much."""
     status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
@@ -212,7 +214,14 @@ def _packed(
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
-    plan = make_plan(edition.store, manifest, seen, slice_size=slice_size, append=append)
+    plan = make_plan(
+        edition.store,
+        manifest,
+        seen,
+        slice_size=slice_size,
+        append=append,
+        compared=listener.compared,
+    )
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:
@@ -229,6 +238,7 @@ def _packed(
         settings=settings,
         edition=edition.mark,
         generations=plan.generations,
+        keeps_content=manifest.keeps_content,
         threads=crew.threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,

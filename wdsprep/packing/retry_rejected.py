@@ -32,12 +32,12 @@ from wdsprep.dataset.names import (
     rejects_name,
     retry_of_inputs,
 )
-from wdsprep.dataset.receipts import RETRIED, Receipt
+from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch.rules import PASSING
-from wdsprep.packing.slices import packed_items
+from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
@@ -164,7 +164,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={name: rejects.sha256},
+        files={name: rejects.sha256, **_content(receipt)},
     )
     if digest != rejects.sha256:
         _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
@@ -172,6 +172,10 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     if settled != receipt:
         _rewrite(store, settled)
     return settled
+
+
+def _content(receipt: Receipt) -> dict[str, str]:
+    return {CONTENT: receipt.content} if receipt.content else {}
 
 
 def _rewrite(store: Store, receipt: Receipt) -> None:

@@ -2,14 +2,14 @@
 what it was.
 
 The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
-out differently, the source has changed, and that is an error before any work is done. An append
+out differently, in more than the dates of files (`touched`), the source has changed, and that is an
+error before any work is done. An append
 leaves the packed slices as they are and cuts what is new into further ones: a new *generation*,
 whose first slice the manifest records, so that an append that was killed resumes like any run. Of
 a slice of an earlier generation that a repair has taken out, a *hole*, the inputs file is left: it
 alone still tells what was in it.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,12 +26,24 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.state import find_receipt
 from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.packing.touched import (
+    Change,
+    Compared,
+    Known,
+    changed_units,
+    identity,
+    is_dated,
+    name_mark,
+    packed_items,
+    units_with,
+)
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources import Item, LeftOut, Slice, Source, Told, slices, untold
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
 
+OVERWRITE = "--overwrite starts over"
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
 
 
@@ -55,21 +67,22 @@ class SourceSurvey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePlan:
-    """The slices of the last generation and the holes of earlier ones; `older` identifies the items
-    that earlier ones hold."""
+    """The slices of the last generation and the holes of earlier ones; `older` are the items that
+    earlier ones hold."""
 
     survey: SourceSurvey
     slice_size: int
     generations: tuple[int, ...]
-    older: frozenset[int]
-    packed: Mapping[str, str]  # the digests of what the slices that are done were made from
+    older: Known
+    packed: Mapping[str, str]  # the digests of what the slices that are done are made from
     holes: tuple[Slice, ...] = ()
     count: int = 0  # of slices pending
 
     def wanted(self) -> Iterator[Slice]:
         items = self.survey.items()
         if self.older:
-            items = (item for item in items if identity(item) not in self.older)
+            new = (Change.ADDED, Change.CHANGED)
+            items = (item for item in items if self.older.change(item) in new)
         return slices(items, size=self.slice_size, first=self.generations[-1])
 
     def pending(self) -> Iterator[Slice]:
@@ -134,32 +147,41 @@ def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Ite
 
 
 def make_plan(
-    store: Store, manifest: Manifest, seen: SourceSurvey, *, slice_size: int, append: bool
+    store: Store,
+    manifest: Manifest,
+    seen: SourceSurvey,
+    *,
+    slice_size: int,
+    append: bool,
+    compared: Compared = lambda _done, _of: None,
 ) -> SlicePlan:
     """Hold the source against what is packed; an error says what differs."""
     packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
     start = manifest.generations[-1]
     holes = _holes(store, packed, start, seen)
     filled = [part.name for part in holes]
-    earlier = [*filled, *(unit for unit in packed if int(unit) < start)]
+    earlier = [unit for unit in packed if int(unit) < start]
     plan = SlicePlan(
         survey=seen,
         slice_size=slice_size,
         generations=manifest.generations,
-        older=frozenset(map(identity, packed_items(store, earlier))),
+        older=Known(packed_items(store, [*filled, *earlier])),
         packed=packed,
         holes=holes,
     )
-    pending = _pending_if_unchanged(plan, complete=manifest.complete)
-    if pending is not None:
-        return replace(plan, count=pending)
-    added = _check_only_added(store, manifest, seen, filled, append=append)
+    unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
+    if unchanged is not None:
+        pending, dated = unchanged
+        touched = [*units_with(store, earlier, plan.older.dated), *dated]
+        _check_contents(store, manifest, seen, touched, compared)
+        return replace(plan, packed=packed | dated, count=pending)
+    known, added = _check_only_added(store, manifest, seen, filled, append=append)
+    touched = units_with(store, packed, known.dated)
+    _check_contents(store, manifest, seen, touched, compared)
     if not added:  # all of it is packed, cut otherwise
         return replace(plan, survey=replace(seen, kept=()), count=len(holes))
     plan = replace(
-        plan,
-        generations=(*manifest.generations, max(map(int, packed)) + 1),
-        older=frozenset(map(identity, packed_items(store, [*filled, *packed]))),
+        plan, generations=(*manifest.generations, max(map(int, packed)) + 1), older=known
     )
     return replace(plan, count=len(holes) + sum(1 for _ in plan.wanted()))
 
@@ -185,18 +207,24 @@ def _holes(
     )
 
 
-def _pending_if_unchanged(plan: SlicePlan, *, complete: bool) -> int | None:
-    """How many slices are left to do, or None where a packed slice does not come out of the source
-    as it was, or a complete dataset does not cover the source."""
+def _pending_if_unchanged(
+    store: Store, plan: SlicePlan, *, complete: bool
+) -> tuple[int, dict[str, str]] | None:
+    """How many slices are left to do, and the digests of those that are done and come out of the
+    source with other dates; or None where a packed slice does not come out of it as it was, or a
+    complete dataset does not cover the source."""
+    dated: dict[str, str] = {}
     unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
     pending = len(plan.holes)
     for part in plan.wanted():
         if part.name not in plan.packed:
             pending += 1
         elif plan.packed[part.name] != part.digest:
-            return None
+            if not is_dated(store, part):
+                return None
+            dated[part.name] = part.digest
         unseen.discard(part.name)
-    return None if unseen or (pending and complete) else pending
+    return None if unseen or (pending and complete) else (pending, dated)
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
@@ -230,59 +258,82 @@ def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
         )
 
 
-def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
-    for unit in units:
-        for line in store.read(inputs_name(unit)).splitlines():
-            yield Item.from_json(line.decode())
-
-
-def identity(item: Item) -> int:
-    """64 bits that change when anything about the item does."""
-    return _hash(item.to_json())
-
-
-def _hash(text: str) -> int:
-    data = text.encode("utf-8", "surrogatepass")  # a name may be bytes that are no UTF-8
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
 def _check_only_added(
     store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
-) -> int:
-    """The number of new items, where the source may have gained some and has not changed else."""
+) -> tuple[Known, int]:
+    """All that is packed and the number of new items, where the source may have gained some and
+    has not changed else, but for dates."""
     units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
-    known = {_hash(item.name): identity(item) for item in packed_items(store, units)}
-    added, changed = _Names("added"), _Names("changed")
+    known, found = Known(packed_items(store, units)), 0
+    added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
     for item in seen.items():
-        before = known.pop(_hash(item.name), None)
-        if before is None:
+        change = known.change(item)
+        found += change is not Change.ADDED
+        if change is Change.ADDED:
             added.note(item.name)
-        elif before != identity(item):
+        elif change is Change.CHANGED:
             changed.note(item.name)
-    removed = _Names("removed")
-    for item in packed_items(store, units) if known else ():
-        if _hash(item.name) in known:
-            removed.note(item.name)
+    if found < len(known):
+        there = {name_mark(item) for item in seen.items()}
+        for item in packed_items(store, units):
+            if name_mark(item) not in there:
+                removed.note(item.name)
     if changed.count or removed.count or (added.count and not append):
         limit = manifest.extra.get("limit", 0)
         how = f" with --limit {limit}" if limit != seen.limit and limit else ""
-        _refuse(seen.source.url, how, added, changed, removed)
-    return added.count
+        what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
+        ways = OVERWRITE
+        if not changed.count and not removed.count:
+            ways = f"--append packs what is new into further shards, {ways}"
+        raise _changed(seen, f"{how}: {what}: {ways}")
+    return known, added.count
 
 
-def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_Names") -> None:
-    what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
-    ways = "--overwrite starts over"
-    if not changed.count and not removed.count:
-        ways = f"--append packs what is new into further shards, {ways}"
-    raise FingerprintError(f"{url} has changed since it was packed{how}: {what}: {ways}")
+def _check_contents(
+    store: Store,
+    manifest: Manifest,
+    seen: SourceSurvey,
+    units: Collection[str],
+    compared: Compared,
+) -> None:
+    """Refuse slices whose items came with other dates, where they do not hold what they held."""
+    if not units:
+        return
+    touched = set(units)
+    contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
+    unknown = [unit for unit, content in contents.items() if not content]
+    if unknown:
+        names = _dated(store, seen, unknown, "have other dates")
+        raise _changed(
+            seen,
+            f": {names}, and this dataset, made by an older wdsprep, keeps no digest of what they "
+            f'held: put the dates back ("cp -a" keeps them), or {OVERWRITE}',
+        )
+    if changed := changed_units(store, seen.source, contents, compared):
+        names = _dated(store, seen, changed, "changed")
+        if names.count > len(changed):
+            names.what = "have other dates, and some of them other bytes"
+        raise _changed(seen, f": {names}: {OVERWRITE}")
+
+
+def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
+    """The items of these slices that have other dates now."""
+    known, names = Known(packed_items(store, units)), _Names(what)
+    for item in seen.items():
+        if known.change(item) is Change.DATED:
+            names.note(item.name)
+    return names
+
+
+def _changed(seen: SourceSurvey, what: str) -> FingerprintError:
+    return FingerprintError(f"{seen.source.url} has changed since it was packed{what}")
 
 
 class _Names:
     """Counts names and keeps the first few to show, and one to know of more."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self.what = what
         self._examples: list[str] = []
         self.count = 0
 
@@ -292,4 +343,4 @@ class _Names:
             self._examples.append(shown(name))
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self._what} ({examples(self._examples)})"
+        return f"{self.count:,} {self.what} ({examples(self._examples)})"

@@ -24,6 +24,8 @@ class PackWork:
     """The mark of the dataset's."""
     generations: tuple[int, ...] = (0,)
     threads: int = 1
+    keeps_content: bool = True
+    """Whether receipts say what their slices held."""
     retries: frozenset[str] = frozenset()
     """The retry slices that are known."""
     fetch_rules: FetchRules | None = None

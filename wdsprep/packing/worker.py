@@ -31,6 +31,7 @@ from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources import LeftOut, Slice
+from wdsprep.sources.contents import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def pack_slice(
         return done
     with Draft(edition, part.name) as draft:
         shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
+        content = Content(is_kept=work.keeps_content)
         downloads = fetching(part)
         with downloads or nullcontext():
             told = time.monotonic()
-            for found in _judged(work, part, downloads, left_out):
+            for found in _judged(work, part, downloads, left_out, content):
                 if found is not None:
                     number, what = found
                     key = sample_key(part.name, number)
@@ -87,14 +89,18 @@ def pack_slice(
                     told = time.monotonic()
                     yield _progress(part, shards, rejects, downloads)
         counts = shards.counts + left_out.counts()
-        receipt = _receipt(work, part, shards.finish(), rejects, counts)
+        receipt = _receipt(work, part, shards.finish(), rejects, counts, content)
         yield _progress(part, shards, rejects, downloads)
         check = partial(check_rows, edition.store, part, work.retries)
         return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
 
 
 def _judged(
-    work: "PackWork", part: Slice, downloads: Downloads | None, left_out: LeftOut
+    work: "PackWork",
+    part: Slice,
+    downloads: Downloads | None,
+    left_out: LeftOut,
+    content: Content,
 ) -> Iterator[tuple[int, Judged] | None]:
     return judged(
         work.source,
@@ -103,6 +109,7 @@ def _judged(
         threads=work.threads,
         downloads=downloads,
         left_out=left_out.note,
+        content=content,
     )
 
 
@@ -125,6 +132,7 @@ def _receipt(
     written: tuple[Shard, ...],
     rejects: RejectsFile,
     counts: Counter[str],
+    content: Content,
 ) -> Receipt:
     return Receipt(
         dataset="images",
@@ -136,7 +144,7 @@ def _receipt(
         shards=written,
         rejects=dict(rejects.counts),
         counts=dict(counts) | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {}),
-        files={rejects_name(part.name): rejects.sha256},
+        files={rejects_name(part.name): rejects.sha256, **content.file},
     )
 
 

@@ -35,6 +35,7 @@ from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
+LOST = "lost+found/"  # what is at the root of a disk, where only root may look
 HOLD_WAIT_S = 2_000.0  # as long as on S3
 NOT_THERE = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 """What file systems say that have no hard links, or no locks."""
@@ -167,6 +168,8 @@ def _walk(
             # A folder sorts as its name with a slash, so that the whole listing is in name order;
             # names alone are kept, and code points sort as their UTF-8 does.
             names = [e.name + "/" * _is_folder(e) for e in os.scandir(folder)]
+            if not path and LOST in names:
+                names.remove(LOST)
         except (FileNotFoundError, NotADirectoryError):
             return
     if (here.st_dev, here.st_ino) in above:

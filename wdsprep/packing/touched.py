@@ -1,0 +1,112 @@
+"""Whether what has another date than when it was packed still holds the same.
+
+A source that was copied, unpacked anew or touched has the names and sizes of before and other
+dates. Then the slices that such items are in are read once more, and what they hold is compared
+with what their receipts say: where that is the same, nothing has changed.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import Enum, auto
+
+from wdsprep.dataset.names import inputs_name
+from wdsprep.errors import NotFoundError
+from wdsprep.sources import Item, Slice, Source
+from wdsprep.sources.contents import changed
+from wdsprep.store.base import Store
+
+Compared = Callable[[int, int], object]
+"""Hears how many items have been compared, of how many."""
+
+
+class Change(Enum):
+    NONE = auto()
+    DATED = auto()  # its dates alone
+    CHANGED = auto()
+    ADDED = auto()
+
+
+class Known:
+    """Packed items by 64 bits of their names, with 64 bits of what a listing says of each, and 64
+    of the same with dates. `dated` are the names of those that came with another date."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._marks = {name_mark(item): _mark(item) for item in items}
+        self.dated: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def change(self, item: Item) -> Change:
+        """What has become of an item since."""
+        before = self._marks.get(name_mark(item))
+        if before is None:
+            return Change.ADDED
+        now = _mark(item)
+        if before == now:
+            return Change.NONE
+        if before >> 64 != now >> 64:
+            return Change.CHANGED
+        self.dated.add(name_mark(item))
+        return Change.DATED
+
+
+def identity(item: Item) -> int:
+    """64 bits that change when anything about the item does, but for dates."""
+    return _hash(_undated(item))
+
+
+def name_mark(item: Item) -> int:
+    return _hash(item.name)
+
+
+def _mark(item: Item) -> int:
+    return identity(item) << 64 | _hash(item.to_json())
+
+
+def _undated(item: Item) -> str:
+    sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
+    return json.dumps([item.name, sizes, item.extra, item.take])
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")  # a name may be bytes that are no UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
+    for unit in units:
+        for line in store.read(inputs_name(unit)).splitlines():
+            yield Item.from_json(line.decode())
+
+
+def is_dated(store: Store, part: Slice) -> bool:
+    """Whether the slice of that name was packed of the same items, but for their dates."""
+    try:
+        before = map(_undated, packed_items(store, [part.name]))
+        return list(before) == list(map(_undated, part.items))
+    except NotFoundError:  # nothing tells
+        return False
+
+
+def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:
+    """Those of the units that have items of these names."""
+    return [
+        unit
+        for unit in (units if names else ())
+        if any(name_mark(item) in names for item in packed_items(store, [unit]))
+    ]
+
+
+def changed_units(
+    store: Store, source: Source, contents: Mapping[str, str], heard: Compared
+) -> list[str]:
+    """Those of the units whose items do not hold what `contents` has of each."""
+    of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
+    return changed(
+        source,
+        contents,
+        lambda unit: list(packed_items(store, [unit])),
+        heard=lambda done: heard(done, of),
+    )

@@ -1,0 +1,94 @@
+"""What a run of items held, as one digest.
+
+A listing knows names, sizes and dates. Where a date alone is another, as after `touch`, or in a
+folder that was copied, only what the source gives out tells whether anything has changed. So that
+is what counts: the images' bytes, captions and facts, and of what is no sample its code; not how a
+table is compressed, or what lies beside a sample and is never read.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from blake3 import blake3
+
+from wdsprep.dataset.receipts import CONTENT
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.sources import Item, Source
+
+MARK_NBYTES = 16
+MOST_THREADS = 8
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class Content:
+    """Takes the marks of rows in their order. One that is not kept costs nothing."""
+
+    def __init__(self, *, is_kept: bool = True) -> None:
+        self._is_kept = is_kept
+        self._hash = blake3()
+
+    def mark(self, row: Sample | Refusal) -> bytes:
+        """Of one row, in any thread."""
+        return mark(row) if self._is_kept else b""
+
+    def add(self, marked: bytes) -> None:
+        if self._is_kept:
+            self._hash.update(marked)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    @property
+    def file(self) -> dict[str, str]:
+        """As a receipt has it among its files; nothing where it is not kept."""
+        return {CONTENT: self.digest} if self._is_kept else {}
+
+
+def mark(row: Sample | Refusal) -> bytes:
+    """Some bytes that are others when anything about the row is."""
+    if isinstance(row, Refusal):
+        return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
+    said = [row.source, row.captions, row.facts, row.url, len(row.image)]
+    return blake3(row.image).update(_encode(said).encode()).digest(MARK_NBYTES)
+
+
+def content_of(source: Source, items: Iterable[Item]) -> str:
+    """What the items hold now."""
+    content = Content()
+    for item in items:
+        for row in islice(source.read(item), item.take or None):
+            content.add(mark(row))
+    return content.digest
+
+
+def changed(
+    source: Source,
+    contents: Mapping[str, str],
+    items_of: Callable[[str], Collection[Item]],
+    *,
+    heard: Callable[[int], object],
+) -> list[str]:
+    """The units whose items do not hold what `contents` has of each; `heard` is told from time to
+    time how many items have been read."""
+    heard(0)
+    done, found = 0, []
+
+    def compare(unit: str) -> tuple[str, int, bool]:
+        items = items_of(unit)
+        return unit, len(items), content_of(source, items) == contents[unit]
+
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        units = iter(contents)
+        while some := list(islice(units, 8 * threads)):
+            for unit, count, is_same in pool.map(compare, some):
+                done += count
+                heard(done)
+                if not is_same:
+                    found.append(unit)
+    return found
