@@ -13,6 +13,7 @@ escaped is written as JSON does, so JSON stays what it was.
 import json
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
@@ -117,6 +118,11 @@ def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
 
 def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+def command(*words: str) -> str:
+    """A command of ours as a message names it: what is between the double quotes can be pasted."""
+    return f'"wdsprep {shlex.join(words)}"'
 
 
 EXAMPLES = 3

@@ -142,7 +142,7 @@ def test_other_settings_on_resume_are_an_error_that_says_what_differs(
     assert main(["pack"]) == 0
     assert main(["pack", "--check", "header", "--min-size", "300"]) == 1
     said = capfd.readouterr().err
-    assert "check: full -> header; min-size: 0 -> 300" in said
+    assert ": --check header (was full); --min-size 300 (was 0): run with those" in said
     assert "--overwrite" in said
 
 

@@ -32,7 +32,7 @@ from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import Counting, plural, unheard
+from wdsprep.text import Counting, command, plural, unheard
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CountHeard = Callable[[int], None]
@@ -303,7 +303,7 @@ class _Finder:
         if split is None:
             raise FormatError(
                 f"{self._store.url}/{shard.name} is damaged: no sample begins at byte {offset:,}: "
-                f'run "wdsprep verify {self._store.url}"'
+                f"run {command('verify', self._store.url)}"
             )
         return split[0]
 

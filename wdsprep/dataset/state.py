@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     BESIDE,
     LATENTS,
+    MAKERS,
     MANIFEST,
     MANIFEST_HOLD,
     OURS,
@@ -33,10 +34,11 @@ from wdsprep.dataset.names import (
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.settings import changed_options
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import Counting, unheard
+from wdsprep.text import Counting, command, unheard
 
 READERS = 32
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
@@ -85,7 +87,7 @@ def read_manifest(store: Store) -> Manifest | None:
     try:
         return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
     except FormatError as error:
-        hint = f'run "wdsprep rebuild {store.url}" to make it again from the receipts'
+        hint = f"run {command('rebuild', store.url)} to make it again from the receipts"
         raise type(error)(
             f"{error}: {hint}" if type(error) is FormatError else str(error)
         ) from error
@@ -125,10 +127,11 @@ def _claim(store: Store, dataset: str, settings: Settings) -> Manifest:
     fresh = Manifest(dataset=dataset, settings=settings)
     found = dated_manifest(store) or _written(store, rebuild(store) or fresh)
     check_kind(store, found.dataset, dataset)
-    if lines := differences(found.settings, settings):
+    if changed := changed_options(found.settings, settings):
         raise FingerprintError(
-            f"{store.url} was made with other settings: {'; '.join(lines)}: "
-            "run with those settings to resume, or with --overwrite to start over"
+            f"{store.url} was made with other settings: {'; '.join(changed)}: run with "
+            f"those that it was made with, name another place for {dataset}, or let "
+            f'"{MAKERS[dataset]} ... --overwrite" start over'
         )
     return found
 
@@ -211,10 +214,10 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
         again = f"delete it, and run the same command again to redo {unit}"
         raise FormatError(f"{error}: {again}") from error
     if settings not in (None, found.settings):
-        lines = differences(settings or {}, found.settings)
+        changed = changed_options(found.settings, settings or {}) or ["no option"]
         raise FingerprintError(
-            f"{store.url}/{name} was made with other settings, by another run: {'; '.join(lines)}: "
-            "let that run end, then start over with --overwrite"
+            f"{store.url}/{name} was made with other settings, by another run (here: "
+            f"{'; '.join(changed)}): let that run end, then run {command('repair', store.url)}"
         )
     return found
 
@@ -371,5 +374,8 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
     store = open_store(url)
     manifest = read_manifest(store)
     if manifest is None:
-        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} is there")
+        raise NotFoundError(
+            f"{url} holds no dataset: no {MANIFEST} is there: name the folder or URL that pack or "
+            "encode wrote"
+        )
     return store, manifest

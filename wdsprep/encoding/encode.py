@@ -37,7 +37,7 @@ from wdsprep.runners.run import (
 )
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import at_least, examples, plural
+from wdsprep.text import at_least, command, examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
@@ -305,7 +305,7 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
             if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
                 raise FormatError(
                     f"{store.url}/{name} is damaged: "
-                    f'run "wdsprep repair {store.url}", then the same command again'
+                    f"run {command('repair', store.url)}, then the same command again"
                 )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST, RECEIPTS, index_name
+from wdsprep.dataset.names import MAKERS, MANIFEST, RECEIPTS, index_name
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import NotFoundError, UsageError
@@ -34,7 +34,7 @@ from wdsprep.loading.order.mixing import Want
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
-from wdsprep.text import plural
+from wdsprep.text import command, plural
 
 _log = logging.getLogger("wdsprep")
 
@@ -152,10 +152,8 @@ def _of_manifest(
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not there:
-        command = "encode" if manifest.dataset == "latents" else "pack"
-        raise UsageError(
-            f'{store.url} holds no shards yet: "wdsprep {command}", the same as before, goes on'
-        )
+        maker = MAKERS[manifest.dataset]
+        raise UsageError(f'{store.url} holds no shards yet: "{maker}", the same as before, goes on')
     lacking = sorted((buckets or frozenset()) - there)
     if lacking or not shards:
         wrong = ", ".join(lacking) or "none"
@@ -241,7 +239,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     if bare:
         raise UsageError(
             f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
-            f'run "wdsprep index {store.url}" first'
+            f"run {command('index', store.url)} first"
         )
     old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:
@@ -272,7 +270,7 @@ def _check_place(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
             f"{url} is no dataset, but holds some: load {url}/{PurePosixPath(inside[0]).parent}"
         )
     if any(name.startswith(RECEIPTS) for name in listed):
-        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+        raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""

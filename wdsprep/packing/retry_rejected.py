@@ -41,6 +41,7 @@ from wdsprep.packing.slices import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
+from wdsprep.text import command
 
 Moved = Mapping[str, frozenset[str]]
 """By slice, the sources of the rows that others have taken over."""
@@ -151,7 +152,8 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     digest = hashlib.sha256(before).hexdigest()
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
         raise FormatError(
-            f'{store.url}/{name} is damaged: run "wdsprep repair {store.url}", then the same again'
+            f"{store.url}/{name} is damaged: run {command('repair', store.url)}, then the same "
+            "command again"
         )
     rejects = RejectsFile(after)
     for reject in read_rejects(before):
