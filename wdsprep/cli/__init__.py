@@ -89,7 +89,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     """
     from wdsprep.cli.pack import PackShow
 
-    show = PackShow(source, as_json=as_json)
+    show = PackShow(source, options, as_json=as_json)
     packed = wdsprep.pack(source, images, listener=show.listener, **options)
     echo(show.result(packed, images))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0

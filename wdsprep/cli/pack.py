@@ -3,12 +3,12 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.reject_codes import by_stage
+from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.packing.pack import PackListener
 from wdsprep.packing.retry_rejected import retryable
@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 
 WORST_HOSTS = 5
+ALLOWING = {
+    Code.PRIVATE_ADDRESS: ("allow_private_hosts", "allow_s3"),
+    Code.DISALLOWED: ("ignore_robots", "ignore_opt_outs"),
+    Code.TOO_MANY_BYTES: ("max_bytes",),
+}
+"""The options that allow to fetch what has these codes."""
 
 
 class PackShow:
     """Prints what the source is, a progress line, and at the end what came of it."""
 
-    def __init__(self, source: str, *, as_json: bool) -> None:
-        self._source, self._as_json = source, as_json
+    def __init__(self, source: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        self._source, self._options, self._as_json = source, options, as_json
         self._fetches = False
         self._line = ProgressLine()
         self.listener = PackListener(listed=self._listed, found=self._found, status=self._status)
@@ -63,7 +69,7 @@ class PackShow:
         self._line.clear()
         if self._as_json:
             return json.dumps(_facts(packed, images), sort_keys=True)
-        return printed(_summary(packed, images, self._line.elapsed_s))
+        return printed(_summary(packed, images, self._options, self._line.elapsed_s))
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -96,8 +102,8 @@ def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
-def _fetch_report(packed: Outcome) -> list[str]:
-    """How much could be fetched, and which hosts failed most in this run."""
+def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
+    """How much could be fetched, which hosts failed most in this run, and what may yet be had."""
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
@@ -110,10 +116,35 @@ def _fetch_report(packed: Outcome) -> list[str]:
         lines.append(
             f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
         )
-    return lines
+    return [*lines, *_forbidden_lines(packed, options)]
 
 
-def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
+def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
+    """What was forbidden, with what allows it; or, where that is given, how it is done. Who asks to
+    be left alone is not to be asked again unless the user says so first."""
+    manifest = packed.manifest
+    for code, names in ALLOWING.items():
+        count = manifest.rejects.get(code.value, 0)
+        given = [f"--{name.replace('_', '-')}" for name in names if options.get(name)]
+        if code is Code.TOO_MANY_BYTES and given:
+            given = given if options["max_bytes"] > manifest.settings["max_bytes"] else []
+        if count and given and packed.units_before and not options["retry_rejected"]:
+            yield (
+                f"{count:,} rejected as {code}, some before {' and '.join(given)}: run again with "
+                "--retry-rejected to fetch what that allows"
+            )
+        elif count and not given and code is Code.PRIVATE_ADDRESS:
+            yield (
+                f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
+                "--allow-s3 where their URLs are s3://"
+            )
+        elif count and not given and code is Code.TOO_MANY_BYTES:
+            yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
+
+
+def _summary(
+    packed: Outcome, images: str, options: Mapping[str, Any], elapsed_s: float
+) -> list[str]:
     manifest = packed.manifest
     lines = [
         _headline(packed, elapsed_s),
@@ -132,7 +163,7 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
         )
     lines += rejects_lines(manifest.rejects, images)
     lines += left_out_lines(_left_out(manifest))
-    lines += _fetch_report(packed)
+    lines += _fetch_report(packed, options)
     for failed in packed.quarantined:
         lines.append(
             f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "

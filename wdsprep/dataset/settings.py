@@ -55,9 +55,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)
-    return (
-        f"{f'{option} {value}' if value else f'no {option}'} (was {_value(before) or 'not given'})"
-    )
+    wanted = f"{option} {value}" if value else f"no {option}"
+    return f"{wanted} (was {_value(before) or 'not given'})"
 
 
 def _value(given: Any) -> str:

@@ -178,8 +178,9 @@ def _packed(
     listener: PackListener,
 ) -> "Outcome":
     """The bounds of `fetch` hold for a machine."""
+    from wdsprep.dataset.settings import loosened
     from wdsprep.packing.crew import find_crew, runner_of
-    from wdsprep.packing.retry_rejected import Retries, read_retries
+    from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork
     from wdsprep.runners.run import Run, opened_dataset, written_generations
@@ -208,6 +209,7 @@ def _packed(
     settings = settings_of(found, rules, columns, fetch)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
+    more = loosened(manifest.settings, settings)
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
@@ -215,7 +217,8 @@ def _packed(
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:
-        retries = retries.extended(manifest, size=rules.samples_per_shard)
+        curable = Curable(fetch=fetch, larger="max_bytes" in more)
+        retries = retries.extended(manifest, curable, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
     crew = find_crew(options, slices=count, fetch=fetch if has_urls else None)
@@ -223,12 +226,13 @@ def _packed(
         source=seen.source,
         images=images,
         rules=rules,
-        settings=settings,
+        settings=manifest.settings,
         edition=edition.mark,
         generations=plan.generations,
         threads=crew.threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,
+        allowed_more=more,
     )
     runner = runner_of(options, crew) if count else None
     run = Run(
