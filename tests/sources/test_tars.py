@@ -120,12 +120,6 @@ def test_tars_are_found_on_s3(tmp_path: Path, bucket: str) -> None:
     assert rows_of(f"s3://{bucket}/deep/in/1.tar") == [here[1]]
 
 
-def test_a_folder_of_images_and_tars_asks_which(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a.jpg": jpeg(1), "b.tar": tar_bytes([("b.jpg", jpeg(2))])})
-    with pytest.raises(SourceError, match="both images and tars: name the tars as"):
-        source_of(tmp_path)
-
-
 def test_a_truncated_tar_gives_what_is_whole_and_refuses_the_rest(tmp_path: Path) -> None:
     data = tar_bytes((f"{n}.{kind}", jpeg(n)) for n in range(5) for kind in ("jpg", "txt"))
     write_files(tmp_path, {"a.tar": data[: int(len(data) * 0.5)], "b.tar": b"", "c.tar": b"<html>"})

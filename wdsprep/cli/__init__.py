@@ -25,6 +25,7 @@ from wdsprep.cli.options import (
     COLUMNS,
     CREW,
     FETCHING,
+    INPUT_FORMAT,
     JSON,
     NBYTES,
     PACKERS,
@@ -71,6 +72,7 @@ def cli(debug: bool) -> None:
 @cli.command("pack", cls=LibraryCommand, function="wdsprep.packing.pack:pack")
 @click.argument("source", required=False)
 @click.argument("images", required=False)
+@INPUT_FORMAT
 @RULES
 @COLUMNS
 @FETCHING

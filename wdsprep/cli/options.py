@@ -85,6 +85,12 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
 
 AREA = click.option("--max-area", type=click.IntRange(1), show_default=True, help="Pixels.")
 NBYTES = click.option("--max-bytes", type=SIZE, help="Of an image.  [250MB; a download 50MB]")
+INPUT_FORMAT = click.option(
+    "--input-format",
+    metavar="FORMAT",
+    show_default=True,
+    help="What SOURCE holds, where that is not clear: images, tars, parquet, csv, tsv, jsonl, txt.",
+)
 RULES = options(
     click.option("--buckets", show_default=True, help="Smallest shorter sides."),
     click.option("--samples-per-shard", type=click.IntRange(1), show_default=True),

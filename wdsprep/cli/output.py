@@ -103,4 +103,7 @@ def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
     if not kinds:
         return []
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
-    return [f"left out, neither images nor captions by their names: {', '.join(parts)}"]
+    formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
+    formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
+    hint = f" (--input-format {' or '.join(formats)} packs those)" if formats else ""
+    return [f"left out, neither images nor captions by their names: {', '.join(parts)}{hint}"]

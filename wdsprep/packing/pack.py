@@ -43,6 +43,7 @@ def pack(
     source: "str | os.PathLike[str]" = "downloads",
     images: "str | os.PathLike[str]" = "shards/images",
     *,
+    input_format: str = "auto",
     buckets: str | Iterable[int] = "256,512",
     samples_per_shard: int = PackRules.samples_per_shard,
     max_shard_size: int | str = "2GB",
@@ -101,6 +102,7 @@ def pack(
     if max_side and not reencode:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
     from wdsprep.sources import Columns
+    from wdsprep.sources.recognise import format_of
 
     least, most = least_and_most(workers)
     condition = Filter(filter) if filter else None
@@ -110,6 +112,7 @@ def pack(
     return _packed(
         source,
         images,
+        input_format=format_of(input_format),
         rules=PackRules(
             buckets=parse_buckets(buckets),
             samples_per_shard=samples_per_shard,
@@ -167,6 +170,7 @@ def _packed(
     source: "str | os.PathLike[str]",
     images: "str | os.PathLike[str]",
     *,
+    input_format: str,
     rules: PackRules,
     columns: "Columns",
     fetch: FetchRules,
@@ -195,6 +199,7 @@ def _packed(
         columns=columns,
         rows_per_item=rules.samples_per_shard,
         max_nbytes=rules.max_nbytes,
+        input_format=input_format,
     )
     has_urls = found.kind == "urls"
     if retry_rejected and not has_urls:
