@@ -229,7 +229,8 @@ def index_command(folder: str, as_json: bool) -> None:
     line.clear()
     count = plural(len(done), "index", "indexes")
     text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
-    echo(json.dumps(done) if as_json else text)
+    text = text if done else f"nothing left to do: each tar in {folder} has its index"
+    echo(json.dumps(done) if as_json else one_line(text))
 
 
 @cli.command("rebuild")
@@ -246,7 +247,8 @@ def rebuild_command(dataset: str) -> None:
 
 @cli.command("demo")
 @click.argument("folder", metavar="[DIR]", default="demo")
-def demo_command(folder: str) -> int:
+@click.option("--overwrite", is_flag=True, help="Start over: draw and make all of it again.")
+def demo_command(folder: str, overwrite: bool) -> int:
     """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
 
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
@@ -258,7 +260,7 @@ def demo_command(folder: str) -> int:
         found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
         return found if isinstance(found, int) else 0
 
-    return show_all(folder, run=run, say=echo)
+    return show_all(folder, overwrite=overwrite, run=run, say=echo)
 
 
 def main(arguments: list[str] | None = None) -> int:

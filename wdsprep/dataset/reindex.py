@@ -22,7 +22,7 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
-        raise SourceError(f"{folder} is no folder that holds tars to index")
+        raise SourceError(f"{folder} holds no .tar to index: name the folder that the tars are in")
     indexes = {name: there.get(index_name(name)) for name in tars}
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
     done: dict[str, int] = {}
