@@ -4,7 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import (
+    ProgressLine,
+    broken_tars_lines,
+    left_out_lines,
+    memory_lines,
+    rejects_lines,
+)
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener
@@ -75,6 +81,7 @@ class EncodeShow:
         for failed in outcome.quarantined:
             lines.append(f"shard {failed.unit.name} is left out: {failed.reason}")
         if outcome.quarantined:
+            lines += memory_lines(outcome.quarantined, "--batch-size or --max-area")
             lines.append("run the same command again to retry what is left out")
         elif manifest.shards:
             lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')

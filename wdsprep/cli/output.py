@@ -8,12 +8,13 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TextIO
 
 import click
 
 from wdsprep.errors import without_secrets
+from wdsprep.runners.base import Quarantined
 from wdsprep.text import Counting, harmless, human_counts, one_line, plural
 
 TERMINAL_S, PIPE_S, FIRST_S = 0.2, 30.0, 1.0
@@ -96,6 +97,13 @@ def broken_tars_lines(count: int, url: str) -> list[str]:
         return []
     lost = f"{plural(count, 'tar')} cannot be read to the end, and what follows there is lost"
     return [f"{lost}: {url}/rejects/ says where and why; mend or replace them, then start over"]
+
+
+def memory_lines(failed: Iterable[Quarantined], options: str) -> list[str]:
+    """For the end of a run: what takes less memory, where workers may have lacked that."""
+    if not any("memory" in one.reason for one in failed):
+        return []
+    return [f"where memory is short, fewer --workers or a smaller {options} takes less of it"]
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:

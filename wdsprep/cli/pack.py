@@ -6,7 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.output import ProgressLine, broken_tars_lines, left_out_lines, rejects_lines
+from wdsprep.cli.output import (
+    ProgressLine,
+    broken_tars_lines,
+    left_out_lines,
+    memory_lines,
+    rejects_lines,
+)
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
@@ -171,6 +177,7 @@ def _summary(
         )
     lines += broken_tars_lines(packed.broken_tars, images)
     if packed.quarantined:
+        lines += memory_lines(packed.quarantined, "--max-area")
         lines.append("run the same command again to retry what is left out")
     elif manifest.shards:
         where = "" if images == "shards/images" else f"{shlex.quote(images)} "
