@@ -133,6 +133,16 @@ def examples(names: Sequence[str]) -> str:
     return ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
 
 
+COLUMNS, LONGEST = 12, 40
+
+
+def columns(names: Sequence[str]) -> str:
+    """What a table has, in few words: of many columns the first, and of long ones the start."""
+    some = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
+    more = [f"and {len(names) - COLUMNS:,} more"] if len(names) > COLUMNS else []
+    return ", ".join([*some, *more]) or "no columns"
+
+
 _HARMFUL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

@@ -95,7 +95,7 @@ def test_img2dataset_names_are_not_shown() -> None:
         (["pack", "--max-shard-size", "big"], 2, "is no size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
         (["pack", "--no-such-option"], 2, "No such option"),
-        (["index", "downloads"], 1, "no folder that holds tars"),
+        (["index", "downloads"], 1, "downloads holds no .tar to index"),
         (["rebuild", "downloads"], 1, "has no receipts"),
     ],
 )

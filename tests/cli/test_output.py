@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
-from wdsprep.cli.output import ProgressLine
+from wdsprep.cli.output import ProgressLine, rejects_lines
 
 EAGER = """
 import sys
@@ -106,3 +106,10 @@ def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> No
     assert done.returncode == 0, said
     assert wanted in said
     assert said.endswith("\r\x1b[K"), "the line is gone when the result is printed"
+
+
+def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_together() -> None:
+    (count, advice) = rejects_lines({"tar_scattered": 1}, "out")
+    assert count == "1 reject (tar_scattered 1): see out/rejects/"
+    assert advice.startswith("of 1 sample the members stand apart in the tar, so captions may")
+    assert "tar --sort=name" in advice

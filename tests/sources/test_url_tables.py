@@ -110,7 +110,7 @@ def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
     }.items():
         found = {item.parts[0][0] for item in source_of(f"{tables}/{pattern}").items()}
         assert found == names
-    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables are missing\)"):
+    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables missing\)"):
         rows_of(f"{tables}/{{t,c9}}.csv")
 
 

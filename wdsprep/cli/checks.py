@@ -165,6 +165,9 @@ def _outcome(repair: Repair) -> Iterator[str]:
         yield f"nothing was done: --yes does it, or run {_again(repair)} at a terminal"
     else:
         yield from _done(repair)
+        if repair.beyond:
+            left = plural(len(repair.beyond), "finding")
+            yield f"{left} left alone, see above: the exit code is 3 until that is mended"
 
 
 def _done(repair: Repair) -> Iterator[str]:

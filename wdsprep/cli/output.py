@@ -13,6 +13,7 @@ from typing import TextIO
 
 import click
 
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import without_secrets
 from wdsprep.runners.base import Quarantined
 from wdsprep.text import Counting, harmless, human_counts, one_line, plural
@@ -88,7 +89,13 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     if not rejects:
         return []
     count = plural(sum(rejects.values()), "reject")
-    return [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+    lines = [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+    if scattered := rejects.get(Code.TAR_SCATTERED.value):
+        lines.append(
+            f"of {plural(scattered, 'sample')} the members stand apart in the tar, so captions may "
+            "be lost: make the tars again in the order of names (tar --sort=name), then --overwrite"
+        )
+    return lines
 
 
 def broken_tars_lines(count: int, url: str) -> list[str]:

@@ -172,7 +172,7 @@ def _summary(
     lines += _fetch_report(packed, options)
     for failed in packed.quarantined:
         lines.append(
-            f"slice {failed.unit.name} failed {failed.attempts} times and is left out: "
+            f"slice {failed.unit.name} failed {plural(failed.attempts, 'time')} and is left out: "
             f"{failed.reason}"
         )
     lines += broken_tars_lines(packed.broken_tars, images)

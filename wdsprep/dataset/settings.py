@@ -25,7 +25,8 @@ def changed_options(old: Settings, new: Settings) -> list[str]:
     only loosened is none of it."""
     names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     names = [name for name in names if name not in loosened(old, new)]
-    decided = [name for name in names if name not in FOLLOWS]
+    follows = (*FOLLOWS, "weights") if "text" in names else FOLLOWS  # of the text encoder, too
+    decided = [name for name in names if name not in follows]
     return [_changed(name, old.get(name), new.get(name)) for name in decided or names]
 
 

@@ -238,8 +238,8 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     bare = [n for n in names if not is_whole(listed.get(index_name(n)))]
     if bare:
         raise UsageError(
-            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
-            f"run {command('index', store.url)} first"
+            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare):,} of "
+            f"{plural(len(names), 'tar')}): run {command('index', store.url)} first"
         )
     old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:

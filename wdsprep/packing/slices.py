@@ -265,17 +265,19 @@ def _check_only_added(
             removed.note(item.name)
     if changed.count or removed.count or (added.count and not append):
         limit = manifest.extra.get("limit", 0)
-        how = f" with --limit {limit}" if limit != seen.limit and limit else ""
-        _refuse(seen.source.url, how, added, changed, removed)
+        _refuse(seen.source.url, limit if limit != seen.limit else 0, added, changed, removed)
     return added.count
 
 
-def _refuse(url: str, how: str, added: "_Names", changed: "_Names", removed: "_Names") -> None:
+def _refuse(url: str, limit: int, added: "_Names", changed: "_Names", removed: "_Names") -> None:
     what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
     ways = "--overwrite starts over"
     if not changed.count and not removed.count:
         ways = f"--append packs what is new into further shards, {ways}"
-    raise FingerprintError(f"{url} has changed since it was packed{how}: {what}: {ways}")
+    how = "has changed since it was packed"
+    if limit:  # of a tar or a table that it has cut, more is wanted now
+        how = f"was packed with --limit {limit}, which now is another or none"
+    raise FingerprintError(f"{url} {how}: {what}: {ways}")
 
 
 class _Names:

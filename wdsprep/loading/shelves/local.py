@@ -26,7 +26,7 @@ from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.worker_memory import Bytes
-from wdsprep.text import command
+from wdsprep.text import command, plural
 
 OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
 NONE = memoryview(b"")
@@ -113,8 +113,9 @@ class OpenShards:
             raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:
             raise FormatError(
-                f"{index_name(what)} has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} "
-                f"should be: delete it and run {command('index', data.store.url)}"
+                f"{index_name(what)} has {plural(len(offsets) - 1, 'sample')} where "
+                f"{data.sizes[shard]:,} should be: delete it and run "
+                f"{command('index', data.store.url)}"
             )
         return opened
 

@@ -25,7 +25,7 @@ from wdsprep.reporting.page.sections import (
     section,
 )
 from wdsprep.reporting.page.sheet import sheet_section
-from wdsprep.text import human_bytes
+from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 
 SECTIONS = {
@@ -138,7 +138,7 @@ def _settings_section(facts: ReportFacts) -> Html:
         rows = ((name.replace("_", "-"), el("code", _value(shown[name]))) for name in sorted(shown))
         parts += [
             el("h3", given.shown),
-            note(f"At {given.url}, {len(manifest.receipts):,} units."),
+            note(f"At {given.url}, {plural(len(manifest.receipts), 'unit')}."),
             el(
                 "details",
                 el("summary", "Settings of ", given.shown),
