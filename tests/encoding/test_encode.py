@@ -102,7 +102,9 @@ def test_images_that_are_none_are_refused(
     code, line = refused(capsys, tmp_path / "nowhere", out, *options)
     assert (code, "nowhere" in line, "wdsprep pack" in line) == (1, True, True), line
     code, line = refused(capsys, images.parent / "downloads", out, *options)
-    assert (code, f'run "wdsprep pack {images.parent}/downloads" first' in line) == (1, True), line
+    assert (code, f'"wdsprep pack {images.parent}/downloads IMAGES" first' in line) == (1, True), (
+        line
+    )
     code, line = refused(capsys, latents, out, *options)
     assert (code, "is a dataset of latents" in line) == (2, True), line
     before = tree(images)

@@ -257,7 +257,10 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
     for reject in finder.rejects(key):
         if reject.key == key:
             return reject
-    raise NotFoundError(f"{store.url} has no sample {key!r}, and none of its rejects is called so")
+    raise NotFoundError(
+        f"{store.url} has no sample {key!r}, and none of its rejects is called so: take a key of a "
+        f"batch, of a json or of {store.url}/rejects/"
+    )
 
 
 class _Finder:

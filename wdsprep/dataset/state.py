@@ -278,7 +278,10 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
     if not any(done_units(store)):
-        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+        raise NotFoundError(
+            f"{url} has no receipts, so it holds no dataset: name the folder or URL that pack or "
+            "encode wrote"
+        )
     with Edition.of(store).holding_manifest():
         return rewrite_manifest(store, heard)
 

@@ -291,8 +291,8 @@ def _changed(store: Store, names: Sequence[str]) -> FingerprintError:
     return FingerprintError(
         f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
         f"changed or went away ({examples(names)}): name another place for the new latents; or, "
-        "if these are the same images packed anew, --redo-changed encodes what changed again, and "
-        "removes what has no image any more"
+        "if these are the same images packed anew, wdsprep encode --redo-changed encodes what "
+        "changed again, and removes what has no image any more"
     )
 
 

@@ -159,7 +159,9 @@ def _of_manifest(
         wrong = ", ".join(lacking) or "none"
         raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
     if not any(shard.samples for shard in shards):
-        raise UsageError(f"{store.url} holds no samples: its shards are empty")
+        raise UsageError(
+            f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
+        )
     if not manifest.complete:
         what = f"{store.url} is not complete"
         _log.warning("%s: once it is, its order is another and no state of now fits it", what)
@@ -248,7 +250,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
     sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
-        raise UsageError(f"{store.url} holds no samples: its tars are empty")
+        raise UsageError(f"{store.url} holds no samples, its tars are empty: name another place")
     nbytes = [listed[name].nbytes for name in names]
     return Dataset(
         store=store,

@@ -79,7 +79,10 @@ class SlicePlan:
             if part.name not in self.packed:
                 yield part
             elif self.survey.kept is None and part.digest != self.packed[part.name]:
-                raise FingerprintError(f"{self.survey.source.url} changes while it is packed")
+                raise FingerprintError(
+                    f"{self.survey.source.url} changes while it is packed: let that end, then run "
+                    "the same again"
+                )
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:

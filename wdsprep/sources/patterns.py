@@ -102,7 +102,7 @@ def expand_braces(pattern: str) -> list[str]:
         for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
     ]
     if len(names) > MAX_BRACES:
-        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files")
+        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files: name fewer")
     return names
 
 
@@ -112,7 +112,7 @@ def _choices(text: str) -> list[str]:
         return text.split(",")
     first, last = numbers[1], numbers[2]
     if int(last) - int(first) >= MAX_BRACES:
-        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files")
+        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files: name fewer")
     return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
 
 
