@@ -305,7 +305,7 @@ def _vae_config(what: str, path: Path) -> dict[str, Any]:
             f"the VAE of {what} takes {config['in_channels']} channels, not RGB: choose another"
         )
     if config.get("latents_mean") is not None:
-        raise UsageError(f"the VAE of {what} scales each channel by itself: choose another")
+        raise UsageError(f"the VAE of {what} scales each channel (latents_mean): choose another")
     if not isinstance(config.get("block_out_channels"), list):
         raise UsageError(f"{path} names no block_out_channels")
     return config
