@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.kit.packs import tar_bytes
 from tests.kit.paths import ROOT
 from wdsprep.cli import cli, main
 from wdsprep.version import __version__
@@ -175,6 +176,20 @@ def test_index_writes_what_pack_would(downloads: Path) -> None:
         path.unlink()
     assert run("index", "shards/images").stdout == "2 indexes written, of 2 samples\n"
     assert [path.read_bytes() for path in indexes] == whole
+
+
+def test_index_says_what_to_do_about_a_tar_that_it_cannot_index_and_that_all_have_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    members = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    assert main(["index", str(tmp_path)]) == 1
+    assert "a stands in two places: make the tar again with its names" in capfd.readouterr().err
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members[:2]))
+    assert [main(["index", str(tmp_path)]) for _ in range(2)] == [0, 0]
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "1 index written, of 2 samples"
+    assert said[1] == f"nothing left to do: each tar in {tmp_path} has its index"
 
 
 def test_every_command_and_option_is_in_the_readme() -> None:

@@ -67,11 +67,9 @@ class TarsSource:
             left_out(kind_of(f"{table}.parquet"))
         wanted.check_met(self.url, "tar")
         if not found:
-            raise SourceError(
-                f"no tar matches {self.url}/{self.pattern}: name another source"
-                if self.pattern != ALL_TARS
-                else f"no tar is in {self.url}: name another source"
-            )
+            is_folder = self.pattern == ALL_TARS
+            where = f"is in {self.url}" if is_folder else f"matches {self.url}/{self.pattern}"
+            raise SourceError(f"no tar {where}: name another source")
 
     def count(self, item: Item, /) -> int:
         """By reading the tar: only a limit asks for it."""
