@@ -17,7 +17,7 @@ from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
-from wdsprep.text import command, shown
+from wdsprep.text import command, human_counts, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,10 @@ def _nothing(url: str, manifest: Manifest, resolution: int) -> str:
     if not manifest.receipts:
         return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
     if not manifest.samples:
-        return f"{url} holds no image, all were rejected: {url}/rejects/ says why: pack them again"
+        return (
+            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}): "
+            f"{url}/rejects/ says why of each: pack again, with other limits or another source"
+        )
     return f"{url} holds no image of {resolution} pixels or more: choose a lower --resolution"
 
 
