@@ -255,7 +255,8 @@ def _packed(
 def settings_of(
     source: "Source", rules: PackRules, columns: "Columns", fetch: FetchRules
 ) -> dict[str, Any]:
-    """Everything that decides the bytes of the dataset, but for the source's content."""
+    """Everything that decides the bytes of the dataset, but for the source's content. What may be
+    fetched is the least that any slice was allowed: see `wdsprep.dataset.settings`."""
     found = {
         "buckets": list(rules.buckets),
         "caption_col": columns.caption,
