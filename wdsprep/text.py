@@ -12,6 +12,7 @@ escaped is written as JSON does, so JSON stays what it was.
 
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
@@ -115,12 +116,27 @@ def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 
+def command(*words: str) -> str:
+    """A command of ours as a message names it: what is between the double quotes can be pasted."""
+    return f'"wdsprep {shlex.join(words)}"'
+
+
 EXAMPLES = 3
 
 
 def examples(names: Sequence[str]) -> str:
     """The first of some names: `a, b, c, ...`."""
     return ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
+
+
+COLUMNS, LONGEST = 12, 40
+
+
+def columns(names: Sequence[str]) -> str:
+    """What a table has, in few words: of many columns the first, and of long ones the start."""
+    some = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
+    more = [f"and {len(names) - COLUMNS:,} more"] if len(names) > COLUMNS else []
+    return ", ".join([*some, *more]) or "no columns"
 
 
 _HARMFUL = re.compile(

@@ -162,7 +162,7 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
 
 
 def test_a_place_without_a_manifest_says_what_to_do(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="give the folder that pack or encode has written to"):
+    with pytest.raises(NotFoundError, match="name the folder or URL that pack or encode wrote"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match=rf"holds some: give one of them \({images}\)"):
         inspect(images.parent)

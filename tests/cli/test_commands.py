@@ -13,6 +13,7 @@ import click
 import pytest
 from PIL import Image
 
+from tests.kit.packs import tar_bytes
 from wdsprep.cli import cli, main
 from wdsprep.cli.options import Command, Option
 from wdsprep.cli.pack import next_command
@@ -209,7 +210,7 @@ def test_the_models_that_complete_are_those_that_have_a_name() -> None:
         (["pack", "--max-shard-size", "big"], 2, "is no size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
         (["pack", "--no-such-option"], 2, "No such option"),
-        (["index", "downloads"], 1, "no folder that holds tars"),
+        (["index", "downloads"], 1, "downloads holds no .tar to index"),
         (["rebuild", "downloads"], 1, "has no receipts"),
     ],
 )
@@ -256,7 +257,7 @@ def test_other_settings_on_resume_are_an_error_that_says_what_differs(
     assert main(["pack"]) == 0
     assert main(["pack", "--check", "header", "--min-size", "300"]) == 1
     said = capfd.readouterr().err
-    assert "check: full -> header; min-size: 0 -> 300" in said
+    assert ": --check header (was full); --min-size 300 (was 0): run with those" in said
     assert "--overwrite" in said
 
 
@@ -289,6 +290,20 @@ def test_index_writes_what_pack_would(downloads: Path) -> None:
         path.unlink()
     assert run("index", "shards/images").stdout == "2 indexes written, of 2 samples\n"
     assert [path.read_bytes() for path in indexes] == whole
+
+
+def test_index_says_what_to_do_about_a_tar_that_it_cannot_index_and_that_all_have_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    members = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    assert main(["index", str(tmp_path)]) == 1
+    assert "a stands in two places: make the tar again with its names" in capfd.readouterr().err
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members[:2]))
+    assert [main(["index", str(tmp_path)]) for _ in range(2)] == [0, 0]
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "1 index written, of 2 samples"
+    assert said[1] == f"nothing left to do: each tar in {tmp_path} has its index"
 
 
 # Ctrl-C comes while Python can raise nothing: it prints such an exception and goes on.

@@ -103,3 +103,28 @@ def test_a_folder_with_other_things_is_left_alone(
     assert main(["demo"]) == 1
     assert "demo holds other things: name a folder for the demo to make" in capfd.readouterr().err
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
+
+
+def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pictures, "PICTURES", 12)
+    ran: list[list[str]] = []
+
+    def run(arguments: list[str]) -> int:
+        ran.append(arguments)
+        return 1 if arguments[0] == "encode" else main(arguments)
+
+    assert demo.demo("demo", run=run, say=lambda _text: None) == 1
+    drawn = digest(home / "downloads")
+    picture = home / "downloads/web/0002-jpg.jpg"
+    picture.write_bytes(b"spoilt")
+    (home / "downloads/mine.txt").write_text("a photo without its picture")
+    assert demo.demo("demo", overwrite=True, run=run, say=lambda _text: None) == 1
+    assert digest(home / "downloads").items() > drawn.items()
+    assert ["--overwrite" in words for words in ran] == [False, False, True, True]
+    assert outcome(home / "images")["mine.txt"] == "no_image"
+    (home / "load.py").write_text("mine")
+    assert main(["demo", "--overwrite"]) == 1
+    assert "demo holds other things" in capfd.readouterr().err
+    assert (home / "load.py").read_text() == "mine"

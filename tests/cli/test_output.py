@@ -21,7 +21,16 @@ from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
 from wdsprep.cli import main, output
-from wdsprep.cli.output import CLEAR, TERMINAL, LogLines, ProgressLine, cells, complain, fitted
+from wdsprep.cli.output import (
+    CLEAR,
+    TERMINAL,
+    LogLines,
+    ProgressLine,
+    cells,
+    complain,
+    fitted,
+    rejects_lines,
+)
 from wdsprep.text import Counting
 
 EAGER = """
@@ -287,3 +296,10 @@ def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> No
     assert done.returncode == 0, said
     assert wanted in said
     assert said.endswith(CLEAR), "the line is gone when the result is printed"
+
+
+def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_together() -> None:
+    (count, advice) = rejects_lines({"tar_scattered": 1}, "out")
+    assert count == "1 reject (tar_scattered 1): see out/rejects/"
+    assert advice.startswith("of 1 sample the members stand apart in the tar, so captions may")
+    assert "tar --sort=name" in advice

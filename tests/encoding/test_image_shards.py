@@ -32,6 +32,8 @@ from tests.kit.packs import (
     decoded,
     jpeg,
     manifest_of,
+    pack,
+    photos,
     samples_of,
     tar_bytes,
     tars,
@@ -43,6 +45,7 @@ from tests.kit.packs import (
 from wdsprep.dataset.reindex import index as index_tars
 from wdsprep.dataset.state import read_receipt, write_rebuilt
 from wdsprep.encoding.encode import EncodeListener
+from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
 from wdsprep.reporting import report
 from wdsprep.store import open_store
@@ -352,3 +355,11 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     images = packed(pictures(tmp_path / "in", range(3)), tmp_path / "of [2024] {a,b}")
     encode_here(images, tmp_path / "out")
     check_latents(images, tmp_path / "out")
+
+
+def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:
+    out = pack(photos(tmp_path / "in", 2), tmp_path / "out", "--min-size", "4000")
+    with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2\): .*rejects/ says"):
+        find_image_shards(str(out), 64)
+    with pytest.raises(UsageError, match="none for a resolution of 4096"):
+        find_image_shards(str(out), 4096)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.packs import manifest_of, outcome, pack, touch
+import wdsprep
+from tests.kit.packs import jpeg, manifest_of, outcome, pack, touch, write_files
 from tests.kit.sites import FAST, KINDS, MENDED, Site, table_of, write_parquet
-from tests.kit.webserver import WebServer
+from tests.kit.webserver import Connection, Request, WebServer, ok
+from wdsprep.cli import main
 
 RETRY = (*FAST, "--samples-per-shard", "4")
 
@@ -50,6 +52,45 @@ def test_retry_rejected_fetches_what_may_pass_into_new_shards(
     pack(table, out, *RETRY)
     assert len(server.paths()) == asked
     check_whole(out)
+
+
+def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(connection: Connection, request: Request) -> bool:
+        if request.path == "/robots.txt":
+            return ok(b"User-agent: *\nDisallow: /no/\n")(connection, request)
+        name = "noai" if request.path == "/ai" else "all"
+        return ok(jpeg(1), X_Robots_Tag=name)(connection, request)
+
+    with WebServer(answer) as server:
+        urls = [f"{server.url}/{name}" for name in ("no/1", "ai", "ok")]
+        table = write_files(tmp_path, {"urls.txt": "\n".join(urls)}) / "urls.txt"
+
+        def codes(*options: str) -> list[str]:
+            main(["pack", str(table), str(tmp_path / "out"), "--buckets", "32", *options])
+            return sorted(outcome(tmp_path / "out").values())
+
+        assert codes("--max-bytes", "10") == ["private_address"] * 3
+        said = capsys.readouterr().out
+        assert "private_address 3: --retry-rejected --allow-private-hosts fetches them" in said
+        allowed = ["--max-bytes", "10", "--allow-private-hosts"]
+        assert codes(*allowed) == ["private_address"] * 3
+        said = capsys.readouterr().out
+        assert "3 rejected as private_address, some before --allow-private-hosts: run again" in said
+        assert codes(*allowed, "--retry-rejected") == ["disallowed"] * 2 + ["too_many_bytes"]
+        allowed = ["--retry-rejected", "--allow-private-hosts"]
+        assert codes(*allowed) == ["disallowed"] * 2 + ["packed"]
+        asked = server.paths()
+        assert codes(*allowed, "--ignore-opt-outs") == ["disallowed"] + ["packed"] * 2
+        assert server.paths()[len(asked) :] == ["/ai"]
+        assert codes(*allowed, "--ignore-robots") == ["packed"] * 3
+        asked = server.paths()
+        assert codes("--max-bytes", "10") == ["packed"] * 3
+        assert server.paths() == asked
+    assert manifest_of(tmp_path / "out").settings["robots"] is True
+    assert manifest_of(tmp_path / "out").counts["allowed_more:robots"] == 1
+    assert not wdsprep.verify(tmp_path / "out", workers=1).findings
 
 
 @pytest.mark.system

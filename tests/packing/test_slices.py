@@ -191,13 +191,15 @@ def test_many_changes_are_counted_and_a_few_shown(tmp_path: Path) -> None:
 def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 3)
     out = pack(source, tmp_path / "out", "--min-caption", "1")
-    assert "min-caption: 1 -> 0" in refused(source, out)
+    assert "--min-caption 0 (was 1)" in refused(source, out)
     message = refused(source, out, "--min-caption", "1", "--buckets", "16", "--filter", "number")
-    assert "buckets: 32,64 -> 16" in message
+    assert "--buckets 16 (was 32,64)" in message
     assert "number" in message
     assert "--overwrite" in message
     write_files(tmp_path / "tars", {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
-    assert "source: folder -> tars" in refused(tmp_path / "tars", out, "--min-caption", "1")
+    assert "the source holds tars (was images)" in refused(
+        tmp_path / "tars", out, "--min-caption", "1"
+    )
 
 
 def test_another_folder_is_another_source(tmp_path: Path) -> None:
@@ -343,7 +345,7 @@ def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> No
     small = pack(source, tmp_path / "small", *TWENTY, "--limit", "7")
     assert len(samples_of(small)) == 7
     message = refused(source, small, *TWENTY)
-    assert "with --limit 7: 43 added" in message
+    assert "was packed with --limit 7, which now is another or none: 43 added" in message
     assert "--append" in message
     pack(source, small, *TWENTY, "--append")
     assert len(samples_of(small)) == 50
@@ -385,7 +387,7 @@ def test_a_receipt_of_other_settings_is_never_adopted(tmp_path: Path) -> None:
     pack(source, two, "--samples-per-shard", "10", "--check", "header")
     (two / "receipts/000001.json").replace(one / "receipts/000001.json")
     (one / "wdsprep.json").unlink()
-    with pytest.raises(FingerprintError, match="by another run: check: full -> header"):
+    with pytest.raises(FingerprintError, match=r"\(here: --check full \(was header\)\)"):
         pack(source, one, "--samples-per-shard", "10")
 
 

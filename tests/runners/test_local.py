@@ -90,5 +90,5 @@ def test_a_runner_that_is_not_there_is_a_usage_error() -> None:
 
 
 def test_a_worker_that_holds_nothing_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="cannot hold 0 units"):
+    with pytest.raises(UsageError, match="0 units at a time for a worker: give 1"):
         make_runner("local", units_per_worker=0)

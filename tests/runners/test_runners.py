@@ -58,7 +58,7 @@ def test_a_unit_that_always_kills_its_worker_is_quarantined_and_the_rest_finishe
     assert sorted(e.unit.value for e in finished) == [0, 1, 3, 4, 5]
     assert (quarantined.unit, quarantined.attempts) == (Number(2), 3)
     expected = {
-        "local": "worker was killed by SIGKILL (out of memory?)",
+        "local": "worker was killed (signal 9), most often for lack of memory: fewer",
         "ray": "worker died: Worker unexpectedly exits with a connection error",
     }
     assert quarantined.reason.startswith(expected[kind])

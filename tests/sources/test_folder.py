@@ -49,6 +49,13 @@ def test_caption_comes_from_txt_then_json_then_metadata(tmp_path: Path) -> None:
     assert sample(tmp_path, "a.jpg").facts["n"] == 1
 
 
+def test_a_number_is_a_caption_where_it_stands_for_one(tmp_path: Path) -> None:
+    facts = ['{"caption": 0}', '{"text": 7.5}', '{"caption": true}', '{"caption": null}']
+    for number, text in enumerate(facts):
+        write_files(tmp_path, {f"{number}.jpg": jpeg(number), f"{number}.json": text})
+    assert [sample(tmp_path, f"{n}.jpg").caption for n in range(4)] == ["0", "7.5", "", ""]
+
+
 def test_folders_nest_and_equal_names_stay_apart(tmp_path: Path) -> None:
     names = ["x.jpg", "a/x.jpg", "a/b/c/d/x.jpg", "a.b/x.jpg", "a/x.b/x.jpg"]
     for number, name in enumerate(names):

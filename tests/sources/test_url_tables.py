@@ -110,7 +110,7 @@ def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
     }.items():
         found = {item.parts[0][0] for item in source_of(f"{tables}/{pattern}").items()}
         assert found == names
-    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables are missing\)"):
+    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables missing\)"):
         rows_of(f"{tables}/{{t,c9}}.csv")
 
 
@@ -348,3 +348,15 @@ def raw_once(data: bytes) -> Behaviour:
 def with_source(row: Sample | Refusal, source: str) -> Sample:
     assert isinstance(row, Sample)
     return Sample(source=source, image=b"", captions=row.captions, facts=row.facts, url=row.url)
+
+
+def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_path: Path) -> None:
+    wide = ",".join(f"{'column' * 20}{n}" for n in range(300))
+    write_files(tmp_path, {"wide.csv": f"{wide}\n1\n", "odd.csv": bytes(range(256)) * 40})
+    with pytest.raises(
+        SourceError, match=r"columncolumncolumn.*and 288 more: give --url-col"
+    ) as told:
+        list(source_of(tmp_path / "wide.csv").items())
+    assert len(str(told.value)) < 1_000
+    with pytest.raises(SourceError, match="what it begins with is no text: name another source"):
+        list(source_of(tmp_path / "odd.csv").items())

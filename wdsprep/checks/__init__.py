@@ -16,10 +16,11 @@ Out: Findings, each with its next step; a repaired dataset; an overview or one s
 Uses: dataset, packing, runners, store.
 """
 
+import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 
-MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
+from wdsprep.dataset.names import MAKERS
 
 
 class Kind(Enum):
@@ -30,7 +31,8 @@ class Kind(Enum):
     MISSING = "missing"
     DAMAGED = "damaged"
     WRONG = "wrong"  # what was written breaks the format
-    UNMATCHED = "unmatched"  # latents that are not of these images
+    CHANGED = "changed"  # latents of images that are gone, or others by now
+    UNMATCHED = "unmatched"  # latents that are not what these images give
     UNREADABLE = "unreadable"
     UNCHECKED = "unchecked"
     FOREIGN = "foreign"
@@ -66,7 +68,7 @@ class Finding:
     @property
     def next_step(self) -> str:
         return _NEXT[self.kind].format(
-            url=self.place.shown, maker=MAKERS[self.place.dataset], unit=self.unit
+            url=shlex.quote(self.place.shown), maker=MAKERS[self.place.dataset], unit=self.unit
         )
 
     def __str__(self) -> str:
@@ -81,6 +83,7 @@ _NEXT = {
     Kind.MISSING: _REDO,
     Kind.DAMAGED: _REDO,
     Kind.WRONG: _REDO,
+    Kind.CHANGED: 'run the same "{maker}" again with --redo-changed',
     Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
     Kind.UNREADABLE: "check the disk and the permissions, then verify again",
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",

@@ -31,7 +31,7 @@ from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import Counting, plural, unheard
+from wdsprep.text import Counting, command, plural, unheard
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CountHeard = Callable[[int], None]
@@ -264,7 +264,10 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
     for reject in finder.rejects(key):
         if reject.key == key:
             return reject
-    raise NotFoundError(f"{store.url} has no sample {key!r}, and none of its rejects is called so")
+    raise NotFoundError(
+        f"{store.url} has no sample {key!r}, and none of its rejects is called so: take a key of a "
+        f"batch, of a json or of {store.url}/rejects/"
+    )
 
 
 class _Finder:
@@ -310,7 +313,7 @@ class _Finder:
         if split is None:
             raise FormatError(
                 f"{self._store.url}/{shard.name} is damaged: no sample begins at byte {offset:,}: "
-                f'run "wdsprep verify {self._store.url}"'
+                f"run {command('verify', self._store.url)}"
             )
         return split[0]
 

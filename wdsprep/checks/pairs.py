@@ -13,6 +13,7 @@ from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.text import plural
 
 
 def keys_digest(keys: Iterable[str]) -> str:
@@ -47,21 +48,18 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """What the receipts alone tell; findings are added to those of the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     for receipt in latents.receipts:
-        if what := _mismatch(receipt, there.get(latent_shard(receipt.unit)), images.place.shown):
-            _unmatched(latents, receipt.unit, what)
+        name, inputs = latent_shard(receipt.unit), receipt.inputs
+        shard, shown = there.get(name), images.place.shown
+        if shard is None:
+            _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
+        elif whole_input(receipt) != shard.sha256:
+            what = f"it was not made of the {name} that {shown} has now"
+            _find(latents, receipt.unit, Kind.CHANGED, what)
+        elif inputs != (samples := int(receipt.input.partition(":")[2] or shard.samples)):
+            what = f"its shard and rejects have {inputs:,} of {plural(samples, 'sample')}"
+            _find(latents, receipt.unit, Kind.UNMATCHED, what)
     if latents.receipts:
         _check_all_encoded(latents, images, there)
-
-
-def _mismatch(receipt: Receipt, shard: Shard | None, images: str) -> str:
-    if shard is None:
-        return f"{images} has no shard {latent_shard(receipt.unit)}"
-    if whole_input(receipt) != shard.sha256:
-        return f"it was not made of the {shard.name} that {images} has now"
-    samples = int(receipt.input.partition(":")[2] or shard.samples)
-    if receipt.inputs != samples:
-        return f"its shard and rejects have {receipt.inputs:,} of {samples:,} samples"
-    return ""
 
 
 def _check_all_encoded(
@@ -75,7 +73,7 @@ def _check_all_encoded(
         encoded.update(map(latent_shard, latents.manifest.ledger.units()))
     for name, shard in there.items():
         if shard.bucket in phase and name not in encoded and latents.is_complete:
-            _unmatched(latents, latent_unit(name), f"nothing was made of {name}")
+            _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")
 
 
 def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
@@ -86,8 +84,8 @@ def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[
             what = (
                 "the keys of its shard and its rejects, or their order, are not the image shard's"
             )
-            _unmatched(latents, receipt.unit, what)
+            _find(latents, receipt.unit, Kind.UNMATCHED, what)
 
 
-def _unmatched(latents: DatasetSurvey, unit: str, what: str) -> None:
-    latents.find(latent_shard(unit), Kind.UNMATCHED, what, unit)
+def _find(latents: DatasetSurvey, unit: str, kind: Kind, what: str) -> None:
+    latents.find(latent_shard(unit), kind, what, unit)

@@ -78,7 +78,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     if manifest is None and not read.sound:
         raise NotFoundError(
             f"{shown} holds no dataset: neither its {MANIFEST} nor any receipt is there and "
-            "sound: name another place, or start over with --overwrite"
+            "sound: name the folder or URL that pack or encode wrote"
         )
     dataset = manifest.dataset if manifest else read.sound[0].dataset
     found = DatasetSurvey(

@@ -30,6 +30,7 @@ from wdsprep.errors import AccessError, NotFoundError, StoreError
 from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
+from wdsprep.text import plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +134,7 @@ class _Checker:
     def _keys_problem(self, shard: Shard, keys: list[str]) -> str:
         """What is wrong with the keys of a sound shard."""
         if len(keys) != shard.samples:
-            return f"it has {len(keys):,} samples where its receipt says {shard.samples:,}"
+            return f"it has {plural(len(keys), 'sample')} where its receipt says {shard.samples:,}"
         if self._receipt.dataset == "images" and not _rise(keys):
             return "its keys do not rise"
         return "" if len(set(keys)) == len(keys) else "it has a key twice"
@@ -194,7 +195,7 @@ class _Checker:
             wanted = sorted(sample_key(unit, number) for number in range(inputs))
             is_whole = sorted(keys) == wanted
         if not is_whole or len(keys) != inputs:
-            what = f"its shards and rejects do not have each of its {inputs:,} inputs once"
+            what = f"its shards and rejects do not have each of its {plural(inputs, 'input')} once"
             self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:

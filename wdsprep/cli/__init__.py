@@ -26,6 +26,7 @@ from wdsprep.cli.options import (
     COLUMNS,
     CREW,
     FETCHING,
+    INPUT_FORMAT,
     JSON,
     OUTPUT,
     PACKERS,
@@ -112,6 +113,7 @@ def cli(context: click.Context) -> None:
     "Source",
     option("--limit", type=click.IntRange(1), help="Take the first N samples only, for a trial."),
     option("--append", is_flag=True, help="Pack what the source has gained since."),
+    INPUT_FORMAT,
 )
 @RULES
 @COLUMNS
@@ -144,7 +146,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     """
     from wdsprep.cli.pack import PackShow
 
-    show = PackShow(source, images, as_json=as_json)
+    show = PackShow(source, images, options, as_json=as_json)
     packed = wdsprep.pack(source, images, listener=show.listener, **options)
     tell(show.result(packed))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
@@ -401,6 +403,7 @@ def index_command(folder: str, as_json: bool) -> None:
     line.clear()
     count = plural(len(done), "index", "indexes")
     text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
+    text = text if done else f"nothing left to do: each tar in {folder} has its index"
     tell([Kept(json.dumps(done)) if as_json else text])
 
 
@@ -418,7 +421,11 @@ def rebuild_command(dataset: str) -> None:
 
 @cli.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
 @click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
-def demo_command(folder: str) -> int:
+@options(
+    "Output",
+    option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
+)
+def demo_command(folder: str, overwrite: bool) -> int:
     """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
 
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
@@ -430,7 +437,10 @@ def demo_command(folder: str) -> int:
         found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
         return found if isinstance(found, int) else 0
 
-    return show_all(folder, run=run, say=lambda text: tell(text.split("\n")))
+    def say(text: str) -> None:
+        tell(text.split("\n"))
+
+    return show_all(folder, overwrite=overwrite, run=run, say=say)
 
 
 def main(arguments: list[str] | None = None) -> int:

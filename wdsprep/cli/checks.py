@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from wdsprep.checks import MAKERS, Finding
+from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
 from wdsprep.cli.output import Kept, ProgressLine, echo
-from wdsprep.text import EXAMPLES, examples, human_bytes, human_time, plural, printed
+from wdsprep.dataset.names import MAKERS
+from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, plural, printed
 
 
 class VerifyShow:
@@ -168,6 +169,9 @@ def _outcome(repair: Repair) -> Iterator[str]:
         yield Kept(f"nothing was done: --yes does it, or run {_again(repair)} at a terminal")
     else:
         yield from _done(repair)
+        if repair.beyond:
+            left = plural(len(repair.beyond), "finding")
+            yield f"{left} left alone, see above: the exit code is 3 until that is mended"
 
 
 def _done(repair: Repair) -> Iterator[str]:
@@ -182,7 +186,7 @@ def _done(repair: Repair) -> Iterator[str]:
 
 
 def _again(repair: Repair) -> str:
-    return f'"wdsprep repair {repair.survey.place.shown}"'
+    return command("repair", repair.survey.place.shown)
 
 
 def _repair_facts(repair: Repair) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from wdsprep.cli.output import (
     RunShow,
     broken_tars_lines,
     left_out_lines,
+    memory_lines,
     rejects_lines,
     void_line,
 )
@@ -81,6 +82,7 @@ class EncodeShow(RunShow):
         for failed in outcome.quarantined:
             lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
         if outcome.quarantined:
+            lines += memory_lines(outcome.quarantined, "--batch-size or --max-area")
             lines.append(Kept("run the same command again to retry what is left out"))
         elif outcome.is_void:
             lines.append(self._void(manifest))

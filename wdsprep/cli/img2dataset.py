@@ -77,7 +77,11 @@ TABLE: Mapping[str, Meaning | Mapping[str, Meaning]] = {
     "encode_format": {"jpg": UNSAID, ANY: refused(OWN_FORMAT)},
     "skip_reencode": {"false": UNSAID, ANY: note(AS_THEY_CAME)},
     "output_format": {"webdataset": UNSAID, ANY: refused(TARS_ALONE)},
-    "input_format": {"json": refused(NO_JSON), "json.gz": refused(NO_JSON), ANY: UNSAID},
+    "input_format": {
+        "json": refused(NO_JSON),
+        "json.gz": refused(NO_JSON),
+        ANY: ours("input-format"),
+    },
     "url_col": ours("url-col"),
     "caption_col": ours("caption-col"),
     "bbox_col": refused("pack blurs nothing: let img2dataset write tars, and pack those"),

@@ -210,6 +210,13 @@ def max_bytes(usual: str) -> Callable[[Function], Function]:
     )
 
 
+INPUT_FORMAT = option(
+    "--input-format",
+    metavar="FORMAT",
+    show_default=True,
+    help="Say what SOURCE holds, where that is not clear: images, tars, parquet, csv, tsv, jsonl "
+    "or txt.",
+)
 RULES = options(
     "Images",
     option(

@@ -47,6 +47,7 @@ from wdsprep.text import (
 )
 
 if TYPE_CHECKING:
+    from wdsprep.runners.base import Quarantined
     from wdsprep.runners.run import Outcome, RunStatus
 
 TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
@@ -334,7 +335,13 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     if not rejects:
         return []
     count = plural(sum(rejects.values()), "reject")
-    return [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+    lines = [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
+    if scattered := rejects.get(Code.TAR_SCATTERED.value):
+        lines.append(
+            f"of {plural(scattered, 'sample')} the members stand apart in the tar, so captions may "
+            "be lost: make the tars again in the order of names (tar --sort=name), then --overwrite"
+        )
+    return lines
 
 
 def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[Code, str]) -> str:
@@ -355,9 +362,19 @@ def broken_tars_lines(count: int, url: str) -> list[str]:
     return [Kept(f"{lost}: {remedy}")]
 
 
+def memory_lines(failed: "Iterable[Quarantined]", options: str) -> list[str]:
+    """For the end of a run: what takes less memory, where workers may have lacked that."""
+    if not any("memory" in one.reason for one in failed):
+        return []
+    return [f"where memory is short, fewer --workers or a smaller {options} takes less of it"]
+
+
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
     """For the end of a run: files that were no input, by their kind."""
     if not kinds:
         return []
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
-    return [f"left out, neither images nor captions by their names: {', '.join(parts)}"]
+    formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
+    formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
+    hint = f" (--input-format {' or '.join(formats)} packs those)" if formats else ""
+    return [f"left out, neither images nor captions by their names: {', '.join(parts)}{hint}"]

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import (
@@ -10,6 +10,7 @@ from wdsprep.cli.output import (
     RunShow,
     broken_tars_lines,
     left_out_lines,
+    memory_lines,
     rejects_lines,
     void_line,
 )
@@ -45,13 +46,19 @@ REMEDIES = {
     Code.FILTERED: "--overwrite with another --filter takes others",
     Code.CAPTION_TOO_SHORT: "--overwrite with a smaller --min-caption takes shorter captions",
     Code.CAPTION_TOO_LONG: "--overwrite with a larger --max-caption takes longer captions",
-    Code.PRIVATE_ADDRESS: "--overwrite with --allow-private-hosts fetches them",
+    Code.PRIVATE_ADDRESS: "--retry-rejected --allow-private-hosts fetches them",
     Code.DISALLOWED: "their owners want no training on them",
     Code.HASH_MISMATCH: "look whether --verify-hash names the right column and hash",
     **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
     **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
 }
 """What to do where nothing was packed, most of it for this reason."""
+ALLOWING = {
+    Code.PRIVATE_ADDRESS: ("allow_private_hosts", "allow_s3"),
+    Code.DISALLOWED: ("ignore_robots", "ignore_opt_outs"),
+    Code.TOO_MANY_BYTES: ("max_bytes",),
+}
+"""The options that allow to fetch what has these codes."""
 
 
 class PackShow(RunShow):
@@ -59,9 +66,11 @@ class PackShow(RunShow):
 
     unit = "slice"
 
-    def __init__(self, source: str, images: str, *, as_json: bool) -> None:
+    def __init__(
+        self, source: str, images: str, options: Mapping[str, Any], *, as_json: bool
+    ) -> None:
         super().__init__(as_json=as_json)
-        self._source, self._images = source, images
+        self._source, self._images, self._options = source, images, options
         self._fetches = False
         self.listener = PackListener(
             told=self.told,
@@ -93,7 +102,7 @@ class PackShow(RunShow):
         return _facts(outcome, self._images)
 
     def summary(self, outcome: Outcome) -> list[str]:
-        return _summary(outcome, self._images, self.line.elapsed_s)
+        return _summary(outcome, self._images, self._options, self.line.elapsed_s)
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -126,8 +135,8 @@ def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
-def _fetch_report(packed: Outcome) -> list[str]:
-    """How much could be fetched, and which hosts failed most in this run."""
+def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
+    """How much could be fetched, which hosts failed most in this run, and what may yet be had."""
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
@@ -140,7 +149,7 @@ def _fetch_report(packed: Outcome) -> list[str]:
         lines.append(
             f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
         )
-    return lines
+    return [*lines, *_forbidden_lines(packed, options)]
 
 
 def _worst_hosts(failed: Mapping[str, int]) -> str:
@@ -154,7 +163,32 @@ def _worst_hosts(failed: Mapping[str, int]) -> str:
     return ", ".join(f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]) + more
 
 
-def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
+def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
+    """What was forbidden, with what allows it; or, where that is given, how it is done. Who asks to
+    be left alone is not to be asked again unless the user says so first."""
+    manifest = packed.manifest
+    for code, names in ALLOWING.items():
+        count = manifest.rejects.get(code.value, 0)
+        given = [f"--{name.replace('_', '-')}" for name in names if options.get(name)]
+        if code is Code.TOO_MANY_BYTES and given:
+            given = given if options["max_bytes"] > manifest.settings["max_bytes"] else []
+        if count and given and packed.units_before and not options["retry_rejected"]:
+            yield (
+                f"{count:,} rejected as {code}, some before {' and '.join(given)}: run again with "
+                "--retry-rejected to fetch what that allows"
+            )
+        elif count and not given and code is Code.PRIVATE_ADDRESS:
+            yield (
+                f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
+                "--allow-s3 where their URLs are s3://"
+            )
+        elif count and not given and code is Code.TOO_MANY_BYTES:
+            yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
+
+
+def _summary(
+    packed: Outcome, images: str, options: Mapping[str, Any], elapsed_s: float
+) -> list[str]:
     manifest = packed.manifest
     lines = [
         _headline(packed, elapsed_s),
@@ -170,14 +204,16 @@ def _summary(packed: Outcome, images: str, elapsed_s: float) -> list[str]:
             )
     lines += rejects_lines(manifest.rejects, images)
     lines += left_out_lines(_left_out(manifest))
-    lines += _fetch_report(packed)
+    lines += _fetch_report(packed, options)
     for failed in packed.quarantined:
-        what = f"slice {failed.unit.name} failed {failed.attempts} times and is left out"
+        failures = plural(failed.attempts, "time")
+        what = f"slice {failed.unit.name} failed {failures} and is left out"
         lines.append(Kept(f"{what}: {failed.reason}"))
     lines += broken_tars_lines(packed.broken_tars, images)
     if not packed.has_captions:
         lines.append(CAPTIONLESS)
     if packed.quarantined:
+        lines += memory_lines(packed.quarantined, "--max-area")
         lines.append(Kept("run the same command again to retry what is left out"))
     elif packed.is_void:
         lines.append(void_line(manifest.rejects, images, REMEDIES))

@@ -196,7 +196,8 @@ def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
         f"written, {each}/s for a GPU"
     )
     yield (
-        f"  S3        {phase.shards:,} shards, {phase.gets + phase.puts:,} requests "
+        f"  S3        {plural(phase.shards, 'shard')}, "
+        f"{plural(phase.gets + phase.puts, 'request')} "
         f"(${phase.request_dollars:,.2f}), ${phase.month_dollars:,.0f} a month to keep"
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.errors import FormatError
+from wdsprep.text import plural
 
 MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
@@ -87,5 +88,5 @@ def field_of(name: str, data: bytes) -> Field:
     shape = tuple(int(part) for part in match[2].split(b",") if part.strip())
     field = Field(name=name, dtype=match[1].decode(), shape=shape)
     if field.dtype not in DTYPES or len(data) != field.nbytes:
-        raise FormatError(f"{name} has {len(data):,} bytes, which do not make it {shape}")
+        raise FormatError(f"{name} has {plural(len(data), 'byte')}, which do not make it {shape}")
     return field

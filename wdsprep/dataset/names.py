@@ -19,6 +19,7 @@ import re
 
 from wdsprep.store.base import HELD
 
+MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
 MANIFEST = "wdsprep.json"
 MANIFEST_HOLD = f"wdsprep{HELD}"
 EDITION = "edition"

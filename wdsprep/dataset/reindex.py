@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from wdsprep.dataset.names import index_name, is_index
+from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
-from wdsprep.errors import SourceError
+from wdsprep.errors import SourceError, TarError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, stream, write_bytes
 from wdsprep.store.local import LocalStore
@@ -22,7 +23,7 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
-        raise SourceError(f"{folder} is no folder that holds tars to index")
+        raise SourceError(f"{folder} holds no .tar to index: name the folder that the tars are in")
     indexes = {name: there.get(index_name(name)) for name in tars}
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
     done: dict[str, int] = {}
@@ -44,7 +45,14 @@ def is_older(idx: Entry | None, tar: Entry) -> bool:
 
 def write_index(store: Store, tar: str) -> int:
     """Write the index of one tar, whether it has one or not; how many samples that has."""
-    offsets = _index(store, tar)
+    try:
+        offsets = _index(store, tar)
+    except BadSampleError as error:
+        if error.code == "scattered":
+            next_step = "make the tar again with its names in order (tar --sort=name)"
+        else:
+            next_step = "fetch or make the tar again"
+        raise TarError(f"{error}: {next_step}, then index again") from error
     write_bytes(store, index_name(tar), offsets)
     return len(offsets) // 8 - 1
 

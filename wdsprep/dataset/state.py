@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     BESIDE,
     LATENTS,
+    MAKERS,
     MANIFEST,
     MANIFEST_HOLD,
     OURS,
@@ -34,10 +35,11 @@ from wdsprep.dataset.names import (
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.settings import changed_options
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
-from wdsprep.text import EXAMPLES, Counting, examples, shown, unheard
+from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
 
 READERS = 32
 LOOKED_AT = 10_000  # names, for what else a place may be
@@ -87,7 +89,7 @@ def read_manifest(store: Store) -> Manifest | None:
     try:
         return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
     except FormatError as error:
-        hint = f'run "wdsprep rebuild {store.url}" to make it again from the receipts'
+        hint = f"run {command('rebuild', store.url)} to make it again from the receipts"
         raise type(error)(
             f"{error}: {hint}" if type(error) is FormatError else str(error)
         ) from error
@@ -133,10 +135,11 @@ def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
             _check_free(store)
         found = _written(store, found or Manifest(dataset=dataset, settings=settings))
     check_kind(store, found.dataset, dataset)
-    if lines := differences(found.settings, settings):
+    if changed := changed_options(found.settings, settings):
         raise FingerprintError(
-            f"{store.url} was made with other settings: {'; '.join(lines)}: "
-            "run with those settings to resume, or with --overwrite to start over"
+            f"{store.url} was made with other settings: {'; '.join(changed)}: run with "
+            f"those that it was made with, name another place for {dataset}, or let "
+            f'"{MAKERS[dataset]} ... --overwrite" start over'
         )
     return found
 
@@ -231,10 +234,10 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
         again = f"delete it, and run the same command again to redo {unit}"
         raise FormatError(f"{error}: {again}") from error
     if settings not in (None, found.settings):
-        lines = differences(settings or {}, found.settings)
+        changed = changed_options(found.settings, settings or {}) or ["no option"]
         raise FingerprintError(
-            f"{store.url}/{name} was made with other settings, by another run: {'; '.join(lines)}: "
-            "let that run end, then start over with --overwrite"
+            f"{store.url}/{name} was made with other settings, by another run (here: "
+            f"{'; '.join(changed)}): let that run end, then run {command('repair', store.url)}"
         )
     return found
 
@@ -295,7 +298,10 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
     if not any(done_units(store)):
-        raise NotFoundError(f"{url} has no receipts: it holds no dataset")
+        raise NotFoundError(
+            f"{url} has no receipts, so it holds no dataset: name the folder or URL that pack or "
+            "encode wrote"
+        )
     with Edition.of(store).holding_manifest():
         return rewrite_manifest(store, heard)
 
@@ -394,8 +400,8 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
         names = (entry.name for prefix in (RECEIPTS, "") for entry in store.list(prefix))
         check_place(url, list(islice(names, LOOKED_AT)))
         raise NotFoundError(
-            f"{url} holds no dataset: no {MANIFEST} is there: give the folder that pack or encode "
-            "has written to"
+            f"{url} holds no dataset: no {MANIFEST} is there: name the folder or URL that pack or "
+            "encode wrote"
         )
     return store, manifest
 
@@ -403,7 +409,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
 def check_place(url: str, names: Collection[str]) -> None:
     """Without a manifest: whether it was lost, or a dataset is further down."""
     if any(name.startswith(RECEIPTS) for name in names):
-        raise UsageError(f'{url} has lost its {MANIFEST}: run "wdsprep rebuild {url}"')
+        raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):
         place = url.rstrip("/")
         there = examples([f"{place}/{name.removesuffix(f'/{MANIFEST}')}" for name in inside])

@@ -39,7 +39,7 @@ from wdsprep.sources.contents import changed
 from wdsprep.sources.patterns import is_glob
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import at_least, examples, plural
+from wdsprep.text import at_least, command, examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.encoder import Encoder
@@ -335,8 +335,8 @@ def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> Fingerpri
     return FingerprintError(
         f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
         f"{what} ({examples(names)}): name another place for the new latents; or, "
-        "if these are the same images packed anew, --redo-changed encodes what changed again, and "
-        "removes what has no image any more"
+        "if these are the same images packed anew, wdsprep encode --redo-changed encodes what "
+        "changed again, and removes what has no image any more"
     )
 
 
@@ -349,7 +349,7 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
             if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
                 raise FormatError(
                     f"{store.url}/{name} is damaged: "
-                    f'run "wdsprep repair {store.url}", then the same command again'
+                    f"run {command('repair', store.url)}, then the same command again"
                 )
 
 

@@ -100,7 +100,7 @@ def estimate(
 ) -> list[Phase]:
     """The phases for which a speed is known, each at the lower end of a bucket."""
     if not any(bucket.samples for bucket in buckets.values()):
-        raise UsageError("there are no images to plan for")
+        raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")
     return [
         _phase(
             resolution,

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
 from wdsprep.sources.patterns import tar_stem
-from wdsprep.sources.recognise import recognise
+from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
-from wdsprep.text import shown
+from wdsprep.text import command, human_counts, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +132,20 @@ def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageSha
         if shard.bucket in phase
     )
     if not shards:
-        raise SourceError(f"{url} holds no image of {resolution} pixels or more: nothing to encode")
+        raise SourceError(_nothing(url, manifest, resolution))
     return shards
+
+
+def _nothing(url: str, manifest: Manifest, resolution: int) -> str:
+    """Why a dataset has no shard for a phase, and what to do."""
+    if not manifest.receipts:
+        return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
+    if not manifest.samples:
+        return (
+            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}): "
+            f"{url}/rejects/ says why of each: pack again, with other limits or another source"
+        )
+    return f"{url} holds no image of {resolution} pixels or more: choose a lower --resolution"
 
 
 def _of_tars(url: str, resolution: int) -> ImageShards:
@@ -140,10 +153,15 @@ def _of_tars(url: str, resolution: int) -> ImageShards:
     says that a tar is gzipped."""
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)
-    except SourceError as error:
-        raise SourceError(f'{error}: or run "wdsprep pack" first') from error
+    except UnclearSourceError as error:
+        pattern = shlex.quote(f"{url.rstrip('/')}/*.tar")
+        first = 'run "wdsprep pack SOURCE IMAGES" first, and encode IMAGES'
+        raise SourceError(f"{error.what}: {first}; or name tars, such as {pattern}") from error
     if not isinstance(source, TarsSource):
-        raise SourceError(f'{url} holds images, but no shards: run "wdsprep pack {url}" first')
+        raise SourceError(
+            f"{url} holds images, but no shards: run {command('pack', url, 'IMAGES')} first, and "
+            "encode IMAGES"
+        )
     shards: dict[str, ImageShard] = {}
     for item in source.items():
         name = f"{resolution}/{_stem(source.url, item.name)}"

@@ -37,7 +37,7 @@ from wdsprep.sources import LeftOut
 from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
-from wdsprep.text import human_bytes
+from wdsprep.text import command, human_bytes
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeWork
@@ -134,7 +134,7 @@ class Feeder:
         name = self._shard.item.name
         if not self._shard.sha256:
             return f"{name} {how}"
-        return f'{name} {how}: run "wdsprep repair {self._source.url}", then "wdsprep pack" again'
+        return f'{name} {how}: run {command("repair", self._source.url)}, then "wdsprep pack" again'
 
 
 class EncodeWorker:

@@ -26,7 +26,7 @@ class Fetcher:
         if (allowed := allow_files(wanted)) < wanted:
             raise UsageError(
                 f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "
-                "ask for fewer, or raise the limit (ulimit -n)"
+                "ask for fewer (--requests), or raise the limit (ulimit -n)"
             )
         self._rules = rules
         self._lock = threading.Lock()

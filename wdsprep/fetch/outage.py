@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.rules import Fetched
-from wdsprep.text import human_counts
+from wdsprep.text import human_counts, plural
 
 NO_ANSWER = frozenset({Code.DNS, Code.UNREACHABLE, Code.TIMEOUT})
 NOT_ASKED = frozenset({Code.BAD_URL, Code.PRIVATE_ADDRESS, Code.FAULT})
@@ -92,9 +92,9 @@ class Outage:
             nor = ", nor do hosts that did before" if witnesses else ""
             raise WorkError(
                 f"none of the last {self._codes.total():,} URLs gave any answer, from "
-                f"{len(self._sites)} sites ({human_counts(self._codes)}){nor}: the network or its "
-                "name service seems to be down here: see to it, then run the same command again; "
-                "if it is up and these hosts are gone, add --ignore-outage"
+                f"{plural(len(self._sites), 'site')} ({human_counts(self._codes)}){nor}: the "
+                "network or its name service seems to be down here: see to it, then run the same "
+                "command again; if it is up and these hosts are gone, add --ignore-outage"
             )
         self._begin_again()
 

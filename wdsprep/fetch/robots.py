@@ -26,6 +26,7 @@ from urllib.parse import quote_from_bytes
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.fetch.rules import ROBOTS
 from wdsprep.fetch.urls import Target
 
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)
@@ -198,9 +199,9 @@ class RobotsCache:
         if target.origin in self._known:  # others may have taken its place already
             self._known.move_to_end(target.origin)
         if robots.is_too_much_for(target.path):
-            raise RejectedError(Code.DISALLOWED, "robots.txt has too many rules to tell")
+            raise RejectedError(Code.DISALLOWED, f"{ROBOTS} has too many rules to tell")
         if not robots.allows(target.path):
-            raise RejectedError(Code.DISALLOWED, "robots.txt")
+            raise RejectedError(Code.DISALLOWED, ROBOTS)
 
     async def _wait_for(self, target: Target) -> Robots:
         task = self._coming.get(target.origin)

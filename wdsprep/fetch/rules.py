@@ -16,6 +16,9 @@ PASSING = frozenset(
 """What another day may cure, or a version without the bug: worth another attempt now, and another
 run later."""
 
+ROBOTS = "robots.txt"
+"""How the detail of a reject begins that was disallowed by it, and not by a header."""
+
 
 def check_contact(contact: str) -> None:
     """Refuse what no header can hold."""

@@ -145,9 +145,11 @@ def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
 
 def _check_devices(*, pin: bool, device: torch.device | None) -> None:
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={device}: torch finds no such GPU on this machine")
+        raise UsageError(f"device={device}: torch finds no such GPU on this machine: leave it out")
     if pin and not torch.accelerator.is_available():
-        raise UsageError("pin=True is for copies to a GPU, and torch finds none on this machine")
+        raise UsageError(
+            "pin=True is for copies to a GPU, and torch finds none on this machine: leave it out"
+        )
 
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST, index_name
+from wdsprep.dataset.names import MAKERS, MANIFEST, index_name
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import NotFoundError, UsageError
@@ -33,7 +33,7 @@ from wdsprep.loading.order.mixing import Want
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
-from wdsprep.text import plural
+from wdsprep.text import command, plural
 
 _log = logging.getLogger("wdsprep")
 
@@ -157,16 +157,16 @@ def _of_manifest(
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not there:
-        command = "encode" if manifest.dataset == "latents" else "pack"
-        raise UsageError(
-            f'{store.url} holds no shards yet: "wdsprep {command}", the same as before, goes on'
-        )
+        maker = MAKERS[manifest.dataset]
+        raise UsageError(f'{store.url} holds no shards yet: "{maker}", the same as before, goes on')
     lacking = sorted((buckets or frozenset()) - there)
     if lacking or not shards:
         wrong = ", ".join(lacking) or "none"
         raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
     if not any(shard.samples for shard in shards):
-        raise UsageError(f"{store.url} holds no samples: its shards are empty")
+        raise UsageError(
+            f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
+        )
     if not manifest.complete:
         what = f"{store.url} is not complete"
         _log.warning("%s: once it is, its order is another and no state of now fits it", what)
@@ -245,8 +245,8 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     bare = [n for n in names if not is_whole(listed.get(index_name(n)))]
     if bare:
         raise UsageError(
-            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare)} of {len(names)} tars): "
-            f'run "wdsprep index {store.url}" first'
+            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare):,} of "
+            f"{plural(len(names), 'tar')}): run {command('index', store.url)} first"
         )
     old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:
@@ -255,7 +255,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
     sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
-        raise UsageError(f"{store.url} holds no samples: its tars are empty")
+        raise UsageError(f"{store.url} holds no samples, its tars are empty: name another place")
     nbytes = [listed[name].nbytes for name in names]
     return Dataset(
         store=store,

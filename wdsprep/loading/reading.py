@@ -27,6 +27,7 @@ from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, SamplePlace, Shelf, ShelfFound
+from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
@@ -130,7 +131,7 @@ class Reader:
     def _lost(self, batch: Batch, row: int, reason: str) -> str:
         dataset = self.datasets[batch.stream[row]]
         url = dataset.store.url
-        hint = "" if dataset.kind == "tars" else f': run "wdsprep verify {url}"'
+        hint = "" if dataset.kind == "tars" else f": run {command('verify', url)}"
         return f"{url}: {ATTEMPTS} samples in a row cannot be served, the last ({reason}){hint}"
 
     def _name(self, batch: Batch, row: int) -> str:

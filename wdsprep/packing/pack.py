@@ -46,6 +46,7 @@ def pack(
     source: "str | os.PathLike[str]" = "downloads",
     images: "str | os.PathLike[str]" = "shards/images",
     *,
+    input_format: str = "auto",
     buckets: str | Iterable[int] = "256,512",
     samples_per_shard: int = PackRules.samples_per_shard,
     max_shard_size: int | str = "2GB",
@@ -104,6 +105,7 @@ def pack(
     if max_side and not reencode:
         raise UsageError("--max-side needs --reencode: a smaller image is a new image")
     from wdsprep.sources import Columns
+    from wdsprep.sources.recognise import format_of
 
     least, most = least_and_most(workers)
     condition = Filter(filter) if filter else None
@@ -113,6 +115,7 @@ def pack(
     return _packed(
         source,
         images,
+        input_format=format_of(input_format),
         rules=PackRules(
             buckets=parse_buckets(buckets),
             samples_per_shard=samples_per_shard,
@@ -170,6 +173,7 @@ def _packed(
     source: "str | os.PathLike[str]",
     images: "str | os.PathLike[str]",
     *,
+    input_format: str,
     rules: PackRules,
     columns: "Columns",
     fetch: FetchRules,
@@ -181,8 +185,9 @@ def _packed(
     listener: PackListener,
 ) -> "Outcome":
     """The bounds of `fetch` hold for a machine."""
+    from wdsprep.dataset.settings import loosened
     from wdsprep.packing.crew import find_crew, runner_of
-    from wdsprep.packing.retry_rejected import Retries, read_retries
+    from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork
     from wdsprep.runners.run import Run, opened_dataset, written_generations
@@ -197,6 +202,7 @@ def _packed(
         columns=columns,
         rows_per_item=rules.samples_per_shard,
         max_nbytes=rules.max_nbytes,
+        input_format=input_format,
     )
     has_urls = found.kind == "urls"
     if retry_rejected and not has_urls:
@@ -211,6 +217,7 @@ def _packed(
     settings = settings_of(found, rules, columns, fetch)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
+    more = loosened(manifest.settings, settings)
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
@@ -225,7 +232,8 @@ def _packed(
     if plan.generations != manifest.generations:
         manifest = written_generations(edition, manifest, plan.generations)
     if retry_rejected:
-        retries = retries.extended(manifest, size=rules.samples_per_shard)
+        curable = Curable(fetch=fetch, larger="max_bytes" in more)
+        retries = retries.extended(manifest, curable, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
     if count:
@@ -235,13 +243,14 @@ def _packed(
         source=seen.source,
         images=images,
         rules=rules,
-        settings=settings,
+        settings=manifest.settings,
         edition=edition.mark,
         generations=plan.generations,
         keeps_content=manifest.keeps_content,
         threads=crew.threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=crew.fetch,
+        allowed_more=more,
     )
     runner = runner_of(options, crew) if count else None
     run = Run(
@@ -259,7 +268,8 @@ def _packed(
 def settings_of(
     source: "Source", rules: PackRules, columns: "Columns", fetch: FetchRules
 ) -> dict[str, Any]:
-    """Everything that decides the bytes of the dataset, but for the source's content."""
+    """Everything that decides the bytes of the dataset, but for the source's content. What may be
+    fetched is the least that any slice was allowed: see `wdsprep.dataset.settings`."""
     found = {
         "buckets": list(rules.buckets),
         "caption_col": columns.caption,

@@ -1,4 +1,12 @@
-"""Trying again what failed for a reason that passes: rows of older slices in slices of their own.
+"""Trying again what failed for a reason that has passed: rows of older slices in slices of their
+own.
+
+Some reasons pass by themselves, such as a host that is down (`PASSING`). Others pass when a run
+allows more than the one before: private addresses, `s3://` rows, what robots.txt or an opt-out
+forbids, larger downloads. A run may always allow more than the dataset was begun with, and does for
+all that it fetches; it fetches again what was forbidden only where it is asked to. Never may it
+allow less. So the settings of a dataset are what each of its slices was allowed at least, and a
+slice that was allowed more counts that in its receipt (see `wdsprep.dataset.settings`).
 
 1. What a retry slice is made from, rows of older slices, is written down before anything is
    fetched. So it is wanted until its receipt is there, like any slice, and a retry that was killed
@@ -33,14 +41,17 @@ from wdsprep.dataset.names import (
     retry_of_inputs,
 )
 from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
-from wdsprep.dataset.rejects import UNSETTLED, RejectsFile, read_rejects
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.fetch.rules import PASSING
+from wdsprep.fetch.rules import PASSING, ROBOTS, FetchRules
+from wdsprep.fetch.urls import scheme_of
 from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
+from wdsprep.text import command
 
 Moved = Mapping[str, frozenset[str]]
 """By slice, the sources of the rows that others have taken over."""
@@ -92,7 +103,7 @@ class Retries:
             return _settled(self.store, read_receipt(self.store, unit), gone)
         return None
 
-    def extended(self, manifest: Manifest, *, size: int) -> "Retries":
+    def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
         """With new slices of up to `size` rows for all that may succeed now and is not in one."""
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
@@ -100,8 +111,10 @@ class Retries:
             items = (
                 item
                 for receipt in manifest.receipts
-                if PASSING & set(receipt.rejects)
-                for item in _items(self.store, receipt.unit, planned.get(receipt.unit, frozenset()))
+                if not curable.codes.isdisjoint(receipt.rejects)
+                for item in _items(
+                    self.store, receipt.unit, planned.get(receipt.unit, frozenset()), curable
+                )
             )
             first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
             new = tuple(_cut(items, size=size, first=first))
@@ -110,8 +123,37 @@ class Retries:
         return replace(self, slices=slices + new)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curable:
+    """Which rejects another attempt may cure, by what a run is allowed to fetch. `larger` says that
+    it may be more bytes than the dataset was begun with."""
+
+    fetch: FetchRules
+    larger: bool
+
+    @property
+    def codes(self) -> frozenset[str]:
+        fetch = self.fetch
+        allowed = {
+            Code.PRIVATE_ADDRESS: fetch.allow_private or fetch.allow_s3,
+            Code.DISALLOWED: not (fetch.robots and fetch.opt_outs),
+            Code.TOO_MANY_BYTES: self.larger,
+        }
+        return PASSING.union(code for code, is_allowed in allowed.items() if is_allowed)
+
+    def takes(self, reject: Reject) -> bool:
+        match reject.code:
+            case Code.PRIVATE_ADDRESS:
+                is_object = scheme_of(reject.url) == "s3"
+                return self.fetch.allow_s3 if is_object else self.fetch.allow_private
+            case Code.DISALLOWED:
+                by_robots = reject.detail.startswith(ROBOTS)
+                return not (self.fetch.robots if by_robots else self.fetch.opt_outs)
+        return reject.code in self.codes
+
+
 def retryable(manifest: Manifest) -> int:
-    """How many rejects another attempt may cure."""
+    """How many rejects another attempt may cure, whatever it is allowed."""
     return sum(n for code, n in manifest.rejects.items() if code in PASSING)
 
 
@@ -151,7 +193,8 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     digest = hashlib.sha256(before).hexdigest()
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
         raise FormatError(
-            f'{store.url}/{name} is damaged: run "wdsprep repair {store.url}", then the same again'
+            f"{store.url}/{name} is damaged: run {command('repair', store.url)}, then the same "
+            "command again"
         )
     rejects = RejectsFile(after)
     for reject in read_rejects(before):
@@ -182,12 +225,12 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
     write_bytes(store, receipt_name(receipt.unit), receipt.to_bytes())
 
 
-def _items(store: Store, unit: str, planned: frozenset[str]) -> Iterator[Item]:
-    """The rows of a slice that failed for a passing reason, item by item of what it was made of."""
+def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
+    """The rows of a slice that may succeed now, item by item of what it was made of."""
     wanted = {
         reject.source
         for reject in read_rejects(store.read(rejects_name(unit)))
-        if reject.code in PASSING and reject.source not in planned
+        if reject.source not in planned and curable.takes(reject)
     }
     for item in packed_items(store, [unit]):
         table = item.parts[0][0]

@@ -92,7 +92,10 @@ class SlicePlan:
             if part.name not in self.packed:
                 yield part
             elif self.survey.kept is None and part.digest != self.packed[part.name]:
-                raise FingerprintError(f"{self.survey.source.url} changes while it is packed")
+                raise FingerprintError(
+                    f"{self.survey.source.url} changes while it is packed: let that end, then run "
+                    "the same again"
+                )
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
@@ -280,12 +283,11 @@ def _check_only_added(
                 removed.note(item.name)
     if changed.count or removed.count or (added.count and not append):
         limit = manifest.extra.get("limit", 0)
-        how = f" with --limit {limit}" if limit != seen.limit and limit else ""
         what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
         ways = OVERWRITE
         if not changed.count and not removed.count:
             ways = f"--append packs what is new into further shards, {ways}"
-        raise _changed(seen, f"{how}: {what}: {ways}")
+        raise _changed(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)
     return known, added.count
 
 
@@ -306,14 +308,14 @@ def _check_contents(
         names = _dated(store, seen, unknown, "have other dates")
         raise _changed(
             seen,
-            f": {names}, and this dataset, made by an older wdsprep, keeps no digest of what they "
+            f"{names}, and this dataset, made by an older wdsprep, keeps no digest of what they "
             f'held: put the dates back ("cp -a" keeps them), or {OVERWRITE}',
         )
     if changed := changed_units(store, seen.source, contents, compared):
         names = _dated(store, seen, changed, "changed")
         if names.count > len(changed):
             names.what = "have other dates, and some of them other bytes"
-        raise _changed(seen, f": {names}: {OVERWRITE}")
+        raise _changed(seen, f"{names}: {OVERWRITE}")
 
 
 def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
@@ -325,8 +327,11 @@ def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) ->
     return names
 
 
-def _changed(seen: SourceSurvey, what: str) -> FingerprintError:
-    return FingerprintError(f"{seen.source.url} has changed since it was packed{what}")
+def _changed(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
+    how = "has changed since it was packed"
+    if limit:  # of a tar or a table that it has cut, more is wanted now
+        how = f"was packed with --limit {limit}, which now is another or none"
+    return FingerprintError(f"{seen.source.url} {how}: {what}")
 
 
 class _Names:

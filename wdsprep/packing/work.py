@@ -30,6 +30,8 @@ class PackWork:
     """The retry slices that are known."""
     fetch_rules: FetchRules | None = None
     """For a table of URLs."""
+    allowed_more: tuple[str, ...] = ()
+    """What these rules allow beyond the settings of the dataset."""
 
     def open(self) -> "PackWorker":
         from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone

@@ -22,6 +22,7 @@ from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.state import find_receipt
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.rule import Picture
@@ -143,7 +144,9 @@ def _receipt(
         inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
         shards=written,
         rejects=dict(rejects.counts),
-        counts=dict(counts) | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {}),
+        counts=dict(counts)
+        | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
+        | allowed_more(work.allowed_more),
         files={rejects_name(part.name): rejects.sha256, **content.file},
     )
 

@@ -60,9 +60,9 @@ def make_runner(
     hands out its own. All from `name` on is for Ray alone, whose metrics say `phase` and how
     many `units` are left."""
     if workers < 0 or max_attempts < 1:
-        raise UsageError(f"{workers} workers and {max_attempts} attempts make no run")
+        raise UsageError(f"{workers} workers, {max_attempts} attempts: give 0 and 1 or more")
     if units_per_worker < 1:
-        raise UsageError(f"a worker cannot hold {units_per_worker} units: it takes at least 1")
+        raise UsageError(f"{units_per_worker} units at a time for a worker: give 1 or more")
     if max_workers and max_workers < workers:
         raise UsageError(f"{workers}:{max_workers} workers: the least comes first")
     check_span(kind, workers, max_workers)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.out_of_memory import KillsCounted
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.versions import Installed, installed, refusal
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
@@ -86,6 +87,7 @@ class _Processes:
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
         self._watch = Watch(runner.patience_s)
+        self._kills = KillsCounted()
 
     def start(self, slot: int) -> None:
         # The child inherits the mask: Ctrl-C cannot hit it before it ignores SIGINT, nor
@@ -116,7 +118,7 @@ class _Processes:
                 if isinstance(message, tuple):  # what a worker finds instead of our version
                     message = Fatal(error=_refused(message), trace="")
             except (EOFError, OSError):
-                order, message = 0, Lost(reason=_obituary(self._bury(slot)))
+                order, message = 0, Lost(reason=_obituary(self._bury(slot), self._kills))
             else:
                 if isinstance(message, Lost):
                     self._bury(slot)
@@ -198,8 +200,9 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         _log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
 
 
-def _obituary(returncode: int) -> str:
+def _obituary(returncode: int, kills: KillsCounted) -> str:
     if returncode >= 0:
         return f"worker exited with code {returncode}"
-    name = signal.Signals(-returncode).name
-    return f"worker was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
+    if -returncode == signal.SIGKILL:
+        return kills.reason()
+    return f"worker was killed by {signal.Signals(-returncode).name}"

@@ -45,11 +45,12 @@ def _is_plain(data: bytes) -> bool:
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
-    """The captions among the facts: a text or a list of them, under the first name that has any."""
+    """The captions among the facts: a text or a list of them, under the first name that has any. A
+    number in a text's place, as of a class, is taken as one."""
     for name in (column,) if column else NAMES:
         value = facts.get(name)
-        if not value:
-            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
         texts = value if isinstance(value, list) else [value]
         captions = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
         if captions:

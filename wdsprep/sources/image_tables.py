@@ -20,7 +20,7 @@ from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.parquet import open_parquet, rows_in, runs
 from wdsprep.store import opened
 from wdsprep.store.base import Entry
-from wdsprep.text import shown
+from wdsprep.text import columns, shown
 
 BATCH_ROWS = 32
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
@@ -114,7 +114,7 @@ def image_column(schema: pa.Schema) -> str:
 
 
 def _no_images(schema: pa.Schema, what: str, column: str) -> Exception:
-    there = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    there = columns([f"{field.name} ({field.type})" for field in schema])
     if column:
         return UsageError(f"{what}: column {column!r} holds no image bytes: it has {there}")
     return SourceError(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from wdsprep.errors import SourceError
 from wdsprep.store.base import Store, stream
-from wdsprep.text import shown
+from wdsprep.text import columns, shown
 
 
 def is_metadata(name: str) -> bool:
@@ -59,33 +59,38 @@ def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
 
 
 def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
-    folder = posixpath.dirname(table)
+    folder, what = posixpath.dirname(table), f"{store.url}/{table}"
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
         is_csv = table.endswith(".csv")
-        rows = _csv_rows(text) if is_csv else _json_rows(text, table)
+        rows = _csv_rows(text) if is_csv else _json_rows(text, what)
         try:
             for row, as_json in rows:
                 name = row.get("file_name")
                 if not isinstance(name, str):
-                    there = ", ".join(name for name in row if name)
-                    raise SourceError(f"{table}: a row has no file_name: it has {there}")
+                    there = columns([name for name in row if name])
+                    raise SourceError(
+                        f"{what}: a row has no file_name: it has {there}: name the column of the "
+                        "files so, or move the table away"
+                    )
                 yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json
         except (UnicodeDecodeError, csv.Error) as error:
-            raise SourceError(f"{table} cannot be read: {error}") from error
+            raise SourceError(
+                f"{what} cannot be read ({error}): mend it or move it away"
+            ) from error
 
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
     return ((row, json.dumps(row)) for row in csv.DictReader(lines, restkey=""))
 
 
-def _json_rows(lines: Iterable[str], table: str) -> Iterator[tuple[dict[str, object], str]]:
+def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:
     """Each row and the JSON that it is, which may be nested too deep to be written again."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise SourceError(f"{table}, line {number}: no JSON: {error}") from error
+                raise SourceError(f"{what}, line {number}: no JSON ({error}): mend it") from error
             if not isinstance(row, dict):
-                raise SourceError(f"{table}, line {number}: not an object")
+                raise SourceError(f"{what}, line {number}: no JSON object: mend it")
             yield row, line.strip()

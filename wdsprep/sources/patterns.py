@@ -8,6 +8,7 @@ from wdsprep.errors import SourceError
 from wdsprep.sources import Told, untold
 from wdsprep.store import opened
 from wdsprep.store.base import Entry, is_hidden
+from wdsprep.text import plural
 
 MAX_BRACES = 1_000_000
 TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})
@@ -36,20 +37,19 @@ class Pattern:
         """An error where a plain name has not been met."""
         if self._missing:
             missing = f"{url}/{min(self._missing)} is not there"
-            raise SourceError(
-                f"{missing} ({len(self._missing)} of {self._count} {noun}s are missing)"
-            )
+            of = plural(self._count, noun)
+            raise SourceError(f"{missing} ({len(self._missing):,} of {of} missing): bring it back")
 
 
 def table_files(
     url: str, pattern: str, kinds: frozenset[str], left_out: Told = untold
 ) -> Iterator[Entry]:
-    """The tables below `url` that match the pattern, or all of those kinds where it is empty."""
+    """The tables of those kinds below `url` that match the pattern, or all where it is empty."""
     found = 0
     wanted = Pattern(pattern) if pattern else None
     for entry in opened(url).list(wanted.start if wanted else ""):
-        of_kind = table_kind(entry.name) in kinds and not is_hidden(entry.name)
-        if wanted.takes(entry.name) if wanted else of_kind:
+        is_meant = wanted.takes(entry.name) if wanted else not is_hidden(entry.name)
+        if is_meant and table_kind(entry.name) in kinds:
             found += 1
             yield entry
         elif not wanted and not is_hidden(entry.name):
@@ -57,7 +57,8 @@ def table_files(
     if wanted:
         wanted.check_met(url, "table")
     if not found:
-        raise SourceError(f"no table matches {url}/{pattern}")
+        named = f"matches {url}/{pattern}" if pattern else f"of {' or '.join(kinds)} is in {url}"
+        raise SourceError(f"no table {named}: name another source")
 
 
 def table_kind(name: str) -> str:
@@ -101,7 +102,7 @@ def expand_braces(pattern: str) -> list[str]:
         for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
     ]
     if len(names) > MAX_BRACES:
-        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files")
+        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files: name fewer")
     return names
 
 
@@ -111,7 +112,7 @@ def _choices(text: str) -> list[str]:
         return text.split(",")
     first, last = numbers[1], numbers[2]
     if int(last) - int(first) >= MAX_BRACES:
-        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files")
+        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files: name fewer")
     return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
 
 

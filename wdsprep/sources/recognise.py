@@ -1,4 +1,8 @@
-"""Tells from a path alone what kind of source lies there."""
+"""Tells from a path alone what kind of source lies there, unless the user says it.
+
+A folder may hold several kinds. Where one of them is plainly a part of the other, as tables beside
+images are, it is left out and counted; where not, the user is asked to name one of `FORMATS`.
+"""
 
 import re
 from collections.abc import Iterable
@@ -6,6 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images import IMAGES
 from wdsprep.limits import MAX_NBYTES
@@ -22,36 +28,81 @@ from wdsprep.sources.patterns import (
 )
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened, split_url
-from wdsprep.store.base import is_hidden, is_web, stream
+from wdsprep.store.base import Store, is_hidden, is_web, stream
+from wdsprep.text import command, examples, one_of
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
+GLOB = re.compile(r"[*?\[{]")
 PARQUET = frozenset({"parquet"})
 LISTS = frozenset({"txt"})
+FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt")
+"""What a user may say that a source is."""
+SYNONYMS = {"webdataset": "tars", "files": "images", "folder": "images", "ndjson": "jsonl"}
+
+
+class UnclearSourceError(SourceError):
+    """Nothing that can be packed, or several things: `what` says which. The rest of the message is
+    for who packs."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}: {advice}")
+        self.what = what
+
+
+def format_of(given: str) -> str:
+    """One of FORMATS, by the names that img2dataset has for them too."""
+    plain = given.lower().removesuffix(".gz")
+    plain = SYNONYMS.get(plain, plain)
+    one_of(FORMATS, input_format=plain)
+    return plain
 
 
 def recognise(
-    url: str, *, columns: Columns, rows_per_item: int, max_nbytes: int = MAX_NBYTES
+    url: str,
+    *,
+    columns: Columns,
+    rows_per_item: int,
+    max_nbytes: int = MAX_NBYTES,
+    input_format: str = "auto",
 ) -> Source:
     """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs; the last
     three also by glob or braces. Of a file that is larger than `max_nbytes` nothing is read."""
-    found = _recognise(url, columns, rows_per_item)
+    if re.match(r"pipe:", url):
+        raise UsageError(f"{url}: pack reads local paths, s3:// and tables by https://")
+    if input_format == "auto":
+        found = _recognise(url, columns, rows_per_item)
+    else:
+        found = _of_format(url, input_format, columns, rows_per_item)
     if isinstance(found, FolderSource | TarsSource):
         return replace(found, max_nbytes=max_nbytes)
     return found
 
 
+def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
+    """What the user says it is: of a folder, the files of that kind; else those that are named."""
+    if is_web(url):
+        return _of_the_web(url, columns, rows_per_item)
+    named = not _is_folder(url) and (is_tar(url) or table_kind(url) or GLOB.search(url))
+    if wanted == "images":
+        if named:
+            raise UsageError(f"{url} is no folder, and --input-format images is for one")
+        return FolderSource(url=opened(url).url, columns=columns)
+    folder, pattern = _split_pattern(url) if named else (opened(url).url, "")
+    if wanted == "tars":
+        return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
+    return _tables(folder, pattern, frozenset({wanted}), columns, rows_per_item)
+
+
 def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
     if is_web(url):
         return _of_the_web(url, columns, rows_per_item)
-    if re.match(r"pipe:", url):
-        raise UsageError(f"{url}: pack reads local paths, s3:// and tables by https://")
     if _is_folder(url):  # whatever characters are in its name
         return _folder(url, columns, rows_per_item)
     kind = table_kind(url)
-    if not kind and (is_tar(url) or re.search(r"[*?\[{]", url)):
+    if not kind and (is_tar(url) or GLOB.search(url)):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
-    if kind and re.search(r"[*?\[{]", url):
+    if kind and GLOB.search(url):
         folder, pattern = _split_pattern(url)
         return _tables(folder, pattern, frozenset({kind}), columns, rows_per_item)
     if kind and _is_file(url):
@@ -104,25 +155,44 @@ def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
 
 def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     store = opened(url)
+    _refuse_ours(url, store)
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
     names = list(islice(seen, LOOKED_AT))
     kinds = {extension(name) for name in names}
     tars = [name for name in names if is_tar(name)]
-    if tars and IMAGES & kinds:
-        raise SourceError(f"{url} holds both images and tars: name the tars as '{url}/*.tar'")
+    images = [name for name in names if extension(name) in IMAGES]
+    if tars and images:
+        raise UnclearSourceError(
+            f"{url} holds images ({examples(images)}) and tars ({examples(tars)})",
+            "say which are meant by --input-format images or --input-format tars",
+        )
     if tars:
         return TarsSource(url=store.url, pattern=ALL_TARS, columns=columns)
     if not kinds and _is_file(url):
-        raise SourceError(
-            f"{url} is a file of a kind that pack does not know: give a folder of images, tars or "
-            "tables"
+        raise UnclearSourceError(
+            f"{url} is a file of a kind that pack does not know",
+            "give a folder of images, tars or tables",
         )
     if not kinds:
-        raise SourceError(f"{url} is empty or not there: put images in it, or name another source")
-    tables = frozenset() if IMAGES & kinds else _table_kinds(store.url, names)
+        raise UnclearSourceError(
+            f"{url} is empty or not there", "put images in it, or name another source"
+        )
+    tables = frozenset() if images else _table_kinds(store.url, names)
     if tables:
         return _tables(store.url, "", tables, columns, rows_per_item)
     return FolderSource(url=store.url, columns=columns)
+
+
+def _refuse_ours(url: str, store: Store) -> None:
+    """A dataset of ours is tars, but hardly what somebody means to pack once more."""
+    if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):
+        manifest = read_manifest(store)
+        if manifest and manifest.dataset == "latents":
+            raise UsageError(f"{url} holds latents, not images to pack: name another source")
+        raise UsageError(
+            f"{url} is packed already: {command('encode', url, '--resolution', 'N')} is next; "
+            "to pack its shards into other ones, add --input-format tars"
+        )
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
@@ -151,7 +221,7 @@ def _is_file(url: str) -> bool:
 
 def _split_pattern(url: str) -> tuple[str, str]:
     """The folder above the first wildcard, and the pattern below it."""
-    wild = re.search(r"[*?\[{]", url)
+    wild = GLOB.search(url)
     slash = url.rfind("/", 0, wild.start() if wild else len(url))
     folder = url[:slash] if slash > 0 else "/" if slash == 0 else "."
     expand_braces(url)  # refuse an absurd one before anything is listed

@@ -67,7 +67,9 @@ class TarsSource:
             left_out(kind_of(f"{table}.parquet"))
         wanted.check_met(self.url, "tar")
         if not found:
-            raise SourceError(f"no tar matches {self.url}/{self.pattern}")
+            is_folder = self.pattern == ALL_TARS
+            where = f"is in {self.url}" if is_folder else f"matches {self.url}/{self.pattern}"
+            raise SourceError(f"no tar {where}: name another source")
 
     def count(self, item: Item, /) -> int:
         """By reading the tar: only a limit asks for it."""

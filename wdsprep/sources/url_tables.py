@@ -20,7 +20,7 @@ from wdsprep.sources.patterns import TEXT_TABLES, table_files, table_kind
 from wdsprep.sources.tables.text import TextTable
 from wdsprep.store import opened
 from wdsprep.store.base import Entry
-from wdsprep.text import shown
+from wdsprep.text import columns, shown
 
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
@@ -134,8 +134,10 @@ class UrlSource:
             return column
         if any("://" in title for title in there):
             hint = "its first line is no header: write the columns' names above it"
+        elif not all(title.isprintable() for title in there):
+            hint = "what it begins with is no text: name another source"
         else:
-            hint = f"it has {', '.join(there)}: give --url-col"
+            hint = f"it has {columns(there)}: give --url-col"
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
 
     def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:

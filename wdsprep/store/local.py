@@ -357,8 +357,10 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except FileExistsError as error:  # not ExistsError: that speaks of the name itself
         raise StoreError(f"{folder}: is not a folder: choose another place") from error
-    except FileNotFoundError as error:  # a file system that has files of its own alone
-        raise StoreError(f"{folder}: cannot be made there: choose another place") from error
+    except FileNotFoundError as error:  # under /proc
+        raise StoreError(f"{folder}: no folder can be made there: choose another place") from error
+    except OSError as error:
+        raise _store_error(error, folder) from error
     _sync_folder(folder.parent)
 
 

@@ -150,11 +150,16 @@ class WebStore:
 
     def _check(self, status: int) -> None:
         if status in (404, 410):
-            raise NotFoundError(f"{self._shown} is not there (HTTP {status})")
+            raise NotFoundError(f"{self._shown} is not there (HTTP {status}): check the URL")
         if status in (401, 403):
-            raise AccessError(f"{self._shown}: the server refuses it (HTTP {status})")
+            raise AccessError(
+                f"{self._shown}: the server refuses it (HTTP {status}): download the file and name "
+                "it here"
+            )
         if status >= 400:
-            raise StoreError(f"{self._shown} cannot be read: HTTP {status}")
+            raise StoreError(
+                f"{self._shown} cannot be read (HTTP {status}): run the same again later"
+            )
         if status != 206:
             raise self._no_ranges()
 

@@ -2,7 +2,8 @@
 
 Each step is a command as a user would type it, shown and then run; the pictures are those of
 `wdsprep.cli.demo.pictures`. A second run goes on where the first one stopped, as the commands
-themselves do, and takes the downloads as they are.
+themselves do, and takes the downloads as they are. With `overwrite` it draws them again and each
+command starts over; what somebody else has put among them stays, as it does with the commands.
 """
 
 import shlex
@@ -58,14 +59,20 @@ class DemoStep:
     words: tuple[str, ...]
 
 
-def demo(folder: str, *, run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
+def demo(
+    folder: str,
+    *,
+    overwrite: bool = False,
+    run: Callable[[list[str]], int],
+    say: Callable[[str], None],
+) -> int:
     """Do it all in `folder`; `run` carries out a command of wdsprep and returns its exit code."""
     home = Path(folder)
     try:
-        _draw(home, say)
+        _draw(home, say, overwrite=overwrite)
     except OSError as error:
         raise WorkError(f"{home}: nothing can be drawn there ({error})") from error
-    for step in steps(folder):
+    for step in steps(folder, overwrite=overwrite):
         say(f"\n# {step.title}\n$ {shlex.join(step.words)}")
         program, *arguments = step.words
         code = run(arguments) if program == "wdsprep" else _run_python(arguments)
@@ -76,13 +83,15 @@ def demo(folder: str, *, run: Callable[[list[str]], int], say: Callable[[str], N
     return 0
 
 
-def steps(folder: str) -> Iterator[DemoStep]:
+def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
+    anew = ("--overwrite",) if overwrite else ()
+    options = ("--model", "tiny", *anew)
     images, latents = f"{folder}/images", [f"{folder}/latents-{side}" for side in (256, 512)]
     yield DemoStep(
         title="Check the pictures and pack them into tar shards, by resolution",
-        words=("wdsprep", "pack", f"{folder}/downloads", images),
+        words=("wdsprep", "pack", f"{folder}/downloads", images, *anew),
     )
-    encode = ("--model", "tiny", "--resolution")
+    encode = (*options, "--resolution")
     yield DemoStep(
         title="Encode what is large enough for 256 pixels, in processes of this machine",
         words=("wdsprep", "encode", images, latents[0], *encode, "256"),
@@ -105,21 +114,35 @@ def steps(folder: str) -> Iterator[DemoStep]:
     )
 
 
-def _draw(home: Path, say: Callable[[str], None]) -> None:
+def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
     """Under another name first, so that a folder called `downloads` is a whole one."""
     downloads, begun = home / "downloads", home / "downloads.part"
     script = home / "load.py"
-    if downloads.is_dir() and script.is_file():
+    is_ours = script.is_file() and script.read_text().startswith(LOAD.partition("\n")[0])
+    is_drawn = downloads.is_dir() and is_ours
+    if is_drawn and not overwrite:
         say(f"{downloads}: drawn before")
         return
-    if home.is_dir() and set(home.iterdir()) - {begun, script}:
+    rest = {begun} | ({script} if is_ours else set())
+    if home.is_dir() and not is_drawn and set(home.iterdir()) - rest:
         raise WorkError(f"{home} holds other things: name a folder for the demo to make")
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
     script.write_text(LOAD)
     good, broken = write_pictures(begun)
-    begun.rename(downloads)
+    _move(begun, downloads)
     say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")
+
+
+def _move(begun: Path, downloads: Path) -> None:
+    if not downloads.exists():
+        begun.rename(downloads)
+        return
+    for path in [path for path in begun.rglob("*") if path.is_file()]:
+        place = downloads / path.relative_to(begun)
+        place.parent.mkdir(exist_ok=True)
+        path.replace(place)
+    shutil.rmtree(begun)
 
 
 def _run_python(arguments: list[str]) -> int:

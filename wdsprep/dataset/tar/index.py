@@ -10,6 +10,7 @@ from array import array
 
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import FormatError
+from wdsprep.text import plural
 
 
 def encode_index(offsets: "array[int]") -> bytes:
@@ -22,7 +23,9 @@ def encode_index(offsets: "array[int]") -> bytes:
 
 def decode_index(data: bytes, what: str) -> tuple[int, ...]:
     if len(data) % 8 or not data:
-        raise FormatError(f"{what} is damaged: {len(data)} bytes are no list of 8-byte offsets")
+        raise FormatError(
+            f"{what} is damaged: {plural(len(data), 'byte')} make no list of 8-byte offsets"
+        )
     offsets = struct.unpack(f"<{len(data) // 8}Q", data)
     if offsets[0] % BLOCK or any(a >= b or b % BLOCK for a, b in itertools.pairwise(offsets)):
         raise FormatError(f"{what} is damaged: its offsets do not rise in whole blocks")

@@ -24,6 +24,7 @@ from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
+from wdsprep.text import plural
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 STORED_MAX = torch.finfo(torch.float16).max
@@ -285,7 +286,9 @@ def _load_weights(
         raise WorkError(f"{path} cannot be loaded as {kind.__name__}: {line}") from error
     lost = sorted(name for name in info["missing_keys"] if name.startswith(needed))
     if lost:
-        raise WorkError(f"{path} lacks {len(lost)} tensors of {kind.__name__}, such as {lost[0]}")
+        raise WorkError(
+            f"{path} lacks {plural(len(lost), 'tensor')} of {kind.__name__}, such as {lost[0]}"
+        )
     return made
 
 

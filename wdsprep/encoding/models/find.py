@@ -248,7 +248,7 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
             "are opened: convert it to safetensors, or pass another --model"
         )
     if wanted.missing:
-        raise UsageError(f"{what} lacks {', '.join(wanted.missing)}")
+        raise UsageError(f"{what} lacks {', '.join(wanted.missing)}: choose another --model")
     configs = place.fetch([file for file in wanted.files if file.endswith(".json")])
     vae = _vae_config(what, configs / wanted.vae / "config.json")
     towers = (_tower(what, configs, text),) if text != "none" else ()
@@ -297,11 +297,15 @@ def _vae_config(what: str, path: Path) -> dict[str, Any]:
     config = _json(path)
     kind = config.get("_class_name", "no class")
     if kind != "AutoencoderKL":
-        raise UsageError(f"the VAE of {what} is {kind}; wdsprep encodes with AutoencoderKL alone")
+        raise UsageError(
+            f"the VAE of {what} is {kind}; wdsprep encodes with AutoencoderKL alone: choose another"
+        )
     if config.get("in_channels", 3) != 3:
-        raise UsageError(f"the VAE of {what} takes {config['in_channels']} channels, not RGB")
+        raise UsageError(
+            f"the VAE of {what} takes {config['in_channels']} channels, not RGB: choose another"
+        )
     if config.get("latents_mean") is not None:
-        raise UsageError(f"the VAE of {what} scales each channel by itself (latents_mean)")
+        raise UsageError(f"the VAE of {what} scales each channel (latents_mean): choose another")
     if not isinstance(config.get("block_out_channels"), list):
         raise UsageError(f"{path} names no block_out_channels")
     return config
@@ -349,7 +353,9 @@ def check_weights(model: Model) -> Model:
     except OSError as error:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if found != model.weights:
-        raise WorkError(f"{folder} holds other weights of {model.name} than the driver has")
+        raise WorkError(
+            f"{folder} holds other weights of {model.name} than the driver has: bring those there"
+        )
     return replace(model, folder=str(folder))
 
 

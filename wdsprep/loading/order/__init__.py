@@ -245,7 +245,9 @@ class Order:
         if not 0 <= first < first + count <= MAX_STEP:
             raise UsageError(f"steps [{first}, {first + count}): give one or more, from 0 on")
         if world < 1 or self.global_batch % world:
-            raise UsageError(f"a global batch of {self.global_batch} does not divide by {world}")
+            raise UsageError(
+                f"a global batch of {self.global_batch} does not divide by {world}: give a multiple"
+            )
         if not 0 <= rank < world:
             raise UsageError(f"rank {rank} is none of {world}")
         size = self.global_batch // world

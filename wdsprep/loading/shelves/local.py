@@ -26,6 +26,7 @@ from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.worker_memory import Bytes
+from wdsprep.text import command, plural
 
 OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
 NONE = memoryview(b"")
@@ -112,15 +113,16 @@ class OpenShards:
             raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
         if len(offsets) != data.sizes[shard] + 1:
             raise FormatError(
-                f"{index_name(what)} has {len(offsets) - 1:,} samples where {data.sizes[shard]:,} "
-                f'should be: delete it and run "wdsprep index {data.store.url}"'
+                f"{index_name(what)} has {plural(len(offsets) - 1, 'sample')} where "
+                f"{data.sizes[shard]:,} should be: delete it and run "
+                f"{command('index', data.store.url)}"
             )
         return opened
 
 
 def bring_back(dataset: Dataset) -> str:
     """What to do about a shard that is missing."""
-    repair = f'"wdsprep repair {dataset.store.url}"'
+    repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"
     return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"
 

@@ -110,7 +110,7 @@ def stream(
         if state is not None:
             loader.load_state_dict(state)
         if loader.encoding is None:
-            raise UsageError("a stream is of images")
+            raise UsageError("a stream is of images: give what wdsprep pack has made")
         arrays = fields_of(loader.encoding.settings["layout"])
         room = StreamRoom.of(_total("object_store_memory"), encode.resolution, arrays)
         decoders = decoders or (1, max(1, int(_total("CPU"))))

@@ -10,6 +10,7 @@ from math import exp, pi, sqrt
 from wdsprep.reporting.facts.histograms import Histogram
 from wdsprep.reporting.facts.spectrum import SIDES, Channel
 from wdsprep.reporting.page.markup import DASH, Child, Html, el
+from wdsprep.text import plural
 
 HEIGHT, BASE, TOP = 150, 126, 16
 MOST_LABELS = 7
@@ -157,7 +158,7 @@ def histogram_figure(histogram: Histogram, *, label: str) -> Html:
     total = histogram.count
     top = max(histogram.bars, key=lambda bar: bar.count)
     unit = f" {histogram.unit}" if histogram.unit else ""
-    basis = "all samples" if histogram.is_of_all else f"{total:,} samples picked by chance"
+    basis = "all samples" if histogram.is_of_all else f"{plural(total, 'sample')} picked by chance"
     says = f"of {basis}; most often {top.range}{unit} ({share(top.count, total)})"
     rows = ((bar.range, f"{bar.count:,}", share(bar.count, total)) for bar in histogram.bars)
     head = (histogram.unit or histogram.title.lower(), "samples", "share")

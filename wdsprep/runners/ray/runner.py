@@ -29,11 +29,18 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import versions
 from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.out_of_memory import FEWER, OUT_OF_MEMORY
 from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connected
@@ -57,6 +64,7 @@ for _by_value in (versions, actor):
     cloudpickle.register_pickle_by_value(_by_value)
 
 VERDICT_S = 2.0
+LOW = re.compile("low on memory|out of memory issue")  # where Ray itself has killed a worker
 FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
 
 
@@ -300,6 +308,9 @@ def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[S
 def _why(error: Exception) -> str:
     if isinstance(error, RayActorError) and error.preempted:
         return "worker died: its machine was taken back"
+    if isinstance(error, OutOfMemoryError) or LOW.search(str(error)):
+        return OUT_OF_MEMORY
     text = str(error).strip().split("Worker exit detail: ")[-1].split(" Some common causes")[0]
     said = [line.strip() for line in text.splitlines() if not FACT.match(line)]
-    return f"worker died: {said[-1]}"[:300]
+    perhaps = f": it may have lacked memory: {FEWER}" if "OOM killer" in str(error) else ""
+    return f"worker died: {said[-1].rstrip('.')}"[:300] + perhaps

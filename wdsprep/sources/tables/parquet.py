@@ -101,7 +101,10 @@ def open_parquet(store: Store, name: str) -> pq.ParquetFile:
         file = StoreFile(store, name)
         return pq.ParquetFile(pa.PythonFile(file, "r"), buffer_size=BUFFER_NBYTES, pre_buffer=False)
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{store.url}/{name} is no sound Parquet file: {error}") from error
+        why = str(error).partition(". ")[0].rstrip(".")
+        raise SourceError(
+            f"{store.url}/{name} is no sound Parquet file ({why}): fetch it again, or move it away"
+        ) from error
 
 
 def runs(metadata: pq.FileMetaData, rows: int) -> Iterator[tuple[int, int, int]]:

@@ -133,7 +133,9 @@ class TextTable:
                 with open_stream(start=start) as plain:
                     yield _Lines(plain, start, end)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise SourceError(f"{what} is no sound gzip file: {error}") from error
+            raise SourceError(
+                f"{what} is no sound gzip file ({error}): fetch it again, or move it away"
+            ) from error
 
 
 class _Lines:

@@ -1,0 +1,48 @@
+"""What differs between two settings is said in the words of the options, and shortly."""
+
+from typing import Any
+
+from wdsprep.dataset.settings import allowed_more, changed_options, loosened
+
+URLS: dict[str, Any] = {"source": "urls", "max_bytes": 50, "opt_outs": True, "robots": True}
+
+
+def test_what_differs_is_named_by_its_option_with_both_values() -> None:
+    old = {"buckets": [256, 512], "check": "full", "filter": "a > 3", "source": "folder"}
+    new = {"buckets": [512], "check": "full", "compute_hash": "md5", "filter": "", "source": "tars"}
+    assert changed_options(old, new) == [
+        "--buckets 512 (was 256,512)",
+        "--compute-hash md5 (was not given)",
+        "no --filter (was 'a > 3')",
+        "the source holds tars (was images)",
+    ]
+
+
+def test_another_model_is_one_difference_without_hashes_and_what_follows_from_it() -> None:
+    old = {"layout": [{"name": "latent.npy"}], "scale": 1.0, "text": "emb", "weights": "ab" * 32}
+    new = {"layout": [], "scale": 0.5, "text": "none", "weights": "cd" * 32}
+    assert changed_options(old, new) == ["--text none (was emb)"]
+    assert changed_options(old, {**new, "text": "emb"}) == [
+        "--model has other weights than those it was made with"
+    ]
+    assert changed_options(old, {**old, "scale": 0.5}) == ["another scale"]
+
+
+def test_what_may_be_fetched_can_be_loosened_and_never_tightened() -> None:
+    loose = {**URLS, "allow_s3": True, "max_bytes": 60, "opt_outs": False, "robots": False}
+    assert changed_options(URLS, loose) == []
+    assert set(loosened(URLS, loose)) == {"allow_s3", "max_bytes", "opt_outs", "robots"}
+    assert changed_options(loose, URLS) == [
+        "no --allow-s3 (was given)",
+        "--max-bytes 50 (was 60)",
+        "no --ignore-opt-outs (was given)",
+        "no --ignore-robots (was given)",
+    ]
+    assert loosened(loose, URLS) == ()
+    assert allowed_more(["robots"]) == {"allowed_more:robots": 1}
+
+
+def test_of_other_sources_the_size_of_an_image_decides_as_before() -> None:
+    assert changed_options({"source": "tars"}, {"source": "tars", "max_bytes": 9}) == [
+        "--max-bytes 9 (was not given)"
+    ]

@@ -1,0 +1,68 @@
+"""In what a dataset was made otherwise than is asked for now, in the words of the options.
+
+What a table of URLs may be fetched from is the exception among settings: a later run may allow more
+than the dataset was begun with, and never less. So the settings say what each slice was allowed at
+least, and the receipt of a slice that was allowed more counts that (`ALLOWED_MORE`).
+"""
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from wdsprep.dataset.receipts import Settings
+
+POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
+"""What may be loosened, besides the size of a download, and the option that does it."""
+ALLOWED_MORE = "allowed_more:"
+FOLLOWS = ("layout", "scale", "shift")
+"""What the model, the resolution and the kinds of latents and text decide of latents."""
+NO_OPTIONS = (*FOLLOWS, "crop", "format")
+KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls": "tables of URLs"}
+
+
+def changed_options(old: Settings, new: Settings) -> list[str]:
+    """What differs between two settings, one option each: `--resolution 512 (was 256)`. What is
+    only loosened is none of it."""
+    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    names = [name for name in names if name not in loosened(old, new)]
+    follows = (*FOLLOWS, "weights") if "text" in names else FOLLOWS  # of the text encoder, too
+    decided = [name for name in names if name not in follows]
+    return [_changed(name, old.get(name), new.get(name)) for name in decided or names]
+
+
+def loosened(old: Settings, new: Settings) -> tuple[str, ...]:
+    """The policies by which the new settings allow more to be fetched than the old ones."""
+    names = (*POLICIES, "max_bytes") if old.get("source") == new.get("source") == "urls" else ()
+    return tuple(name for name in names if _laxity(name, new) > _laxity(name, old))
+
+
+def allowed_more(policies: Iterable[str]) -> dict[str, int]:
+    """How the receipt of a slice counts that it was fetched under these policies loosened."""
+    return {f"{ALLOWED_MORE}{name}": 1 for name in policies}
+
+
+def _laxity(name: str, settings: Settings) -> int:
+    value = int(settings.get(name, 0))
+    return -value if name in ("opt_outs", "robots") else value
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    if name == "weights":
+        return "--model has other weights than those it was made with"
+    if name in POLICIES:
+        return f"no --{POLICIES[name]} (was given)"
+    if name == "source":
+        return f"the source holds {KINDS[now]} (was {KINDS[before]})"
+    if name in NO_OPTIONS:
+        return f"another {name}"
+    option, value = f"--{name.replace('_', '-')}", _value(now)
+    wanted = f"{option} {value}" if value else f"no {option}"
+    return f"{wanted} (was {_value(before) or 'not given'})"
+
+
+def _value(given: Any) -> str:
+    """As it is written on a command line; nothing where an option was not given."""
+    if given is None:
+        return ""
+    value = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    return shlex.quote(value) if value else ""
