@@ -1,7 +1,7 @@
 """`pack`: from a source to image shards.
 
 `pack` is the public function, `rules` what its user decides. `slices` says what is left to do,
-`crew` who does it, `work` what they are given, `worker` does one slice, and `judge` decides about
+`touched` whether what has another date has changed, `crew` who does it, `work` what they are given, `worker` does one slice, and `judge` decides about
 each of its images; `filters` reads the conditions on their facts.
 `retry_rejected` fetches again what failed in a way that may pass.
 
