@@ -153,7 +153,7 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
     for place, why in (
         (tmp_path / "file", "is not a folder"),
         (tmp_path / "file/more", "is not a folder"),
-        (Path("/proc/none"), "cannot be made there"),
+        (Path("/proc/none"), "no folder can be made there"),
     ):
         assert main(["inspect", str(images), key, "-o", str(place)]) == 1
         said = capfd.readouterr().err

@@ -27,6 +27,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
 from wdsprep.loading.streaming.trainer import _reason
+from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import _why
 from wdsprep.store.base import write_bytes
@@ -211,9 +212,8 @@ def error_of(call: Any) -> Any:
 def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
     """Else reasons of a quarantine are long, or say nothing: mend `_why` in runners/ray.py."""
     why = _why(error_of(failing().die))
-    assert (
-        why == "worker died: Worker unexpectedly exits with a connection error code 2. End of file."
-    )
+    ended = "worker died: Worker unexpectedly exits with a connection error code 2. End of file"
+    assert why == f"{ended}: it may have lacked memory: {FEWER}"
 
 
 @pytest.mark.usefixtures("connected_ray")
