@@ -389,7 +389,7 @@ def test_weights_that_lack_a_tensor_are_refused_instead_of_made_up(tmp_path: Pat
             folder / name,
             lambda found, lost=lost: {n: v for n, v in found.items() if not n.endswith(lost)},
         )
-        with pytest.raises(WorkError, match=f"lacks 1 tensors .*{lost}"):
+        with pytest.raises(WorkError, match=f"lacks 1 tensor .*{lost}"):
             encoder(folder)
         (folder / name).write_bytes(kept)
 

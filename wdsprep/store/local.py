@@ -359,8 +359,6 @@ def _make_folder(folder: Path) -> None:
         raise StoreError(f"{folder}: is not a folder: choose another place") from error
     except FileNotFoundError as error:  # under /proc
         raise StoreError(f"{folder}: no folder can be made there: choose another place") from error
-    except OSError as error:
-        raise _store_error(error, folder) from error
     _sync_folder(folder.parent)
 
 
