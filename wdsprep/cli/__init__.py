@@ -60,7 +60,10 @@ def option_name(name: str) -> str:
 
 
 class CommandGroup(Command, click.Group):
-    """All commands; alone it prints its help."""
+    """All commands, in the order of their use; alone it prints its help."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
@@ -95,6 +98,30 @@ def cli(context: click.Context) -> None:
     """Turn image-caption downloads into tar shards that diffusion trainers stream."""
     if context.invoked_subcommand is None:
         echo(context.get_help())
+
+
+@cli.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
+@click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
+@options(
+    "Output",
+    option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
+)
+def demo_command(folder: str, overwrite: bool) -> int:
+    """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
+
+    Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
+    shows.
+    """
+    from wdsprep.cli.demo import demo as show_all
+
+    def run(arguments: list[str]) -> int:
+        found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
+        return found if isinstance(found, int) else 0
+
+    def say(text: str) -> None:
+        tell(text.split("\n"))
+
+    return show_all(folder, overwrite=overwrite, run=run, say=say)
 
 
 @cli.command(
@@ -417,30 +444,6 @@ def rebuild_command(dataset: str) -> None:
     manifest = write_rebuilt(dataset, line.counting("receipt"))
     line.clear()
     tell([f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"])
-
-
-@cli.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
-@click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
-@options(
-    "Output",
-    option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
-)
-def demo_command(folder: str, overwrite: bool) -> int:
-    """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
-
-    Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
-    shows.
-    """
-    from wdsprep.cli.demo import demo as show_all
-
-    def run(arguments: list[str]) -> int:
-        found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
-        return found if isinstance(found, int) else 0
-
-    def say(text: str) -> None:
-        tell(text.split("\n"))
-
-    return show_all(folder, overwrite=overwrite, run=run, say=say)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -60,11 +60,11 @@ class EncodeShow(RunShow):
         """The rate of each worker and how busy the devices are, once there is something to tell."""
         if not (rates := self._speeds.rates().values()):
             return []
-        span = f"{min(rates):,.1f}"
+        parts = [f"busy {self._speeds.busy:.0%}"]
         if len(rates) > 1:
-            span += f" to {max(rates):,.1f}"
-        workers = plural(len(rates), "worker")
-        return [f"{span} on each of {workers}", f"busy {self._speeds.busy:.0%}"]
+            span = f"{min(rates):,.1f} to {max(rates):,.1f}"
+            parts.append(f"{span} on each of {len(rates)} workers")
+        return parts
 
     def summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest
@@ -112,9 +112,9 @@ class EncodeShow(RunShow):
     def _speed(self, samples: int) -> list[str]:
         if not (rates := self._speeds.rates().values()):
             return []
-        each = sum(rates) / len(rates)
-        workers = plural(len(rates), "worker")
-        lines = [f"{workers}: {each:,.1f} images/s each, device busy {self._speeds.busy:.0%}"]
+        workers, each = plural(len(rates), "worker"), " each" if len(rates) > 1 else ""
+        rate = f"{sum(rates) / len(rates):,.1f} images/s{each}"
+        lines = [f"{workers}: {rate}, device busy {self._speeds.busy:.0%}"]
         exact = sum(w.exact for w in self._speeds.workers.values())
         if exact and samples:
             lines.append(

@@ -73,11 +73,19 @@ def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
         shown[item["name"]] = f"{item['dtype']} {tuple(item['shape'])}"
     parts = []
     for name, value in shown.items():
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        text = text if name != "weights" else text[:12]
-        if value not in (0, "", [], None, False):
-            parts.append(f"{name.replace('_', '-')} {text}")
+        if value not in (0, "", [], {}, None, False):
+            parts.append(f"{name.replace('_', '-')} {_setting(name, value)}")
     yield from _wrapped(parts)
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return human_counts(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if name in ("max_shard_size", "max_bytes"):
+        return human_bytes(value)
+    return str(value)[:12] if name == "weights" else str(value)
 
 
 def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:

@@ -33,6 +33,17 @@ class Option(click.Option):
 
     heading = "General"
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.metavar is None and self.type.name.startswith(("integer", "float")):
+            self.metavar = "N"
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Without the range, which an error tells to who leaves it."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
 
 option = partial(click.option, cls=Option)
 
