@@ -10,10 +10,12 @@ command composes, and through `harmless` once more where anything leaves for a t
 escaped is written as JSON does, so JSON stays what it was.
 """
 
+import ast
 import logging
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from operator import index
 from typing import Any
@@ -72,11 +74,16 @@ def auto(given: Any) -> int:
 
 
 def names(given: Any) -> tuple[str, ...]:
-    """Names with commas between them; also in brackets and in quotes, as img2dataset takes them, or
-    without those quotes, which a shell removes."""
+    """Names with commas between them; also as a list of JSON or Python, as img2dataset takes it, or
+    as one without its quotes, which a shell removes."""
     if isinstance(given, str):
-        words = given.strip("[]() ").split(",")
-        return tuple(name for word in words if (name := word.strip(" '\"")))
+        text = given.strip()
+        with suppress(ValueError, SyntaxError):
+            if isinstance(listed := ast.literal_eval(text), list | tuple):
+                return tuple(map(str, listed))
+        if text[:1] + text[-1:] in ("[]", "()"):
+            text = text[1:-1]
+        return tuple(name for word in text.split(",") if (name := word.strip(" '\"")))
     if not isinstance(given, Iterable):
         raise UsageError(f"{given!r} is no list of names")
     return tuple(map(str, given))

@@ -220,7 +220,7 @@ def test_what_asks_for_nothing_is_passed_over_in_silence(
     [
         (["--incremental_mode", "extend"], "the same command"),
         (["--incremental_mode=overwrite"], "the same without --incremental_mode=overwrite"),
-        (["--incremental_mode", "overwrite"], "the same without overwrite"),
+        (["--incremental_mode", "overwrite"], "the same without --incremental_mode overwrite"),
         (["--overwrite"], "the same without --overwrite"),
     ],
 )

@@ -51,8 +51,8 @@ from wdsprep.text import plural
 from wdsprep.version import __version__
 
 DONE_WITH_DAMAGE, INTERRUPTED = 3, 130
-OVERWRITES = re.compile(r"(--(incremental[-_]mode=)?)?overwrite")
-"""The word of a command line, ours or img2dataset's, that starts over."""
+OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")
+"""The words of a command line, ours or img2dataset's, that start over."""
 
 
 def option_name(name: str) -> str:
@@ -381,8 +381,8 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
     option(
         "--model",
         type=ModelName(),
-        show_default="as encoded, if here",
-        help="Decode latents with this model; with none, not at all.",
+        show_default="the one they were made with, where it is on this machine",
+        help="Decode latents with this model; the word none decodes nothing.",
     ),
     option(
         "--max-area",
@@ -428,9 +428,10 @@ def index_command(folder: str, as_json: bool) -> None:
     line = ProgressLine()
     done = index_tars(folder, line.counting("tar"))
     line.clear()
-    count = plural(len(done), "index", "indexes")
-    text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
-    text = text if done else f"nothing left to do: each tar in {folder} has its index"
+    text = f"nothing left to do: each tar in {folder} has its index"
+    if done:
+        count = plural(len(done), "index", "indexes")
+        text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
     tell([Kept(json.dumps(done)) if as_json else text])
 
 
@@ -462,8 +463,8 @@ def _main(arguments: list[str]) -> int:
         complain(f"{error.format_message().rstrip('.')}{hint}", traced=False)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        over = next(filter(OVERWRITES.fullmatch, arguments), "")
-        again = f"the same without {over}" if over else "the same command"
+        over = OVERWRITES.search(" ".join(arguments))
+        again = f"the same without {over[0]}" if over else "the same command"
         complain(f"interrupted: run {again} to go on from here", traced=False)
         return INTERRUPTED
     except WdsprepError as error:

@@ -115,7 +115,7 @@ class RepairShow:
         self.listener = RepairListener(
             verifying=VerifyShow(as_json=as_json, line=self._line).listener,
             planned=self._planned,
-            asked=lambda _: sys.stdin.isatty() and click.confirm("do this?"),
+            asked=lambda _: sys.stdin.isatty() and click.confirm("do this?", err=True),
             done=lambda count: self._line.show(f"{plural(count, 'file')} done"),
         )
 

@@ -130,7 +130,9 @@ class Command(click.Command):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 heading = getattr(param, "heading", Option.heading)
                 groups.setdefault(heading, []).append(record)
-        for heading in sorted(groups, key=Option.heading.__eq__):  # that comes last
+        for heading in sorted(
+            groups, key=lambda heading: heading == Option.heading
+        ):  # that comes last
             with formatter.section(heading):
                 formatter.write_dl(groups[heading])
 

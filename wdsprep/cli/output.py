@@ -71,12 +71,15 @@ class Terminal:
     def listening(self) -> Iterator[None]:
         """While a command runs: as much is said as usual, and of log records the warnings."""
         self.is_quiet = self.is_verbose = self.is_debugging = False
-        logging.lastResort = LogLines(logging.WARNING)
+        logging.lastResort = lines = LogLines(logging.WARNING)
         logging.getLogger("wdsprep").setLevel(logging.NOTSET)
         logging.captureWarnings(True)
+        of_python = logging.getLogger("py.warnings")
+        of_python.addHandler(lines)  # which logging gives one that drops them, where it has none
         try:
             yield
         finally:
+            of_python.removeHandler(lines)
             logging.captureWarnings(False)
             self.still()
             self.clear()
@@ -285,7 +288,7 @@ class RunShow(ABC):
     @property
     def working_s(self) -> float:
         """Since the first worker was heard of: rates count from there."""
-        return max(time.monotonic() - self._at_work, 0.1)
+        return time.monotonic() - self._at_work
 
     def told(self, text: str) -> None:
         self.line.say(text)
@@ -300,12 +303,13 @@ class RunShow(ABC):
         self.line.offer(lambda: self.parts(status()))
 
     def parts(self, status: "RunStatus") -> list[str]:
-        """The more telling first: not all have room."""
-        rate = (status.samples + sum(status.rejects.values())) / self.working_s
-        left = status.left_s(self.working_s)
+        """The more telling first: not all have room. Of the first second no rate is told."""
+        is_early = self.working_s < FIRST_S
+        rate = (status.samples + sum(status.rejects.values())) / max(self.working_s, FIRST_S)
+        left = 0.0 if is_early else status.left_s(self.working_s)
         return [
             f"{status.samples:,} images",
-            f"{rate:,.{int(rate < 100)}f} images/s",
+            *([] if is_early else [f"{rate:,.{int(rate < 100)}f} images/s"]),
             *([f"{human_time(left)} left"] if left else []),
             f"{self.unit} {status.units_done:,} of {status.units:,}",
             *self.details(status),
@@ -337,18 +341,19 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     count = plural(sum(rejects.values()), "reject")
     lines = [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
     if scattered := rejects.get(Code.TAR_SCATTERED.value):
-        lines.append(
-            f"of {plural(scattered, 'sample')} the members stand apart in the tar, so captions may "
-            "be lost: make the tars again in the order of names (tar --sort=name), then --overwrite"
-        )
+        apart = f"of {plural(scattered, 'sample')} the members stand apart in the tar"
+        remedy = "make the tars again in the order of names (tar --sort=name), then --overwrite"
+        lines.append(Kept(f"{apart}, so captions may be lost: {remedy}"))
     return lines
 
 
 def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[Code, str]) -> str:
     """For the end of a run that kept nothing: why most of it was not, and what to do."""
     worst = max(sorted(rejects), key=lambda code: rejects[code])
-    count, everything = rejects[worst], plural(sum(rejects.values()), "reject")
-    all_are = f"all {everything} are" if len(rejects) == 1 else f"{count:,} of {everything} are"
+    count, everything = rejects[worst], sum(rejects.values())
+    all_are = f"{count:,} of {plural(everything, 'reject')} are"
+    if count == everything:
+        all_are = f"all {everything:,} rejects are" if everything > 1 else "the one reject is"
     remedy = remedies.get(Code.named(worst), "mend the source")
     return Kept(f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why of each")
 

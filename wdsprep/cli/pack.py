@@ -30,16 +30,11 @@ if TYPE_CHECKING:
 
 
 WORST_HOSTS = 5
-CAPTIONLESS = Kept(
-    "warning: no sample has a caption: put the caption of a.jpg into a.txt beside it, name the "
-    "column with --caption-col, or write a metadata.jsonl; then pack again with --overwrite"
-)
-
 AGAIN = "--retry-rejected fetches them again"
 REMEDIES = {
     Code.NO_IMAGE: "put each image beside its caption, with the same name",
     Code.BAD_URL: "give URLs that begin with http:// or https://",
-    Code.TOO_SMALL: "--overwrite with smaller --buckets takes smaller images",
+    Code.TOO_SMALL: "--overwrite with smaller --buckets and --min-size takes smaller images",
     Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
     Code.ASPECT_RATIO: "--overwrite with a larger --max-aspect-ratio takes longer images",
     Code.TOO_MANY_BYTES: "--overwrite with larger --max-bytes takes larger files",
@@ -53,6 +48,9 @@ REMEDIES = {
     **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
 }
 """What to do where nothing was packed, most of it for this reason."""
+REMEDIES_OF_URLS = {
+    Code.TOO_MANY_BYTES: "--retry-rejected with larger --max-bytes fetches larger files"
+}
 ALLOWING = {
     Code.PRIVATE_ADDRESS: ("allow_private_hosts", "allow_s3"),
     Code.DISALLOWED: ("ignore_robots", "ignore_opt_outs"),
@@ -164,19 +162,15 @@ def _worst_hosts(failed: Mapping[str, int]) -> str:
 
 
 def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
-    """What was forbidden, with what allows it; or, where that is given, how it is done. Who asks to
-    be left alone is not to be asked again unless the user says so first."""
+    """What was forbidden, with what allows it; or, where that is given, how it is done. Whose owner
+    asked to be left alone is not among it, unless the user has said so first."""
     manifest = packed.manifest
     for code, names in ALLOWING.items():
         count = manifest.rejects.get(code.value, 0)
-        given = [f"--{name.replace('_', '-')}" for name in names if options.get(name)]
-        if code is Code.TOO_MANY_BYTES and given:
-            given = given if options["max_bytes"] > manifest.settings["max_bytes"] else []
+        given = [name for name in names if _allows_more(name, options, manifest.settings)]
         if count and given and packed.units_before and not options["retry_rejected"]:
-            yield (
-                f"{count:,} rejected as {code}, some before {' and '.join(given)}: run again with "
-                "--retry-rejected to fetch what that allows"
-            )
+            allowing = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            yield f"{code} {count:,}: --retry-rejected fetches those that {allowing} allows"
         elif count and not given and code is Code.PRIVATE_ADDRESS:
             yield (
                 f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
@@ -184,6 +178,14 @@ def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[st
             )
         elif count and not given and code is Code.TOO_MANY_BYTES:
             yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
+
+
+def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether an option allows what the dataset was begun without."""
+    if name == "max_bytes":
+        return bool(options[name] > settings[name])
+    obeyed = settings.get(name.removeprefix("ignore_"), True)
+    return bool(options[name] and obeyed and not settings.get(name))
 
 
 def _summary(
@@ -211,14 +213,18 @@ def _summary(
         lines.append(Kept(f"{what}: {failed.reason}"))
     lines += broken_tars_lines(packed.broken_tars, images)
     if not packed.has_captions:
-        lines.append(CAPTIONLESS)
+        lines.append(_captionless(manifest.settings))
     if packed.quarantined:
         lines += memory_lines(packed.quarantined, "--max-area")
         lines.append(Kept("run the same command again to retry what is left out"))
     elif packed.is_void:
-        lines.append(void_line(manifest.rejects, images, REMEDIES))
+        fetched = manifest.settings["source"] == "urls"
+        remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
+        lines.append(void_line(manifest.rejects, images, remedies))
     elif manifest.shards:
-        lines.append(f"next: {next_command(images, _first_phase(manifest))}")
+        lines.append(
+            f"next: {next_command(images, _first_phase(manifest))}, with --model tiny for a trial"
+        )
     return lines
 
 
@@ -232,6 +238,15 @@ def _bucket_rows(manifest: Manifest) -> list[str]:
         size = human_bytes(sum(shard.nbytes for shard in shards))
         rows[bucket] = f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}"
     return [row for bucket, row in rows.items() if bucket in full or not full]
+
+
+def _captionless(settings: Mapping[str, Any]) -> Kept:
+    remedy = "put the caption of a.jpg into a.txt beside it, or write a metadata.jsonl"
+    if column := settings["caption_col"]:
+        remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
+    elif settings["source"] in ("table", "urls"):
+        remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
+    return Kept(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
 
 
 def next_command(images: str, resolution: int) -> str:

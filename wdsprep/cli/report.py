@@ -29,4 +29,7 @@ class ReportShow:
 
 def _asked(output: str) -> bool:
     question = one_line(f"{output} is there already and is no report: replace it?")
-    return sys.stdin.isatty() and click.confirm(question, err=True)
+    try:
+        return sys.stdin.isatty() and click.confirm(question, err=True)
+    except click.Abort:  # no answer, or Ctrl-C
+        return False

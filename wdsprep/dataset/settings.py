@@ -25,6 +25,8 @@ def changed_options(old: Settings, new: Settings) -> list[str]:
     only loosened is none of it."""
     names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     names = [name for name in names if name not in loosened(old, new)]
+    if "source" in names and {"source"} <= old.keys() & new.keys():
+        names = ["source"]  # which decides what else is a setting
     follows = (*FOLLOWS, "weights") if "text" in names else FOLLOWS  # of the text encoder, too
     decided = [name for name in names if name not in follows]
     return [_changed(name, old.get(name), new.get(name)) for name in decided or names]
@@ -52,7 +54,7 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if name in POLICIES:
         return f"no --{POLICIES[name]} (was given)"
     if name == "source":
-        return f"the source holds {KINDS[now]} (was {KINDS[before]})"
+        return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)

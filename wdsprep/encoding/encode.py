@@ -285,11 +285,12 @@ def pending_shards(
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
     stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
-    same = _only_dated(manifest, known, stale, tars, compared) if stale and tars else {}
+    is_foreign = any(shard.is_foreign for shard in known)
+    same = _only_dated(manifest, known, stale, tars, compared) if is_foreign and tars else {}
     stale -= same.keys()
     now = done | same
     if stale and not redo_changed:
-        is_dated = any(shard.is_foreign for shard in known) and not manifest.keeps_content
+        is_dated = is_foreign and not manifest.keeps_content
         raise _changed(edition.store, sorted(stale), is_dated=is_dated)
     if not is_whole:
         stale &= made_of.keys()

@@ -12,6 +12,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 
 from PIL import (
@@ -179,7 +180,10 @@ class _Quiet:
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
-        self._setters = [_libtiff(name) for name in LIBTIFF] if features.check("libtiff") else []
+        self._setters: list[Callable[[int | None], int | None]] = []
+        if features.check("libtiff"):
+            with suppress(AttributeError):  # a Pillow that hides them: then libtiff is heard
+                self._setters = [_libtiff(name) for name in LIBTIFF]
 
     def __enter__(self) -> None:
         with self._lock:

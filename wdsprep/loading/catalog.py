@@ -157,8 +157,11 @@ def _of_manifest(
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not there:
-        maker = MAKERS[manifest.dataset]
-        raise UsageError(f'{store.url} holds no shards yet: "{maker}", the same as before, goes on')
+        maker = f'the same "{MAKERS[manifest.dataset]}" again'
+        if manifest.complete:
+            rejected = f"holds no sample, as all were rejected: {store.url}/rejects/ says why"
+            raise UsageError(f"{store.url} {rejected}; run {maker} with --overwrite")
+        raise UsageError(f"{store.url} holds no shards yet: run {maker}, to its end")
     lacking = sorted((buckets or frozenset()) - there)
     if lacking or not shards:
         wrong = ", ".join(lacking) or "none"
@@ -252,7 +255,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
     if old:
         many = plural(len(old), "tar is", "tars are")
         what = f"{store.url}: {many} newer than the index, as {old[0]}"
-        _log.warning('%s: if written anew, run "wdsprep index %s"', what, store.url)
+        _log.warning("%s: if written anew, run %s", what, command("index", store.url))
     sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
         raise UsageError(f"{store.url} holds no samples, its tars are empty: name another place")

@@ -103,7 +103,9 @@ def pack(
     one_of(("full", "header"), check=check)
     at_least(0, limit=limit, max_side=max_side)
     if max_side and not reencode:
-        raise UsageError("--max-side needs --reencode: a smaller image is a new image")
+        raise UsageError(
+            "--max-side needs --reencode, such as jpg:95: a smaller image is a new image"
+        )
     from wdsprep.sources import Columns
     from wdsprep.sources.recognise import format_of
 

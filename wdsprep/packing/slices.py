@@ -120,7 +120,8 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
         if count % 1_000 == 0:
             tell(count)
     if not count:
-        raise SourceError(f"{source.url} holds nothing to pack: put images in it")
+        what = "rows in its tables" if source.kind in ("table", "urls") else "images in it"
+        raise SourceError(f"{source.url} holds nothing to pack: put {what}")
     return SourceSurvey(
         source=source,
         limit=limit,
@@ -285,6 +286,8 @@ def _check_only_added(
         limit = manifest.extra.get("limit", 0)
         what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
         ways = OVERWRITE
+        if removed.count and found == changed.count:
+            ways = f"if it is another source, name another place for its shards; {ways}"
         if not changed.count and not removed.count:
             ways = f"--append packs what is new into further shards, {ways}"
         raise _changed(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)

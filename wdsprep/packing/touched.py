@@ -1,8 +1,9 @@
 """Whether what has another date than when it was packed still holds the same.
 
 A source that was copied, unpacked anew or touched has the names and sizes of before and other
-dates. Then the slices that such items are in are read once more, and what they hold is compared
-with what their receipts say: where that is the same, nothing has changed.
+dates. Then the slices that such items are in are read, and what they hold is compared with what
+their receipts say: where that is the same, nothing has changed. That is not written down, so each
+run compares again until the dates are those of before.
 """
 
 import hashlib

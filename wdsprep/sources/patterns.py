@@ -38,7 +38,9 @@ class Pattern:
         if self._missing:
             missing = f"{url}/{min(self._missing)} is not there"
             of = plural(self._count, noun)
-            raise SourceError(f"{missing} ({len(self._missing):,} of {of} missing): bring it back")
+            raise SourceError(
+                f"{missing} ({len(self._missing):,} of {of} missing): look at the path, or bring it back"
+            )
 
 
 def table_files(

@@ -80,6 +80,13 @@ def recognise(
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
     """What the user says it is: of a folder, the files of that kind; else those that are named."""
+    if is_web(url) or _is_file(url):
+        ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
+        if ending != wanted:
+            raise UsageError(
+                f"{url}: one file is read as its ending says, not by --input-format {wanted}: "
+                "leave the option out, or rename the file"
+            )
     if is_web(url):
         return _of_the_web(url, columns, rows_per_item)
     named = not _is_folder(url) and (is_tar(url) or table_kind(url) or GLOB.search(url))
@@ -99,6 +106,9 @@ def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
     if _is_folder(url):  # whatever characters are in its name
         return _folder(url, columns, rows_per_item)
     kind = table_kind(url)
+    if extension(url) in IMAGES:
+        what = "a pattern of images" if GLOB.search(url) else "one image"
+        raise SourceError(f"{url} is {what}, or none is there: give the folder that it is in")
     if not kind and (is_tar(url) or GLOB.search(url)):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)

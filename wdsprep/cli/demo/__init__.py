@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdsprep.cli.demo.pictures import write_pictures
-from wdsprep.errors import WorkError
+from wdsprep.errors import UsageError, WorkError
 
 LOAD = '''\
 """Read the latents of the demo, first by wdsprep.load, then by plain webdataset."""
@@ -125,7 +125,7 @@ def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
         return
     rest = {begun} | ({script} if is_ours else set())
     if home.is_dir() and not is_drawn and set(home.iterdir()) - rest:
-        raise WorkError(f"{home} holds other things: name a folder for the demo to make")
+        raise UsageError(f"{home} holds other things: name a folder for the demo to make")
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
     script.write_text(LOAD)
