@@ -123,9 +123,7 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
     (downloads / "a.txt").unlink()
     assert main(["pack", "--workers", "1", "--overwrite"]) == 3
     said = capfd.readouterr().out
-    assert (
-        "nothing was kept: all 1 reject are too_small: --overwrite with smaller --buckets" in said
-    )
+    assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
     assert "caption" not in said, "nothing is said of captions where there is no sample"
 
 

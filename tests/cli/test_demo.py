@@ -100,7 +100,7 @@ def test_a_folder_with_other_things_is_left_alone(
 ) -> None:
     home.mkdir()
     (home / "thesis.txt").write_text("mine")
-    assert main(["demo"]) == 1
+    assert main(["demo"]) == 2
     assert "demo holds other things: name a folder for the demo to make" in capfd.readouterr().err
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
 
@@ -125,6 +125,6 @@ def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
     assert ["--overwrite" in words for words in ran] == [False, False, True, True]
     assert outcome(home / "images")["mine.txt"] == "no_image"
     (home / "load.py").write_text("mine")
-    assert main(["demo", "--overwrite"]) == 1
+    assert main(["demo", "--overwrite"]) == 2
     assert "demo holds other things" in capfd.readouterr().err
     assert (home / "load.py").read_text() == "mine"

@@ -9,12 +9,17 @@ URLS: dict[str, Any] = {"source": "urls", "max_bytes": 50, "opt_outs": True, "ro
 
 def test_what_differs_is_named_by_its_option_with_both_values() -> None:
     old = {"buckets": [256, 512], "check": "full", "filter": "a > 3", "source": "folder"}
-    new = {"buckets": [512], "check": "full", "compute_hash": "md5", "filter": "", "source": "tars"}
+    new = {**old, "buckets": [512], "compute_hash": "md5", "filter": ""}
     assert changed_options(old, new) == [
         "--buckets 512 (was 256,512)",
         "--compute-hash md5 (was not given)",
         "no --filter (was 'a > 3')",
-        "the source holds tars (was images)",
+    ]
+
+
+def test_a_source_of_another_kind_is_all_that_is_told_of() -> None:
+    assert changed_options({"source": "folder"}, URLS) == [
+        "the source holds tables of URLs (was images)"
     ]
 
 

@@ -77,7 +77,8 @@ def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_s
         allowed = ["--max-bytes", "10", "--allow-private-hosts"]
         assert codes(*allowed) == ["private_address"] * 3
         said = capsys.readouterr().out
-        assert "3 rejected as private_address, some before --allow-private-hosts: run again" in said
+        those = "--retry-rejected fetches those that --allow-private-hosts allows"
+        assert f"private_address 3: {those}" in said
         assert codes(*allowed, "--retry-rejected") == ["disallowed"] * 2 + ["too_many_bytes"]
         allowed = ["--retry-rejected", "--allow-private-hosts"]
         assert codes(*allowed) == ["disallowed"] * 2 + ["packed"]

@@ -36,10 +36,10 @@ class Pattern:
     def check_met(self, url: str, noun: str) -> None:
         """An error where a plain name has not been met."""
         if self._missing:
-            missing = f"{url}/{min(self._missing)} is not there"
-            of = plural(self._count, noun)
+            missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
             raise SourceError(
-                f"{missing} ({len(self._missing):,} of {of} missing): look at the path, or bring it back"
+                f"{url}/{min(self._missing)} is not there ({missing}): look at the path, or bring "
+                "it back"
             )
 
 
