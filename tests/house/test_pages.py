@@ -25,19 +25,17 @@ ONLINE = ("pip install", "pipx", "uv tool", "git clone", "--model sd2")
 # Lines of the pages that need what a test does not have: other data, real weights, a cluster.
 NEEDS = ("s3://", "laion", "photos/", "parquet", "part-{", "--trial", "--limit", "tools/")
 NEEDS += ("torchrun", "energon", "shards/trial", "http.server", "kill %1", "install")
-TRIAL = " --model tiny --runner local"
+TRIAL = " --model tiny"
 # `wdsprep` with fewer pictures to draw, and plain processes: Ray has tests of its own.
 FEW = f"""#!{sys.executable}
 import sys
 
 from wdsprep.__main__ import main
-from wdsprep.cli import cli
 from wdsprep.cli.demo import pictures
+from wdsprep.encoding import crew
 
 pictures.PICTURES, pictures.SIDES = 12, (256, 256, 256, 512)
-for option in cli.commands["encode"].params:
-    if option.name == "runner":
-        option.default = "local"
+crew.choose_runner = lambda *_wanted, **_there: "local"
 sys.exit(main())
 """
 

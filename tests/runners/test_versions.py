@@ -207,8 +207,9 @@ def test_an_upgrade_during_a_run_is_told_by_the_next_worker_that_starts(tmp_path
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("kind", ["newer"])
 def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
-    photos: Path, tmp_path: Path, kind: str = "newer"
+    photos: Path, tmp_path: Path, kind: str
 ) -> None:
     """Where a trainer is sent, where workers are made, and where the empty caption is encoded."""
     assert pack(photos, tmp_path / "out", "")[0] == 0
