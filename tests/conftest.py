@@ -18,10 +18,13 @@ SYSTEM_PARAMETERS = {"store": "s3", "place": "s3", "kind": "ray"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whoever asks for a server, a cluster or a browser; others say `system` themselves."""
+    """Mark whoever asks for a server, a cluster or a browser; others say `system` themselves. Files
+    with such tests come first: one that takes minutes would else end long after all others."""
     for item in items:
         if isinstance(item, pytest.Function) and _needs_a_system(item):
             item.add_marker("system")
+    long = {item.path for item in items if item.get_closest_marker("system")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def _needs_a_system(item: pytest.Function) -> bool:
