@@ -80,7 +80,8 @@ def recognise(
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
     """What the user says it is: of a folder, the files of that kind; else those that are named."""
-    if is_web(url) or _is_file(url):
+    is_folder = _is_folder(url)
+    if is_web(url) or (not is_folder and _is_file(url)):
         ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
         if ending != wanted:
             raise UsageError(
@@ -89,7 +90,7 @@ def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> S
             )
     if is_web(url):
         return _of_the_web(url, columns, rows_per_item)
-    named = not _is_folder(url) and (is_tar(url) or table_kind(url) or GLOB.search(url))
+    named = not is_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
     if wanted == "images":
         if named:
             raise UsageError(f"{url} is no folder, and --input-format images is for one")
@@ -226,7 +227,8 @@ def _begins_with_a_url(url: str, name: str) -> bool:
 
 def _is_file(url: str) -> bool:
     store, name = split_url(url)
-    return any(entry.name == name for entry in store.list(name))
+    first = next(iter(store.list(name)), None)  # it comes before all whose names begin with its own
+    return first is not None and first.name == name
 
 
 def _split_pattern(url: str) -> tuple[str, str]:
