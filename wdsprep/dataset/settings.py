@@ -23,8 +23,9 @@ KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls"
 def changed_options(old: Settings, new: Settings) -> list[str]:
     """What differs between two settings, one option each: `--resolution 512 (was 256)`. What is
     only loosened is none of it."""
+    looser = loosened(old, new)
     names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    names = [name for name in names if name not in loosened(old, new)]
+    names = [name for name in names if name not in looser]
     if "source" in names and {"source"} <= old.keys() & new.keys():
         names = ["source"]  # which decides what else is a setting
     follows = (*FOLLOWS, "weights") if "text" in names else FOLLOWS  # of the text encoder, too

@@ -286,7 +286,9 @@ def pending_shards(
     made_of = {shard.name: shard.whole_input for shard in known}
     stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
     is_foreign = any(shard.is_foreign for shard in known)
-    same = _only_dated(manifest, known, stale, tars, compared) if is_foreign and tars else {}
+    same = {}
+    if stale and is_foreign and tars:
+        same = _only_dated(manifest, known, stale, tars, compared)
     stale -= same.keys()
     now = done | same
     if stale and not redo_changed:
