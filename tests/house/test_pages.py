@@ -32,10 +32,10 @@ import sys
 
 from wdsprep.__main__ import main
 from wdsprep.cli.demo import pictures
-from wdsprep.encoding import crew
+from wdsprep.runners import base
 
 pictures.PICTURES, pictures.SIDES = 12, (256, 256, 256, 512)
-crew.choose_runner = lambda *_wanted, **_there: "local"
+base.choose_runner = lambda *_wanted, **_there: "local"
 sys.exit(main())
 """
 

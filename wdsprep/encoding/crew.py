@@ -4,11 +4,11 @@ The rules are in `staff`, which only computes; what machines there are is looked
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
-from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Runner, choose_runner, ray_line, ray_there
+from wdsprep.runners import base, make_runner
+from wdsprep.runners.base import CrewOptions, Runner, ray_there
 from wdsprep.runners.local import usable_cpus
 from wdsprep.text import at_least, one_of
 
@@ -98,19 +98,17 @@ def _gpu_crew(
 def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCrewOptions:
     """With the runner that is chosen, and why: it is told before anything slow, but for the look at
     the GPUs that decides."""
-    there, gpus = ray_there(options.ray_address), 0
-    if options.runner == "auto" and not there:
+    gpus = 0
+    if options.runner == "auto" and not ray_there(options.ray_address):
         gpus = len(this_machine(options.device).gpus)
-    runner = choose_runner(options.runner, there=there, gpus=gpus)
-    if runner == "ray":
-        told(ray_line(there, gpus))
-    elif options.runner == "auto":
+    chosen = base.settled(options, told, gpus=gpus)
+    if options.runner == "auto" and chosen.runner == "local":
         here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
         told(
             f"encoding with local processes: {here} here and no --ray-address (--runner ray to use "
             "Ray)"
         )
-    return replace(options, runner=runner)
+    return chosen
 
 
 def find_crew(options: EncodeCrewOptions) -> EncodeCrew:

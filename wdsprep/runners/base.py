@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from wdsprep.errors import UsageError
 from wdsprep.text import at_least, one_of
@@ -138,12 +138,15 @@ class CrewOptions:
         check_span(runner, self.workers, self.max_workers)
 
 
-def settled(options: CrewOptions, told: Callable[[str], None]) -> CrewOptions:
+Options = TypeVar("Options", bound=CrewOptions)
+
+
+def settled(options: Options, told: Callable[[str], None], *, gpus: int = 0) -> Options:
     """With the runner that is chosen, which is told where it is Ray."""
     there = ray_there(options.ray_address)
-    runner = choose_runner(options.runner, there=there)
+    runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":
-        told(ray_line(there))
+        told(ray_line(there, gpus))
     return replace(options, runner=runner)
 
 
