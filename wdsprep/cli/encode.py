@@ -17,7 +17,7 @@ from wdsprep.encoding.encode import EncodeBegun, EncodeListener
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, human_time, plural
+from wdsprep.text import human_bytes, plural
 
 CAPTIONLESS = Kept(
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
@@ -33,7 +33,7 @@ REMEDIES = {
 class EncodeShow(RunShow):
     """Prints what is encoded with what, a progress line, and at the end what came of it."""
 
-    unit = "shard"
+    unit, touched, done = "shard", "touched tar", "encoded"
 
     def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -41,15 +41,11 @@ class EncodeShow(RunShow):
         self._speeds = Speeds()
         self.listener = EncodeListener(
             told=self.told,
-            compared=self._compared,
+            compared=self.compared,
             begun=self._begin,
             status=self.status,
             heard=self._speeds.heard,
         )
-
-    def _compared(self, done: int, of: int) -> None:
-        told = f"comparing {plural(of, 'touched tar')} with what was encoded"
-        self.line.show(f"{told}: {done:,} so far")
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
@@ -68,7 +64,8 @@ class EncodeShow(RunShow):
 
     def summary(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest
-        lines = [self._headline(outcome), *self._speed(manifest.samples)]
+        made = f", {human_bytes(outcome.nbytes)}"
+        lines = [self.headline(outcome, made), *self._speed(manifest.samples)]
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
         lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
@@ -100,14 +97,6 @@ class EncodeShow(RunShow):
             "fp32: its weights are damaged, or not what its configuration says: fetch them again, "
             "or choose another --model"
         )
-
-    def _headline(self, outcome: Outcome) -> str:
-        before = plural(outcome.units_before, "shard")
-        if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
-            return f"nothing left to do: {before} encoded before"
-        took = human_time(self.line.elapsed_s)
-        new = f"{plural(outcome.samples, 'image')} encoded in {took}, {human_bytes(outcome.nbytes)}"
-        return new + (f", after {before} encoded before" if outcome.units_before else "")
 
     def _speed(self, samples: int) -> list[str]:
         if not (rates := self._speeds.rates().values()):

@@ -277,7 +277,8 @@ def tell(lines: Iterable[str]) -> None:
 class RunShow(ABC):
     """What pack and encode show alike: how far they are, and what came of it."""
 
-    unit = "unit"
+    unit, touched, done = "unit", "touched unit", "done"
+    """A unit of work, what is read again where dates alone have changed, and what becomes of it."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -292,6 +293,10 @@ class RunShow(ABC):
 
     def told(self, text: str) -> None:
         self.line.say(text)
+
+    def compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, self.touched)} with what was {self.done}"
+        self.line.show(f"{told}: {done:,} so far")
 
     def start_counting(self) -> None:
         """The work begins."""
@@ -319,6 +324,15 @@ class RunShow(ABC):
     def details(self, _status: "RunStatus") -> list[str]:
         """What the one has to tell and not the other."""
         return []
+
+    def headline(self, outcome: "Outcome", more: str = "") -> str:
+        """What this run has done, and `more` of it."""
+        before = f"{plural(outcome.units_before, self.unit)} {self.done} before"
+        if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
+            return f"nothing left to do: {before}"
+        took = human_time(self.line.elapsed_s)
+        new = f"{plural(outcome.samples, 'image')} {self.done} in {took}{more}"
+        return new + (f", after {before}" if outcome.units_before else "")
 
     def result(self, outcome: "Outcome") -> list[str]:
         """The end of a run, for a person or for a program."""

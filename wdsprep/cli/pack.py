@@ -22,7 +22,7 @@ from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, human_counts, human_time, plural
+from wdsprep.text import human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
     from wdsprep.sources.image_tables import TableSource
@@ -62,7 +62,7 @@ ALLOWING = {
 class PackShow(RunShow):
     """Prints what the source is, a progress line, and at the end what came of it."""
 
-    unit = "slice"
+    unit, touched, done = "slice", "touched input", "packed"
 
     def __init__(
         self, source: str, images: str, options: Mapping[str, Any], *, as_json: bool
@@ -74,7 +74,7 @@ class PackShow(RunShow):
             told=self.told,
             listed=self._listed,
             found=self._found,
-            compared=self._compared,
+            compared=self.compared,
             status=self.status,
         )
 
@@ -86,10 +86,6 @@ class PackShow(RunShow):
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
 
-    def _compared(self, done: int, of: int) -> None:
-        told = f"comparing {plural(of, 'touched input')} with what was packed"
-        self.line.show(f"{told}: {done:,} so far")
-
     def details(self, status: RunStatus) -> list[str]:
         parts = [f"{human_bytes(status.nbytes / self.working_s)}/s"]
         if self._fetches and (status.samples or status.rejects):
@@ -100,7 +96,7 @@ class PackShow(RunShow):
         return _facts(outcome, self._images)
 
     def summary(self, outcome: Outcome) -> list[str]:
-        return _summary(outcome, self._images, self._options, self.line.elapsed_s)
+        return _summary(outcome, self._images, self._options, self.headline(outcome))
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -188,12 +184,10 @@ def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, A
     return bool(options[name] and obeyed and not settings.get(name))
 
 
-def _summary(
-    packed: Outcome, images: str, options: Mapping[str, Any], elapsed_s: float
-) -> list[str]:
+def _summary(packed: Outcome, images: str, options: Mapping[str, Any], headline: str) -> list[str]:
     manifest = packed.manifest
     lines = [
-        _headline(packed, elapsed_s),
+        headline,
         "",
         f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}",
         *_bucket_rows(manifest),
@@ -268,14 +262,6 @@ def _left_out(manifest: Manifest) -> dict[str, int]:
 
 def _first_phase(manifest: Manifest) -> int:
     return next(resolution for resolution, (samples, _) in phases(manifest).items() if samples)
-
-
-def _headline(packed: Outcome, elapsed_s: float) -> str:
-    before = plural(packed.units_before, "slice")
-    if len(packed.manifest.receipts) == packed.units_before and not packed.quarantined:
-        return f"nothing left to do: {before} packed before"
-    new = f"{plural(packed.samples, 'image')} packed in {human_time(elapsed_s)}"
-    return new + (f", after {before} packed before" if packed.units_before else "")
 
 
 def _facts(packed: Outcome, images: str) -> dict[str, Any]:
