@@ -224,7 +224,7 @@ def test_the_command_shows_and_asks_and_does_nothing_unasked(
     damaged = tree(images)
     assert main(["repair", str(images)]) == 3
     said = capfd.readouterr().out
-    assert "remove slice 000001, to be made again (32/000001.tar: its SHA-256 is not" in said
+    assert "remove slice 000001, to be made again (32/000001.tar: its BLAKE3 is not" in said
     assert "nothing was done: --yes does it" in said
     assert tree(images) == damaged != whole
     assert main(["repair", str(images), "--yes", "--json"]) == 0

@@ -161,7 +161,7 @@ def test_worker_processes_find_what_this_process_finds(
     lines = capfd.readouterr().out.splitlines()
     again = f'run "wdsprep repair {images}", then the same "wdsprep pack" again'
     assert lines[0] == f'{images}/32/000001.tar.idx: it is missing: run "wdsprep repair {images}"'
-    assert lines[1].startswith(f"{images}/64/000002.tar: its SHA-256 is not what its receipt says")
+    assert lines[1].startswith(f"{images}/64/000002.tar: its BLAKE3 is not what its receipt says")
     assert lines[1].endswith(again)
     assert lines[2].startswith(f"{images}: 2 findings: 12 samples in 7 shards")
 
@@ -262,7 +262,7 @@ def rewrite(
         written = tar.finish()
     write_bytes(store, f"{old.name}.idx", written.index)
     shard = Shard(
-        name=old.name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256
+        name=old.name, samples=written.samples, nbytes=written.nbytes, digest=written.digest
     )
     made = replace(receipt, shards=(shard, *others))
     write_bytes(store, f"receipts/{unit}.json", made.to_bytes())

@@ -233,7 +233,7 @@ def rewrite(latents: Path, unit: str, change: Callable[[Samples], Samples]) -> N
             tar.add(key, fields.items())
         written = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
-    shard = Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256)
+    shard = Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
     receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
     made = replace(receipt, shards=(shard,))
     write_bytes(store, f"receipts/{unit}.json", made.to_bytes())

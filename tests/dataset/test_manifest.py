@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 
 from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.digests import FORM, FORMAT
 from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
-from wdsprep.dataset.sealed import FORMAT, seal
+from wdsprep.dataset.sealed import seal
 from wdsprep.errors import FormatError, NewerFormatError
 
-SETTINGS = {"buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}
+SETTINGS = {**FORM, "buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}
 
 
 def receipt(unit: str = "000000") -> Receipt:
     shards = (
-        Shard(name=f"256/{unit}.tar", samples=3, nbytes=10_240, sha256="ab" * 32),
-        Shard(name=f"512/{unit}.tar", samples=1, nbytes=4_096, sha256="cd" * 32),
+        Shard(name=f"256/{unit}.tar", samples=3, nbytes=10_240, digest="ab" * 32),
+        Shard(name=f"512/{unit}.tar", samples=1, nbytes=4_096, digest="cd" * 32),
     )
     return Receipt(
         dataset="images",
@@ -65,10 +66,8 @@ def test_a_cut_file_is_damaged(cut: int) -> None:
         Manifest.from_bytes(manifest().to_bytes()[:cut], "m")
 
 
-def test_a_newer_format_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.dataset.sealed.FORMAT", FORMAT + 1)
-    newer = manifest().to_bytes()
-    monkeypatch.undo()
+def test_a_newer_format_asks_for_an_upgrade() -> None:
+    newer = Manifest(dataset="images", settings={**SETTINGS, "format": FORMAT + 1}).to_bytes()
     with pytest.raises(NewerFormatError, match="upgrade wdsprep"):
         Manifest.from_bytes(newer, "m")
 

@@ -539,7 +539,7 @@ def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others
     (failed,) = outcome.quarantined
     assert (failed.unit.name, failed.attempts) == (BAD_SHARD, 1)
     assert failed.reason.startswith(
-        f'{BAD_SHARD}.tar is not what was packed (another SHA-256): run "wdsprep repair '
+        f'{BAD_SHARD}.tar is not what was packed (another BLAKE3): run "wdsprep repair '
     )
     assert but_manifest(out) == bad_without
     write_bytes(store, f"{BAD_SHARD}.tar", whole)
@@ -563,7 +563,7 @@ def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
     assert reasons["64/000001"].startswith("64/000001.tar is truncated (expected 1")
     assert ", found 100.0 kB)" in reasons["64/000001"]
     assert reasons["64/000002"].startswith('64/000002.tar is not there: run "wdsprep repair')
-    assert reasons["64/000005"].startswith("64/000005.tar is not what was packed (another SHA-256)")
+    assert reasons["64/000005"].startswith("64/000005.tar is not what was packed (another BLAKE3)")
     assert {failed.attempts for failed in outcome.quarantined} == {1}
     assert but_manifest(out) == {
         name: data

@@ -244,7 +244,7 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
         done = files(out)
         receipt = last_of(slow)
     assert tree(out) == done
-    assert receipt.shards[0].sha256 == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
+    assert receipt.shards[0].digest == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
 
 
 def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_path: Path) -> None:
@@ -314,12 +314,12 @@ class Stopping(Edition):
         return super().holding(unit, giving)
 
 
-with Draft(Stopping(store=store), "000000") as draft:
+with Draft(Stopping(store=store), "000000", {}) as draft:
     tar = draft.tar("32/000000.tar")
     tar.add("000000000000", [("txt", sys.argv[3].encode())])
     receipt = Receipt(dataset="images", unit="000000", generation=0, settings={}, input="x",
                       inputs=1, shards=(tar.finish(),), rejects={})
-    print(draft.finish(receipt, {"inputs/000000.jsonl": b""}).shards[0].sha256)
+    print(draft.finish(receipt, {"inputs/000000.jsonl": b""}).shards[0].digest)
 """
 
 
@@ -338,7 +338,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
         assert slow.poll() is None, slow.communicate()
         time.sleep(0.01)
     store = open_store(str(tmp_path / "out"))
-    with Draft(Edition(store=store), "000000") as mine:
+    with Draft(Edition(store=store), "000000", {}) as mine:
         tar = mine.tar("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
         receipt = Receipt(
@@ -355,9 +355,9 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
     done = files(tmp_path / "out")
     os.kill(slow.pid, signal.SIGCONT)
     said, complaint = slow.communicate(timeout=30)
-    assert said.strip() == receipt.shards[0].sha256, complaint  # the one that was finished
+    assert said.strip() == receipt.shards[0].digest, complaint  # the one that was finished
     assert tree(tmp_path / "out") == done
-    assert hashlib.sha256(done["32/000000.tar"]).hexdigest() == receipt.shards[0].sha256
+    assert hashlib.sha256(done["32/000000.tar"]).hexdigest() == receipt.shards[0].digest
 
 
 # --- retries, and files beside images that the web may not have any more

@@ -46,7 +46,7 @@ def write_shard(store: Store, name: str, keys: Sequence[str], fields: Sequence[F
             tar.add(key, members(key, fields))
         written: Written = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
-    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256)
+    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
 
 
 def write_latents(

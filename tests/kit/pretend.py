@@ -46,12 +46,12 @@ def shard_of(number: int) -> Shard:
     """Of an image dataset; sizes go up and down."""
     samples = 9_000 + number * 7919 % 1_000
     name = f"256/{number:06d}.tar"
-    return Shard(name=name, samples=samples, nbytes=samples * 50_000, sha256=digest(number))
+    return Shard(name=name, samples=samples, nbytes=samples * 50_000, digest=digest(number))
 
 
 def unit_of(shard: Shard) -> ImageShard:
     item = Item(name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples)
-    return ImageShard(name=shard.name.removesuffix(".tar"), item=item, sha256=shard.sha256)
+    return ImageShard(name=shard.name.removesuffix(".tar"), item=item, digest=shard.digest)
 
 
 def units(count: int) -> tuple[ImageShard, ...]:
@@ -61,13 +61,13 @@ def units(count: int) -> tuple[ImageShard, ...]:
 def receipt_of(unit: ImageShard) -> Receipt:
     """What a worker of `encode` would say."""
     samples = unit.item.samples
-    made = Shard(name=f"{unit.name}.tar", samples=samples, nbytes=samples * 166_000, sha256=EMPTY)
+    made = Shard(name=f"{unit.name}.tar", samples=samples, nbytes=samples * 166_000, digest=EMPTY)
     return Receipt(
         dataset="latents",
         unit=unit.name,
         generation=0,
         settings=SETTINGS,
-        input=unit.sha256,
+        input=unit.digest,
         inputs=samples,
         shards=(made,),
         rejects={},

@@ -170,7 +170,7 @@ def test_the_same_data_and_seed_give_the_same_page(made: Made) -> None:
 
 
 def test_the_pick_is_fair_and_whole() -> None:
-    shards = [Shard(name=f"64/{n}.tar", samples=n, nbytes=0, sha256="") for n in (3, 1, 50, 6)]
+    shards = [Shard(name=f"64/{n}.tar", samples=n, nbytes=0, digest="") for n in (3, 1, 50, 6)]
     every = pick(shards, 60, "")
     assert [(p.shard.samples, p.number) for p in every] == [
         (shard.samples, number) for shard in shards for number in range(shard.samples)
@@ -301,7 +301,7 @@ def test_throughput_is_told_by_the_times_of_receipts(made: Made, tmp_path: Path)
 
 
 def latent_sample(key: str, array: object) -> SheetSample:
-    place = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, sha256=""), number=0)
+    place = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), number=0)
     return SheetSample(place=place, key=key, members=(("latent.npy", npy(array)),))
 
 

@@ -2,11 +2,10 @@
 
 The same samples of jpg, txt and json go from memory into one tar on tmpfs. GNU tar has no such
 input: it packs the same members from files. Two writers hash nothing, so wdsprep is shown with and
-without its SHA-256. Indexing reads the headers of two foreign tars, ShardWriter's with a PAX header
+without its BLAKE3. Indexing reads the headers of two foreign tars, ShardWriter's with a PAX header
 before every member and tarfile's plain one, in one thread.
 """
 
-import hashlib
 import io
 import os
 import tarfile
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
+
+from blake3 import blake3
 
 from tools.benches import Group, Rival, Role, call, took
 
@@ -32,7 +33,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
         title="one tar from memory",
         count=count,
         rivals=[
-            _writer("wdsprep, SHA-256 included", "wdsprep", count, home, Role.OURS),
+            _writer("wdsprep, BLAKE3 included", "wdsprep", count, home, Role.OURS),
             _writer("wdsprep, the hash left out", "unhashed", count, home, Role.LIMIT),
             _writer("webdataset ShardWriter", "shardwriter", count, home),
             _writer("Python tarfile", "tarfile", count, home),
@@ -41,7 +42,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
                 command=["tar", "--format=ustar", "-cf", home / "out/gnu.tar", "-C", files, "."],
                 leaves=home / "out/gnu.tar",
             ),
-            _writer("SHA-256 of as many bytes", "hash", count, home, Role.LIMIT),
+            _writer("BLAKE3 of as many bytes", "hash", count, home, Role.LIMIT),
         ],
         targets={"webdataset ShardWriter": 2.0},
     )
@@ -98,7 +99,7 @@ def write_wdsprep(ready: list[Sample], target: Path) -> None:
 
 
 class NoHash:
-    """Stands in for SHA-256, to compare with writers that hash nothing."""
+    """Stands in for BLAKE3, to compare with writers that hash nothing."""
 
     def update(self, data: bytes) -> None: ...
 
@@ -107,7 +108,7 @@ class NoHash:
 
 
 def write_unhashed(ready: list[Sample], target: Path) -> None:
-    with mock.patch("wdsprep.dataset.tar.write.hashlib.sha256", NoHash):
+    with mock.patch("wdsprep.dataset.digests.blake3", NoHash):
         write_wdsprep(ready, target)
 
 
@@ -131,8 +132,8 @@ def write_tarfile(ready: list[Sample], target: Path) -> None:
 
 
 def hash_only(ready: list[Sample], _target: Path) -> None:
-    """The floor under wdsprep's time: a processor without SHA instructions needs longest here."""
-    digest = hashlib.sha256()
+    """The floor under wdsprep's time."""
+    digest = blake3()
     for _, image, _, _ in ready:
         digest.update(image)
         digest.update(bytes(3 * 512 + 1024))

@@ -4,11 +4,12 @@ Images of 60 KB with caption and json, and latents with embeddings of 168 KB. ve
 a command with its start; it reads each byte once, and checks more than the hash.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from blake3 import blake3
 
 from tools.benches import CORES, Group, Rival, Role, ours
 from wdsprep.dataset.arrays import Field, layout
@@ -105,7 +106,7 @@ def make(folder: Path, dataset: str, sample: Callable[[str], Members], nbytes: i
         write_bytes(store, f"rejects/{unit}.jsonl", b"")
         if dataset == "images":
             write_bytes(store, f"inputs/{unit}.jsonl", b"")
-        nothing = hashlib.sha256(b"").hexdigest()
+        nothing = blake3(b"").hexdigest()
         receipt = Receipt(
             dataset=dataset,
             unit=unit,
@@ -134,7 +135,7 @@ def write_shard(
             tar.add(key, sample(key))
         written = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
-    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, sha256=written.sha256)
+    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
 
 
 def empty(store: Store, dataset: str) -> dict[str, str]:
@@ -142,4 +143,4 @@ def empty(store: Store, dataset: str) -> dict[str, str]:
         return {}
     data = FIELDS[1].header + bytes(FIELDS[1].array_nbytes)
     write_bytes(store, "empty.emb.npy", data)
-    return {"empty.emb.npy": hashlib.sha256(data).hexdigest()}
+    return {"empty.emb.npy": blake3(data).hexdigest()}

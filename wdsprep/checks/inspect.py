@@ -17,12 +17,12 @@ from typing import Any, overload
 
 from wdsprep.dataset.arrays import field_of
 from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import index_name, rejects_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
-from wdsprep.dataset.sealed import FORMAT
 from wdsprep.dataset.state import READERS, open_dataset, phases
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
@@ -114,7 +114,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "complete": manifest.complete,
         "counts": {n: c for n, c in manifest.counts.items() if "<" not in n},
         "extra": dict(manifest.extra),
-        "format": FORMAT,
+        "format": format_of(manifest.settings),
         "generations": list(manifest.generations),
         "inputs": manifest.inputs,
         "kind": manifest.dataset,

@@ -5,19 +5,19 @@ Billions of keys fit into no memory. Keys rise in a packed shard, so the keys of
 of its rejects, sorted together, must be those of the image shard, and a digest of them is enough.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.text import plural
 
 
 def keys_digest(keys: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(keys).encode("utf-8", "surrogateescape")).hexdigest()
+    return DigestKind.BLAKE3.hex("\n".join(keys).encode("utf-8", "surrogateescape"))
 
 
 def images_of(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
@@ -25,7 +25,7 @@ def images_of(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Datase
     inputs = {whole_input(receipt) for receipt in latents.receipts}
 
     def shared(images: DatasetSurvey) -> int:
-        return sum(s.sha256 in inputs for r in images.receipts for s in r.shards)
+        return sum(s.digest in inputs for r in images.receipts for s in r.shards)
 
     return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
 
@@ -52,7 +52,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
         shard, shown = there.get(name), images.place.shown
         if shard is None:
             _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
-        elif whole_input(receipt) != shard.sha256:
+        elif whole_input(receipt) != shard.digest:
             what = f"it was not made of the {name} that {shown} has now"
             _find(latents, receipt.unit, Kind.CHANGED, what)
         elif inputs != (samples := int(receipt.input.partition(":")[2] or shard.samples)):

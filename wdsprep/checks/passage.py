@@ -5,11 +5,11 @@ SHA-256 is nearly all of the time, and it runs without Python's lock. So the wal
 ahead of it as memory allows, and no further.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 
@@ -22,13 +22,13 @@ MAX_PIECE_NBYTES = 1 << 28  # a damaged header may state any size
 class Passage:
     """Reads forward, and back no further than a chunk."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, digest: DigestKind) -> None:
         self._store, self._name = store, name
         self._chunk_nbytes = LOCAL_NBYTES if isinstance(store, LocalStore) else REMOTE_NBYTES
         self._reading = ThreadPoolExecutor(1, "verify-read")
         self._hashing = ThreadPoolExecutor(1, "verify-hash")
-        self._hash = hashlib.sha256()
-        self._hashes: deque[Future[None]] = deque()
+        self._hash = digest.new()
+        self._hashes: deque[Future[object]] = deque()
         self._before = self._chunk = b""
         self._start = 0  # of the chunk
         self._next: Future[bytes] | None = None
@@ -105,7 +105,7 @@ class Passage:
         while self._advance():
             yield self.nbytes
 
-    def sha256(self) -> str:
+    def digest(self) -> str:
         """Of all that has been read."""
         while self._hashes:
             self._hashes.popleft().result()

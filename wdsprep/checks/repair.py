@@ -19,6 +19,7 @@ from itertools import count, islice
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import VerifyListener, verify
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     MANIFEST,
@@ -310,7 +311,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     out = BytesIO()
-    rejects = RejectsFile(out)
+    rejects = RejectsFile(out, DigestKind.of(receipt.settings))
     for _, reject in sorted(known.items()):
         rejects.add(reject)
     write_bytes(store, name, out.getvalue())
@@ -318,7 +319,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
         receipt,
         inputs=len(taken) + len(known),
         rejects=dict(rejects.counts),
-        files={name: rejects.sha256},
+        files={name: rejects.digest},
     )
     write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
 

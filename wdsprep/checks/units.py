@@ -2,7 +2,6 @@
 Ray.
 """
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +14,7 @@ from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
     empty_name,
     index_name,
@@ -79,13 +79,15 @@ def check_empty(found: DatasetSurvey) -> None:
     if found.place.dataset == "images" or not found.receipts:
         return
     store, unit = opened(found.place.url), smallest_unit(found)
+    digest = DigestKind.of(found.receipts[0].settings)
     for item in fields_of(found.receipts[0].settings["layout"])[1:]:
         name = empty_name(item.name)
         if name not in found.there:
             continue
         data = store.read(name)
-        if hashlib.sha256(data).hexdigest() not in {r.files.get(name) for r in found.receipts}:
-            found.find(name, Kind.DAMAGED, "its SHA-256 is not what the receipts say", unit)
+        if digest.hex(data) not in {r.files.get(name) for r in found.receipts}:
+            what = f"its {digest.shown} is not what the receipts say"
+            found.find(name, Kind.DAMAGED, what, unit)
         elif problem := array_problem(item, memoryview(data), len(data)):
             found.find(name, Kind.WRONG, problem, unit)
 
@@ -93,6 +95,7 @@ def check_empty(found: DatasetSurvey) -> None:
 class _Checker:
     def __init__(self, unit: CheckUnit, store: Store) -> None:
         self._unit, self._receipt, self._store = unit, unit.receipt, store
+        self._kind = DigestKind.of(unit.receipt.settings)
         self._keys: dict[str, list[str]] = {}
         self._rejected: list[str] | None = None
         self.findings: list[Finding] = []
@@ -100,6 +103,10 @@ class _Checker:
     def _find(self, name: str, kind: Kind, what: str) -> None:
         place, unit = self._unit.place, self._receipt.unit
         self.findings.append(Finding(place=place, name=name, kind=kind, what=what, unit=unit))
+
+    @property
+    def _other(self) -> str:
+        return f"its {self._kind.shown} is not what its receipt says"
 
     def _unreadable(self, name: str, error: StoreError) -> None:
         """A file that went away is damage, and so is one that a disk has lost. Everything else is
@@ -115,16 +122,16 @@ class _Checker:
         """One pass over a tar, then its index."""
         walked = Walked()
         try:
-            with Passage(self._store, shard.name) as passage:
+            with Passage(self._store, shard.name, self._kind) as passage:
                 yield from walk(passage, rules_of(self._receipt, shard), walked)
                 yield from passage.rest()
-                digest = passage.sha256()
+                digest = passage.digest()
         except StoreError as error:
             self._unreadable(shard.name, error)
             return
         also = f" ({walked})" if str(walked) else ""
-        if digest != shard.sha256:
-            self._find(shard.name, Kind.DAMAGED, f"its SHA-256 is not what its receipt says{also}")
+        if digest != shard.digest:
+            self._find(shard.name, Kind.DAMAGED, f"{self._other}{also}")
         elif problem := str(walked) or self._keys_problem(shard, walked.keys):
             self._find(shard.name, Kind.WRONG, problem)
         else:
@@ -169,9 +176,9 @@ class _Checker:
     def _digest(self, name: str, *wanted: str) -> bytes | None:
         """The bytes of a file that is what its receipt says."""
         data = None if name in self._unit.known else self._read(name)
-        if data is None or hashlib.sha256(data).hexdigest() in wanted:
+        if data is None or self._kind.hex(data) in wanted:
             return data
-        self._find(name, Kind.DAMAGED, "its SHA-256 is not what its receipt says")
+        self._find(name, Kind.DAMAGED, self._other)
         return None
 
     def _rejects(self, name: str, data: bytes) -> None:
@@ -199,7 +206,7 @@ class _Checker:
             self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
-        """By what receipts of latents call it: `SHA-256` of the image shard, or with `:N`."""
+        """By what receipts of latents call it: the digest of the image shard, or with `:N`."""
         if self._receipt.dataset == "images":
             return dict(self._image_digests())
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):
@@ -213,9 +220,9 @@ class _Checker:
     def _image_digests(self) -> Iterable[tuple[str, str]]:
         for shard in self._receipt.shards:
             if keys := self._keys.get(shard.name):
-                yield shard.sha256, keys_digest(keys)
+                yield shard.digest, keys_digest(keys)
                 if first := self._unit.firsts.get(shard.name):
-                    yield f"{shard.sha256}:{first}", keys_digest(keys[:first])
+                    yield f"{shard.digest}:{first}", keys_digest(keys[:first])
 
 
 def _rise(keys: Iterable[str]) -> bool:

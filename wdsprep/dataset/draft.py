@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import index_name, receipt_name, rejects_name
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.state import check_same, find_receipt
 from wdsprep.dataset.tar.write import TarWriter
@@ -23,15 +24,15 @@ OTHER_FILES = 512
 class Draft:
     """Drops its files, unless they are finished."""
 
-    def __init__(self, edition: Edition, unit: str) -> None:
-        self.unit = unit
+    def __init__(self, edition: Edition, unit: str, settings: Settings) -> None:
+        self.unit, self._digest = unit, DigestKind.of(settings)
         self._edition, self._writers = edition, ExitStack()
         self._files: list[FileSink] = []
         self._named, self._receipt = ExitStack(), ExitStack()
         self._beside: dict[str, bytes] = {}
 
     def __enter__(self) -> "Draft":
-        self.rejects = RejectsFile(self._open(rejects_name(self.unit)))
+        self.rejects = RejectsFile(self._open(rejects_name(self.unit)), self._digest)
         return self
 
     def __exit__(
@@ -46,7 +47,8 @@ class Draft:
 
     def tar(self, name: str) -> "DraftTar":
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
-        return DraftTar(self._open(name), name, self._writers, self._beside)
+        writer = TarWriter(self._open(name), self._digest)
+        return DraftTar(self._files[-1], writer, name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:
         self._files.append(self._named.enter_context(self._edition.store.write(name)))
@@ -101,11 +103,16 @@ class DraftTar:
     """One shard, and its index."""
 
     def __init__(
-        self, sink: FileSink, name: str, writers: ExitStack, beside: dict[str, bytes]
+        self,
+        sink: FileSink,
+        writer: TarWriter,
+        name: str,
+        writers: ExitStack,
+        beside: dict[str, bytes],
     ) -> None:
         self.name, self._sink, self._beside = name, sink, beside
         self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
-        self._writer = self._closing.enter_context(TarWriter(sink))
+        self._writer = self._closing.enter_context(writer)
 
     @property
     def samples(self) -> int:
@@ -129,5 +136,5 @@ class DraftTar:
             name=self.name,
             samples=written.samples,
             nbytes=written.nbytes,
-            sha256=written.sha256,
+            digest=written.digest,
         )

@@ -5,7 +5,6 @@ is asked for: as objects they would take three times the memory, and who opens a
 wants to know of its shards alone.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from itertools import chain, islice
 from operator import eq, itemgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
 
 Settings = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Shard(NamedTuple):
     name: str
     samples: int
     nbytes: int
-    sha256: str
+    digest: str
 
     @property
     def bucket(self) -> int:
@@ -47,8 +47,8 @@ class Receipt:
     """A finished unit of work on a dataset (`images` or `latents`). `input` is the digest of what
     it was made from, `inputs` how many samples that held: as many as its shards and its rejects
     hold together. `generation` is the unit with which the append that made it began, or 0,
-    `counts` is what else was counted, such as captions that were cut, and `files` has the SHA-256
-    of the files beside the shards whose digest stands nowhere else, and `CONTENT`."""
+    `counts` is what else was counted, such as captions that were cut, and `files` has the digests
+    of the files beside the shards that stand nowhere else, and `CONTENT`."""
 
     dataset: str
     unit: str
@@ -78,6 +78,7 @@ class Receipt:
 
     def body(self) -> dict[str, Any]:
         """Without the dataset and the settings, which all receipts of a dataset share."""
+        kind = DigestKind.of(self.settings).value
         return {
             "counts": dict(self.counts),
             "files": dict(self.files),
@@ -86,7 +87,7 @@ class Receipt:
             "inputs": self.inputs,
             "rejects": dict(self.rejects),
             "shards": [
-                {"name": s.name, "nbytes": s.nbytes, "samples": s.samples, "sha256": s.sha256}
+                {"name": s.name, "nbytes": s.nbytes, "samples": s.samples, kind: s.digest}
                 for s in self.shards
             ],
             "unit": self.unit,
@@ -101,15 +102,16 @@ class Receipt:
             settings=settings,
             input=body["input"],
             inputs=body["inputs"],
-            shards=tuple(_shards(body["shards"])),
+            shards=tuple(_shards(body["shards"], settings)),
             rejects=body["rejects"],
             counts=body["counts"],
             files=body["files"],
         )
 
 
-def _shards(said: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:
-    return map(Shard._make, map(itemgetter(*Shard._fields), said))
+def _shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[Shard]:
+    fields = itemgetter("name", "samples", "nbytes", DigestKind.of(settings).value)
+    return map(Shard._make, map(fields, said))
 
 
 class Receipts(Sequence[Receipt]):
@@ -156,7 +158,7 @@ class Receipts(Sequence[Receipt]):
         return self.column("unit")
 
     def shards(self) -> Iterator[Shard]:
-        return _shards(chain.from_iterable(self.column("shards")))
+        return _shards(chain.from_iterable(self.column("shards")), self._settings)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -186,7 +188,7 @@ class Receipts(Sequence[Receipt]):
 
 def fingerprint(settings: Settings) -> str:
     """The digest of everything that decides the bytes of a dataset."""
-    return hashlib.sha256(canonical(dict(settings))).hexdigest()
+    return DigestKind.of(settings).hex(canonical(dict(settings)))
 
 
 def line_of(receipt: Receipt) -> bytes:

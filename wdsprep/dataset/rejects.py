@@ -1,6 +1,5 @@
 """What was rejected: the error that says so, the record of it, and a unit's rejects as a file."""
 
-import hashlib
 import json
 import logging
 import traceback
@@ -8,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WdsprepError
 from wdsprep.store.base import Sink
@@ -89,13 +89,13 @@ UNSETTLED = "rejects that rows are leaving"
 class RejectsFile:
     """Writes rejects to a sink; a unit may have any number of them."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, digest: DigestKind) -> None:
         self._sink = sink
-        self._hash = hashlib.sha256()
+        self._hash = digest.new()
         self.counts: Counter[str] = Counter()
 
     @property
-    def sha256(self) -> str:
+    def digest(self) -> str:
         return self._hash.hexdigest()
 
     def add(self, reject: Reject) -> None:

@@ -1,17 +1,16 @@
 """Small files that say themselves whether they are whole.
 
-Each is one line of canonical JSON that begins with the SHA-256 of all that follows it, so one
-flipped bit anywhere is found. A large one is written piece by piece.
+Each is one line of canonical JSON that begins with a digest of all that follows it, so one flipped
+bit anywhere is found. A large one is written piece by piece.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from wdsprep.dataset.digests import FORMAT, DigestKind, format_of
 from wdsprep.errors import FormatError, NewerFormatError
 
-FORMAT = 1
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
@@ -25,9 +24,11 @@ def seal(
     kind: str, body: Mapping[str, Any], more: Callable[[], Iterable[bytes]] = lambda: ()
 ) -> Iterator[bytes]:
     """The file, piece by piece. `more` makes what follows the body: once for the digest, and once
-    for the file."""
-    head = canonical({**body, "format": FORMAT, "kind": kind})[1 : -len("}")]
-    digest = hashlib.sha256(head)
+    for the file. The settings in the body say its form."""
+    settings = body["settings"]
+    head = canonical({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
+    digest = DigestKind.of(settings).new()
+    digest.update(head)
     for piece in _and_end(more()):
         digest.update(piece)
     yield _HEAD + digest.hexdigest().encode() + _MIDDLE + head
@@ -41,8 +42,8 @@ def _and_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def check_seal(data: bytes, what: str) -> None:
     """Refuse what has changed since it was written."""
-    sealed = _HEAD + hashlib.sha256(memoryview(data)[_BODY:]).hexdigest().encode() + _MIDDLE
-    if data[: len(sealed)] != sealed:
+    body, head = memoryview(data)[_BODY:], data[:_BODY]
+    if not any(head == _HEAD + kind.hex(body).encode() + _MIDDLE for kind in DigestKind):
         raise FormatError(f"{what} is damaged: its digest does not match what it holds")
 
 

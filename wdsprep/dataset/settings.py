@@ -16,7 +16,7 @@ POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ig
 ALLOWED_MORE = "allowed_more:"
 FOLLOWS = ("layout", "scale", "shift")
 """What the model, the resolution and the kinds of latents and text decide of latents."""
-NO_OPTIONS = (*FOLLOWS, "crop", "format")
+NO_OPTIONS = (*FOLLOWS, "crop", "digest", "format")
 KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls": "tables of URLs"}
 
 

@@ -6,14 +6,15 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -109,6 +110,21 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
     with store.write(MANIFEST) as sink:
         for piece in manifest.pieces():
             sink.write(piece)
+
+
+def form_there(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
+    """The form of the dataset that lies there and is to be gone on with, or else that of new ones.
+    Of one that cannot be read, whoever opens it says why."""
+    if overwrite:
+        return FORM
+    store = open_store(url)
+    with contextlib.suppress(FormatError, NotFoundError):  # a manifest may be half a GB
+        if unit := next(done_units(store), None):
+            return form_of(read_receipt(store, unit).settings)
+    with contextlib.suppress(FormatError):
+        if found := read_manifest(store):
+            return form_of(found.settings)
+    return FORM
 
 
 def open_edition(

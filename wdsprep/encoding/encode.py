@@ -4,23 +4,28 @@ A shard is a unit of work; its output has its name, its keys and its order.
 """
 
 import gc
-import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.sealed import FORMAT
-from wdsprep.dataset.state import retract
+from wdsprep.dataset.state import form_there, retract
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.models.find import Model, check_resolution, check_weights, find_model
+from wdsprep.encoding.models.find import (
+    Model,
+    check_resolution,
+    check_weights,
+    find_model,
+    hashed_with,
+)
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeWork
@@ -155,14 +160,16 @@ def _encoded(
     listener: EncodeListener,
 ) -> Outcome:
     images, latents = absolute(images), absolute(latents)  # workers may run in other folders
-    source = find_image_shards(images, how.resolution)
+    form = form_there(latents, overwrite=overwrite)
+    kind = DigestKind.of(form)
+    source = find_image_shards(images, how.resolution, kind=kind)
     check_apart(source.url if is_glob(images) else images, latents)
     options = settled(options, listener.told)
-    model = find_model(how.model, text=how.text, listener=listener.told)
+    model = hashed_with(find_model(how.model, text=how.text, listener=listener.told), kind)
     check_resolution(model, how.resolution)
     crew = find_crew(options)
     how = replace(how, dtype=dtype_of(how.dtype, crew.device, model))
-    settings = settings_of(model, how)
+    settings = settings_of(model, how, form)
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
     keeps_content = manifest.keeps_content
@@ -244,15 +251,15 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
     return load_encoder(check_weights(model), recipe, device)
 
 
-def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
+def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the images, and all that a reader
     needs to know of the arrays. Limits of images are among it where they are not the usual ones."""
     limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_bytes}
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES}
     return {
+        **form,
         "crop": "centre",
         "dtype": recipe.dtype,
-        "format": FORMAT,
         "latents": recipe.latents,
         "layout": layout(fields(model, recipe)),
         "resolution": recipe.resolution,
@@ -347,9 +354,10 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
     """What became of the empty caption must be what receipts say before a further one says it."""
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    kind = DigestKind.of(manifest.settings)
     for name in {name for name, _ in known}:
         with suppress(NotFoundError):  # the first worker writes it
-            if (name, hashlib.sha256(store.read(name)).hexdigest()) not in known:
+            if (name, kind.hex(store.read(name))) not in known:
                 raise FormatError(
                     f"{store.url}/{name} is damaged: "
                     f"run {command('repair', store.url)}, then the same command again"

@@ -1,6 +1,5 @@
 """Which image shards a phase is encoded from: those of a dataset that `pack` made, or any tars."""
 
-import hashlib
 import pickle
 import shlex
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import latent_unit
 from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
@@ -22,11 +22,13 @@ from wdsprep.text import command, human_counts, shown
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShard:
-    """A unit of work of `encode`. `sha256` is empty for a tar that no manifest speaks of."""
+    """A unit of work of `encode`. `digest` is what the dataset of an image shard says of it. A tar
+    that no manifest speaks of has none: its name, size and date are all that `kind` is for."""
 
     name: str
     item: Item
-    sha256: str = ""
+    digest: str = ""
+    kind: DigestKind = DigestKind.BLAKE3
 
     @property
     def input(self) -> str:
@@ -36,25 +38,23 @@ class ImageShard:
     @property
     def is_foreign(self) -> bool:
         """Whether its name, size and date are all that is known of it."""
-        return not self.sha256
+        return not self.digest
 
     @property
     def whole_input(self) -> str:
-        if self.sha256:
-            return self.sha256
-        return hashlib.sha256(replace(self.item, take=0).to_json().encode()).hexdigest()
+        return self.digest or self.kind.hex(replace(self.item, take=0).to_json().encode())
 
     def packed(self) -> bytes:
         """A third of the memory, for those that wait to be done."""
         item = self.item
         parts = item.name, item.parts, item.extra, item.take, item.samples
-        return pickle.dumps((self.name, self.sha256, parts))
+        return pickle.dumps((self.name, self.digest, self.kind.value, parts))
 
     @classmethod
     def unpacked(cls, data: bytes) -> "ImageShard":
-        own, sha256, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
+        own, digest, kind, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
         item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
-        return cls(name=own, item=item, sha256=sha256)
+        return cls(name=own, item=item, digest=digest, kind=DigestKind(kind))
 
     def is_done_by(self, made_of: str) -> bool:
         """Whether what was made from that input has all that is wanted now."""
@@ -94,12 +94,15 @@ class ImageShards:
         return tuple(found)
 
 
-def find_image_shards(url: str, resolution: int) -> ImageShards:
+def find_image_shards(
+    url: str, resolution: int, *, kind: DigestKind = DigestKind.BLAKE3
+) -> ImageShards:
+    """`kind` is the digest of the latents that are made of them."""
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
     manifest = dated_manifest(store) if store else None
     if store is None or manifest is None:
-        return _of_tars(url, resolution)
+        return _of_tars(url, resolution, kind)
     check_kind(store, manifest.dataset, "images")
     manifest = refreshed(store, manifest)
     return ImageShards(
@@ -120,13 +123,15 @@ def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageSha
             f"{url} has the buckets {sizes}, none for a resolution of {resolution}: pack with "
             f"--buckets {','.join(map(str, buckets))},{resolution}, or choose a lower resolution"
         )
+    kind = DigestKind.of(manifest.settings)
     shards = tuple(
         ImageShard(
             name=latent_unit(shard.name),
             item=Item(
                 name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
             ),
-            sha256=shard.sha256,
+            digest=shard.digest,
+            kind=kind,
         )
         for shard in manifest.shards
         if shard.bucket in phase
@@ -148,7 +153,7 @@ def _nothing(url: str, manifest: Manifest, resolution: int) -> str:
     return f"{url} holds no image of {resolution} pixels or more: choose a lower --resolution"
 
 
-def _of_tars(url: str, resolution: int) -> ImageShards:
+def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     """Tars that something else packed. Their latents lie in the folder of the phase, without what
     says that a tar is gzipped."""
     try:
@@ -170,7 +175,7 @@ def _of_tars(url: str, resolution: int) -> ImageShards:
                 f"{shards[name].item.name} and {item.name} would both become {name}.tar: name the "
                 f"tars to encode, such as '{source.url}/*.tar'"
             )
-        shards[name] = ImageShard(name=name, item=item)
+        shards[name] = ImageShard(name=name, item=item, kind=kind)
     return ImageShards(
         url=source.url,
         shards=tuple(shards.values()),

@@ -1,11 +1,11 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import empty_name, latent_shard, rejects_name
@@ -32,7 +32,7 @@ class LatentShard:
         self.counts: Counter[str] = Counter()
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
-        fields = members_of(self._fields, key, sample, result, is_packed=bool(self._shard.sha256))
+        fields = members_of(self._fields, key, sample, result, is_packed=not self._shard.is_foreign)
         self.add_members(key, fields, cut=result.tokens.cut)
 
     def add_members(self, key: str, members: Sequence[tuple[str, bytes]], *, cut: bool) -> None:
@@ -65,7 +65,7 @@ class LatentShard:
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
-            files={rejects_name(self._shard.name): self.rejects.sha256, **beside},
+            files={rejects_name(self._shard.name): self.rejects.digest, **beside},
         )
         return self._draft.finish(receipt, {})
 
@@ -115,10 +115,13 @@ def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_empty(
-    edition: Edition, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
+    edition: Edition,
+    fields: Sequence[Field],
+    empty: Callable[[], Mapping[str, Any]],
+    kind: DigestKind,
 ) -> dict[str, str]:
     """What the empty caption becomes, for classifier-free guidance; one worker is enough. The
-    SHA-256 of each file, by its name."""
+    digest of each file, by its name."""
     digests, store = {}, edition.store
     for field in fields[1:]:
         name = empty_name(field.name)
@@ -131,5 +134,5 @@ def write_empty(
                     write_bytes(store, name, data, exclusive=True)
                 except ExistsError:
                     data = store.read(name)
-        digests[name] = hashlib.sha256(data).hexdigest()
+        digests[name] = kind.hex(data)
     return digests

@@ -5,18 +5,19 @@ of an image shard ready for it. What will not do is told by `reject_of`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import dtype_of, settings_of
-from wdsprep.encoding.models.find import Model, check_resolution, find_model
+from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.images.crop import Crop, crop
 from wdsprep.sources import Columns
@@ -36,12 +37,18 @@ class Encoding:
     recipe: Recipe
     device: str
     batch_size: int = 0
+    form: Mapping[str, Any] = field(default_factory=lambda: FORM)
     make: "Callable[[Model, Recipe, str], Encoder]"
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Those of the dataset that `encode` would write."""
-        return settings_of(self.model, self.recipe)
+        return settings_of(self.model, self.recipe, self.form)
+
+    def in_form(self, form: Mapping[str, Any]) -> "Encoding":
+        """For a dataset or a state that was begun in it."""
+        model = hashed_with(self.model, DigestKind.of(form))
+        return self if form == self.form else replace(self, model=model, form=form)
 
     def load(self) -> "Encoder":
         return self.make(self.model, self.recipe, self.device)

@@ -12,7 +12,6 @@ A shard has all its samples from one process or it is left alone, as is one that
 `wdsprep encode` sees which receipts are missing, and makes the rest.
 """
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
+from wdsprep.dataset.state import find_receipt, form_there, refreshed, write_manifest
 from wdsprep.encoding.encode import pending_shards
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
@@ -73,8 +73,9 @@ class Tee:
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
         """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
-        source = find_image_shards(images, encoding.recipe.resolution)
         url = absolute(url)
+        source = find_image_shards(images, encoding.recipe.resolution)
+        encoding = encoding.in_form(form_there(url))
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
@@ -88,7 +89,9 @@ class Tee:
         left = {shard.item.name: shard for shard in pending}
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)
-        self._empty = write_empty(self._edition, self._fields, empty)
+        self._empty = write_empty(
+            self._edition, self._fields, empty, DigestKind.of(encoding.settings)
+        )
         self._gathered: dict[int, Gathering] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
@@ -154,7 +157,7 @@ class Tee:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
-        with Draft(self._edition, shard.name) as draft:
+        with Draft(self._edition, shard.name, self._encoding.settings) as draft:
             output = LatentShard(draft, shard, self._fields)
             for _, one in sorted(made.come.items()):
                 if isinstance(one, Reject):
@@ -165,11 +168,11 @@ class Tee:
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
         """A receipt says what a shard was made of, so that is looked at once more."""
-        digest = hashlib.sha256()
+        digest = shard.kind.new()
         with stream(open_store(self._source.url), shard.item.name, watch=digest.update) as tar:
             while tar.read(CHUNK_NBYTES):
                 pass
-        return digest.hexdigest() == shard.sha256
+        return digest.hexdigest() == shard.digest
 
     def close(self) -> None:
         """What has not come whole is left to `encode`."""

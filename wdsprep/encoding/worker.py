@@ -4,7 +4,6 @@ A `Feeder` reads one image shard in a thread of its own and gives its images to 
 order. What comes back is written here in that order. A worker has several shards under way at once.
 """
 
-import hashlib
 import os
 import queue
 import socket
@@ -17,6 +16,7 @@ from itertools import chain, islice
 from queue import Empty
 from typing import TYPE_CHECKING
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.receipts import Receipt
@@ -107,10 +107,10 @@ class Feeder:
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
-        item, sha256 = self._shard.item, hashlib.sha256()
+        item, digest = self._shard.item, self._shard.kind.new()
         rows = self._source.read_keyed(
             item,
-            watch=sha256.update if self._shard.sha256 else None,
+            watch=None if self._shard.is_foreign else digest.update,
             left_out=self.left_out.note,
         )
         for key, row in islice(rows, item.take or None):
@@ -118,7 +118,8 @@ class Feeder:
                 raise HopelessError(self._damaged("is not there"))
             self._content.add(self._content.mark(row))
             yield key, row
-        if self._shard.sha256 and not item.take and sha256.hexdigest() != self._shard.sha256:
+        is_known = not (self._shard.is_foreign or item.take)
+        if is_known and digest.hexdigest() != self._shard.digest:
             raise HopelessError(self._damaged(self._how()))
 
     def _how(self) -> str:
@@ -128,11 +129,11 @@ class Feeder:
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
         if nbytes < expected:
             return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return "is not what was packed (another SHA-256)"
+        return f"is not what was packed (another {self._shard.kind.shown})"
 
     def _damaged(self, how: str) -> str:
         name = self._shard.item.name
-        if not self._shard.sha256:
+        if self._shard.is_foreign:
             return f"{name} {how}"
         return f'{name} {how}: run {command("repair", self._source.url)}, then "wdsprep pack" again'
 
@@ -155,7 +156,12 @@ class EncodeWorker:
             threads=work.threads,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._empty = write_empty(self._edition, self._encoder.fields, self._engine.empty)
+        self._empty = write_empty(
+            self._edition,
+            self._encoder.fields,
+            self._engine.empty,
+            DigestKind.of(work.settings),
+        )
 
     def close(self) -> None:
         self._engine.close()
@@ -166,7 +172,7 @@ class EncodeWorker:
         if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
             return done
         try:
-            with Draft(self._edition, shard.name) as draft:
+            with Draft(self._edition, shard.name, settings) as draft:
                 output = LatentShard(draft, shard, self._encoder.fields)
                 content = Content(is_kept=self._work.keeps_content and shard.is_foreign)
                 with Feeder(self._engine, self._source, shard, content) as feeder:

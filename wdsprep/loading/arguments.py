@@ -1,9 +1,9 @@
 """What a loader serves and how it reads: decided, and refused, before anything is read."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -77,6 +77,13 @@ class LoadPlan:
         """The same, and how far this rank is."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
+
+    def encoded_as(self, settings: Mapping[str, Any]) -> "LoadPlan":
+        """The same of latents that are made on the way, with other settings."""
+        datasets = tuple(replace(dataset, settings=settings) for dataset in self.datasets)
+        effects = replace(self.effects, datasets=datasets)
+        order = replace(self.order, also=effects.parameters)
+        return replace(self, datasets=datasets, effects=effects, order=order)
 
     @property
     def share(self) -> int:

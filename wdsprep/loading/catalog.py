@@ -177,7 +177,7 @@ def _of_manifest(
         store=store,
         kind=manifest.dataset,
         names=tuple(shard.name for shard in shards),
-        contents=tuple(shard.sha256 for shard in shards),
+        contents=tuple(shard.digest for shard in shards),
         sizes=tuple(shard.samples for shard in shards),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=_digest((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
@@ -189,7 +189,7 @@ def _of_manifest(
 def _sources(manifest: Manifest) -> dict[str, str]:
     """By the shard's name, the digest of what it was made of; of images, and where a receipt does
     not say, its own."""
-    found = {shard.name: shard.sha256 for shard in manifest.shards}
+    found = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         columns = map(manifest.ledger.column, ("input", "shards"))
         for source, shards in zip(*columns, strict=True):

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdsprep.dataset.digests import FIRST_FORM
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import LoadPlan, ahead_of, encoding_of, names_of, placed, threads_for
@@ -231,6 +232,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         if not isinstance(state, Mapping):
             raise FormatError(f"this is no state of a loader, but {state!r:.40}")
         own = {name: state[name] for name in state if name not in ("row", "worker")}
+        if self._encoding is not None and not self._plan.order.fits(own):
+            self._go_on_in_first_form(self._encoding, own)
         step = self._plan.order.resume(own)
         row, world = state.get("row", (0, self._plan.world))
         if row and (world != self._plan.world or not self._plan.raw):
@@ -240,6 +243,13 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         worker = state.get("worker")
         self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
+
+    def _go_on_in_first_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
+        """A state of an older wdsprep knows the models by another digest."""
+        older = encoding.in_form(FIRST_FORM)
+        plan = self._plan.encoded_as(older.settings)
+        if plan.order.fits(state):
+            self._plan, self._encoding = plan, older
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
         """Let the next iteration begin at this place."""

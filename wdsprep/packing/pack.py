@@ -8,13 +8,13 @@ begins.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.buckets import parse_buckets
-from wdsprep.dataset.sealed import FORMAT
+from wdsprep.dataset.digests import FORM
 from wdsprep.errors import UsageError
 from wdsprep.fetch.rules import FetchRules
 from wdsprep.images import Recode, jpeg_quality
@@ -188,6 +188,7 @@ def _packed(
 ) -> "Outcome":
     """The bounds of `fetch` hold for a machine."""
     from wdsprep.dataset.settings import loosened
+    from wdsprep.dataset.state import form_there
     from wdsprep.packing.crew import find_crew, runner_of
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
@@ -216,7 +217,8 @@ def _packed(
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.found(seen)
-    settings = settings_of(found, rules, columns, fetch)
+    form = form_there(images, overwrite=overwrite)
+    settings = settings_of(found, rules, columns, fetch, form)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=overwrite)
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
     more = loosened(manifest.settings, settings)
@@ -268,16 +270,20 @@ def _packed(
 
 
 def settings_of(
-    source: "Source", rules: PackRules, columns: "Columns", fetch: FetchRules
+    source: "Source",
+    rules: PackRules,
+    columns: "Columns",
+    fetch: FetchRules,
+    form: Mapping[str, Any] = FORM,
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the source's content. What may be
     fetched is the least that any slice was allowed: see `wdsprep.dataset.settings`."""
     found = {
+        **form,
         "buckets": list(rules.buckets),
         "caption_col": columns.caption,
         "check": "full" if rules.full_check else "header",
         "filter": rules.filter.text if rules.filter else "",
-        "format": FORMAT,
         "image_col": columns.image,
         "max_area": rules.max_area,
         "max_aspect_ratio": rules.max_aspect_ratio,

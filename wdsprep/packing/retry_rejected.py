@@ -23,13 +23,13 @@ A retry slice may itself be tried again. The numbers of retry slices begin far a
 that neither a `limit` nor an append can meet them.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -190,13 +190,14 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     """Take the rows from the slice's receipt and its rejects. Each step may be done twice."""
     name = rejects_name(receipt.unit)
     before, after = store.read(name), BytesIO()
-    digest = hashlib.sha256(before).hexdigest()
+    kind = DigestKind.of(receipt.settings)
+    digest = kind.hex(before)
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
         raise FormatError(
             f"{store.url}/{name} is damaged: run {command('repair', store.url)}, then the same "
             "command again"
         )
-    rejects = RejectsFile(after)
+    rejects = RejectsFile(after, kind)
     for reject in read_rejects(before):
         if reject.source not in gone:
             rejects.add(reject)
@@ -207,9 +208,9 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={name: rejects.sha256, **_content(receipt)},
+        files={name: rejects.digest, **_content(receipt)},
     )
-    if digest != rejects.sha256:
+    if digest != rejects.digest:
         _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
         write_bytes(store, name, after.getvalue())
     if settled != receipt:

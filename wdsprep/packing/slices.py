@@ -13,6 +13,7 @@ alone still tells what was in it.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -75,6 +76,7 @@ class SlicePlan:
     generations: tuple[int, ...]
     older: Known
     packed: Mapping[str, str]  # the digests of what the slices that are done are made from
+    kind: DigestKind  # of these
     holes: tuple[Slice, ...] = ()
     count: int = 0  # of slices pending
 
@@ -91,7 +93,7 @@ class SlicePlan:
         for part in self.wanted():
             if part.name not in self.packed:
                 yield part
-            elif self.survey.kept is None and part.digest != self.packed[part.name]:
+            elif self.survey.kept is None and part.digest(self.kind) != self.packed[part.name]:
                 raise FingerprintError(
                     f"{self.survey.source.url} changes while it is packed: let that end, then run "
                     "the same again"
@@ -171,6 +173,7 @@ def make_plan(
         generations=manifest.generations,
         older=Known(packed_items(store, [*filled, *earlier])),
         packed=packed,
+        kind=DigestKind.of(manifest.settings),
         holes=holes,
     )
     unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
@@ -223,10 +226,10 @@ def _pending_if_unchanged(
     for part in plan.wanted():
         if part.name not in plan.packed:
             pending += 1
-        elif plan.packed[part.name] != part.digest:
+        elif plan.packed[part.name] != (digest := part.digest(plan.kind)):
             if not is_dated(store, part):
                 return None
-            dated[part.name] = part.digest
+            dated[part.name] = digest
         unseen.discard(part.name)
     return None if unseen or (pending and complete) else (pending, dated)
 
@@ -234,14 +237,15 @@ def _pending_if_unchanged(
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
     """Write again what packed slices of one item each were made of, where that is gone and the
     source still has it."""
+    kind = DigestKind.of(manifest.settings)
     there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
     gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}
     for item in seen.items() if gone else ():
         part = Slice(number=0, items=(item,))
-        if unit := gone.get(part.digest):
+        if unit := gone.get(part.digest(kind)):
             with edition.holding(unit):
-                if find_receipt(edition.store, unit, part.digest, manifest.settings):
+                if find_receipt(edition.store, unit, part.digest(kind), manifest.settings):
                     write_bytes(edition.store, inputs_name(unit), part.inputs)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample_key
@@ -70,9 +71,10 @@ def pack_slice(
     work: "PackWork", edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[RunProgress, None, Receipt]:
     """Write all of a slice, its receipt last."""
-    if done := find_receipt(edition.store, part.name, part.digest, work.settings):
+    digest = part.digest(DigestKind.of(work.settings))
+    if done := find_receipt(edition.store, part.name, digest, work.settings):
         return done
-    with Draft(edition, part.name) as draft:
+    with Draft(edition, part.name, work.settings) as draft:
         shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
         content = Content(is_kept=work.keeps_content)
         downloads = fetching(part)
@@ -90,7 +92,7 @@ def pack_slice(
                     told = time.monotonic()
                     yield _progress(part, shards, rejects, downloads)
         counts = shards.counts + left_out.counts()
-        receipt = _receipt(work, part, shards.finish(), rejects, counts, content)
+        receipt = _receipt(work, part, digest, shards.finish(), rejects, counts, content)
         yield _progress(part, shards, rejects, downloads)
         check = partial(check_rows, edition.store, part, work.retries)
         return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
@@ -130,6 +132,7 @@ def _progress(
 def _receipt(
     work: "PackWork",
     part: Slice,
+    digest: str,
     written: tuple[Shard, ...],
     rejects: RejectsFile,
     counts: Counter[str],
@@ -140,14 +143,14 @@ def _receipt(
         unit=part.name,
         generation=0 if part.is_retry else max(g for g in work.generations if g <= part.number),
         settings=work.settings,
-        input=part.digest,
+        input=digest,
         inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
         shards=written,
         rejects=dict(rejects.counts),
         counts=dict(counts)
         | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
         | allowed_more(work.allowed_more),
-        files={rejects_name(part.name): rejects.sha256, **content.file},
+        files={rejects_name(part.name): rejects.digest, **content.file},
     )
 
 

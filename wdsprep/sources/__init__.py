@@ -14,7 +14,6 @@ Out: Items in a fixed order, and of each its samples or refusals.
 Uses: dataset, images, store.
 """
 
-import hashlib
 import itertools
 import json
 import re
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import is_retry, slice_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
@@ -90,9 +90,9 @@ class Slice:
         """What the slice is made from, as its inputs file keeps it."""
         return "".join(item.to_json() for item in self.items).encode()
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.inputs).hexdigest()
+    def digest(self, kind: DigestKind) -> str:
+        """As the receipt has it."""
+        return kind.hex(self.inputs)
 
 
 Made = TypeVar("Made")

@@ -5,12 +5,12 @@ headers of the next one. Without SHA instructions in the processor the hash alon
 to four fifths of the whole time, so it shares its thread with nothing.
 """
 
-import hashlib
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import leads_out
@@ -66,22 +66,22 @@ class Written:
 
     samples: int
     nbytes: int
-    sha256: str
+    digest: str
     index: bytes
 
 
 class TarWriter:
     """Writes samples to a sink. Leaving the block without `finish` leaves the tar without end."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, digest: DigestKind = DigestKind.BLAKE3) -> None:
         self._sink = sink
-        self._hash = hashlib.sha256()
+        self._hash = digest.new()
         self._blocks: list[bytes] = []
         self._offsets = array("Q", [0])
         self._keys: set[str] = set()
         self._flushed_at = 0
         self._background = ThreadPoolExecutor(1, "tar-writer")
-        self._hashing: Future[None] | None = None
+        self._hashing: Future[object] | None = None
         self.nbytes = 0
 
     def __enter__(self) -> "TarWriter":
@@ -137,7 +137,7 @@ class TarWriter:
         return Written(
             samples=self.samples,
             nbytes=self.nbytes + len(END),
-            sha256=self._hash.hexdigest(),
+            digest=self._hash.hexdigest(),
             index=encode_index(self._offsets),
         )
 

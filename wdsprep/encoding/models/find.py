@@ -5,7 +5,6 @@ digest tells two models apart. Only safetensors are read, and no code that comes
 run. This module imports no torch: a driver knows the shapes of all that workers will make.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models.hub import (
     COMMIT,
     Folder,
@@ -89,16 +89,16 @@ def _parts(names: frozenset[str], stem: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, int(of) + 1)]
 
 
-def digest(folder: Path, files: Sequence[str]) -> str:
-    """What `sha256sum FILES | sha256sum` says. Hashing leaves the GIL, so files go side by side."""
+def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
+    """What `b3sum FILES | b3sum` says. Hashing leaves the GIL, so files go side by side."""
     with ThreadPoolExecutor(4) as pool:
-        sums = pool.map(lambda file: _sha256(folder / file), files)
+        sums = pool.map(lambda file: _digest(folder / file, kind), files)
         lines = [f"{found}  {file}\n" for found, file in zip(sums, files, strict=True)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return kind.hex("".join(lines).encode())
 
 
-def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
+def _digest(path: Path, kind: DigestKind) -> str:
+    found = kind.new()
     buffer = memoryview(bytearray(BLOCK_NBYTES))
     with path.open("rb", buffering=0) as file:
         while nbytes := file.readinto(buffer):
@@ -148,7 +148,9 @@ class Model(ModelShape):
     revision: str
     """the commit; empty for a folder"""
     weights: str
-    """sha256 over the names and bytes of `files`"""
+    """a digest over the names and bytes of `files`"""
+    kind: DigestKind
+    """of this"""
     files: tuple[str, ...]
     vae: str
     """empty where `folder` is itself the VAE's"""
@@ -258,7 +260,8 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
         name=name,
         folder=str(folder),
         revision=place.revision,
-        weights=digest(folder, wanted.files),
+        weights=weights_digest(folder, wanted.files, DigestKind.BLAKE3),
+        kind=DigestKind.BLAKE3,
         files=wanted.files,
         vae=wanted.vae,
         channels=vae.get("latent_channels", 4),
@@ -338,6 +341,13 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
+def hashed_with(model: Model, kind: DigestKind) -> Model:
+    """The same known by another digest."""
+    if kind is model.kind:
+        return model
+    return replace(model, weights=weights_digest(Path(model.folder), model.files, kind), kind=kind)
+
+
 def check_weights(model: Model) -> Model:
     """The driver's model as this node has it; an error where it has another, or none.
 
@@ -349,7 +359,7 @@ def check_weights(model: Model) -> Model:
         text = "none" if not model.towers else "emb" if model.towers[0].folder else "tokens"
         folder = Path(find_model(f"{PRESETS.get(repo, repo)}@{model.revision}", text=text).folder)
     try:
-        found = digest(folder, model.files)
+        found = weights_digest(folder, model.files, model.kind)
     except OSError as error:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if found != model.weights:

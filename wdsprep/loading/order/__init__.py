@@ -166,9 +166,7 @@ class Order:
                 f"the state is of version {version}, newer than this wdsprep reads ({VERSION}): "
                 "upgrade wdsprep"
             )
-        old = {name: value for name, value in state.items() if name != "step"}
-        lines = differences(old, {"version": VERSION} | self._parameters)
-        if lines:
+        if lines := self._differences(state):
             shown = "\n  ".join(map(self._with_place, lines))
             raise FingerprintError(
                 f"the state belongs to another order (state -> this loader):\n  {shown}\n"
@@ -176,6 +174,14 @@ class Order:
                 f"at its step {step} (step={step})"
             )
         return step
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of this order."""
+        return not self._differences(state)
+
+    def _differences(self, state: Mapping[str, Any]) -> list[str]:
+        old = {name: value for name, value in state.items() if name != "step"}
+        return differences(old, {"version": VERSION} | self._parameters)
 
     def _with_place(self, line: str) -> str:
         """What differs, with where the stream is of which it is said."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.encoding.models.find import Model, find_model
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding.models.find import Model, find_model, hashed_with
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.reporting.facts.datasets import ReportDataset
 
@@ -46,6 +47,7 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
         return Decoding(model=None, reason=f"{missing[0]} is not installed here")
     try:
         model = find_model(name, text=settings["text"], is_offline=True)
+        model = hashed_with(model, DigestKind.of(settings))
     except WdsprepError as error:
         if wanted:
             raise

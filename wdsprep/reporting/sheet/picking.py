@@ -161,7 +161,7 @@ class Joiner:
         if receipt is None:
             return self._none("its shard has not been encoded")
         made_of, _, taken = receipt.input.partition(":")
-        if made_of != image.place.shard.sha256:
+        if made_of != image.place.shard.digest:
             return self._none("these latents were made of another shard of that name")
         if taken and image.place.number >= int(taken):
             return self._none("left out by --limit")
