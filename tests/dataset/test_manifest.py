@@ -1,12 +1,15 @@
+import hashlib
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.digests import FORM, FORMAT
+from wdsprep.dataset.digests import FIRST_FORM, FORM, FORMAT
 from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
 from wdsprep.dataset.sealed import seal
@@ -124,6 +127,31 @@ def test_fingerprint_is_frozen() -> None:
     assert fingerprint({"a": 1, "b": [256, 512]}) == (
         "06630645968c4d90e0cef41049e519309c127860006a27075a12df9fe0a3a47a"
     )
+    assert fingerprint({"a": 1, "b": [256, 512]} | FORM) == (
+        "feb8125097a97f23b1fde43195e75042c257318a1e15b248928846701d19f42e"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "digest", "other"),
+    [(FORM, blake3, "sha256"), (FIRST_FORM, hashlib.sha256, "blake3")],
+    ids=["now", "before"],
+)
+def test_a_dataset_keeps_the_digest_that_it_was_begun_with(
+    form: dict[str, Any], digest: Callable[[bytes], Any], other: str
+) -> None:
+    settings = {"buckets": [256, 512], **form}
+    receipts = [replace(receipt(unit), settings=settings) for unit in ("000000", "000001")]
+    whole = Manifest(dataset="images", settings=settings, receipts=receipts)
+    for sealed in (receipts[0].to_bytes(), whole.to_bytes()):
+        said = json.loads(sealed)
+        assert said["digest"] == digest(sealed.partition(b",")[2]).hexdigest()
+        assert said["format"] == form["format"]
+        (unit, *_) = said.get("units", [said])
+        assert unit["shards"][0].keys() == {"name", "nbytes", "samples", digest(b"").name}
+        assert other.encode() not in sealed
+    assert Manifest.from_bytes(whole.to_bytes(), "m").shards == whole.shards
+    assert [r.shards for r in whole.ledger] == [r.shards for r in receipts]
 
 
 def test_differences_are_said_as_a_user_would() -> None:
