@@ -50,7 +50,8 @@ def show(kept: dict[str, dict[str, Any]]) -> None:
 
 
 def _place(machine: dict[str, Any]) -> str:
-    return f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}"
+    what = f"{machine['date']}, commit {machine['commit']}"
+    return f"{what}, {machine['cores']} cores of {machine['cpu']}"
 
 
 def _sections(measured: Sequence[Measured], places: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ It begins with a word for each sample, 0 until the sample is there; behind them,
 apart as in the tar. A word is the sample's length and CRC-32, and is written after the sample.
 
 What a shard should hold says nothing of what came: a damaged one is known by the same digest as the
-one that replaces it, and its SHA-256 proves nothing before all of it is here. So the CRC-32 begins
+one that replaces it, and its digest proves nothing before all of it is here. So the CRC-32 begins
 with the stamp of the object that the bytes are from, its ETag and time, which is looked up when a
 loader opens the shard (one HEAD, beside the GET of its index). A shard that was written anew has
 another stamp: no word fits any more, whatever the bytes are, and its samples are fetched again.
