@@ -26,7 +26,7 @@ from wdsprep.loading.effects import TEXTS, Effects
 from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
-from wdsprep.loading.shelves.local import ByteColumns, SamplePlace, Shelf, ShelfFound
+from wdsprep.loading.shelves.local import ByteColumns, SamplePlaces, Shelf
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
@@ -154,22 +154,23 @@ class Reader:
         self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool
     ) -> "list[memoryview | str]":
         """Of each row what follows its part of the columns, or why the sample cannot be had."""
-        places: dict[int, dict[int, SamplePlace]] = {}
-        for number, row in enumerate(rows):
-            own = places.setdefault(batch.stream[row], {})
-            own[number] = batch.shard[row], batch.index[row]
-        found: dict[int, memoryview | str] = {}
-        for stream, own in places.items():
-            for number, came in self.shelves[stream].fill(own, columns, rest=rest).items():
-                found[number] = self._had(came)
-        return [found[number] for number in range(len(rows))]
+        some = slice(rows.start, rows.stop)
+        streams, shards, indices = batch.stream[some], batch.shard[some], batch.index[some]
+        found: list[memoryview | str] = [""] * len(rows)
+        for stream in set(streams):
+            own = [number for number, other in enumerate(streams) if other == stream]
+            places = SamplePlaces(own, [shards[n] for n in own], [indices[n] for n in own])
+            came = self.shelves[stream].fill(places, columns, rest=rest)
+            for number, one in zip(own, came, strict=True):
+                found[number] = one if isinstance(one, memoryview) else self._fault(one)
+        return found
 
-    def _had(self, found: ShelfFound) -> "memoryview | str":
-        if isinstance(found, NotFoundError):
-            if not self.skip_missing:
-                raise found
-            return MISSING
-        return str(found) if isinstance(found, BadSampleError) else found
+    def _fault(self, error: "BadSampleError | NotFoundError") -> str:
+        if isinstance(error, BadSampleError):
+            return str(error)
+        if not self.skip_missing:
+            raise error
+        return MISSING
 
     def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
         faults = {}

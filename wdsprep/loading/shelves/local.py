@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -33,7 +33,16 @@ NONE = memoryview(b"")
 
 ByteColumns = Sequence[Bytes]
 """Of each part that samples begin with: a row of so many bytes for each."""
-SamplePlace = tuple[int, int]  # of a sample: its shard, and its number there
+
+
+class SamplePlaces(NamedTuple):
+    """Some samples: the row that each is for, its shard, and its number there."""
+
+    rows: Sequence[int]
+    shards: Sequence[int]
+    indices: Sequence[int]
+
+
 ShelfFound = memoryview | BadSampleError | NotFoundError  # what follows, or why nothing came
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
@@ -46,10 +55,10 @@ class Shelf(Protocol):
         """Whether it makes use of being told what to expect."""
 
     def fill(
-        self, places: Mapping[int, SamplePlace], columns: ByteColumns, *, rest: bool = False
-    ) -> dict[int, ShelfFound]:
-        """Put the first bytes of the sample for each row into that row of the columns, one after
-        another, and give the rest of it, if that is wanted. With no columns that is all of it."""
+        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+    ) -> list[ShelfFound]:
+        """Put the first bytes of each sample into its row of the columns, one after another, and
+        give the rest of it, if that is wanted. With no columns that is all of it."""
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Say what will be asked for, each sample once, and what will be said next; it may be
@@ -142,11 +151,14 @@ def _offsets(data: bytes) -> memoryview:
     return np.frombuffer(whole, "<u8").astype(np.uint64, copy=False).data
 
 
-class _Read(NamedTuple):
-    row: int
-    fd: int
-    start: int
-    nbytes: int
+class _Reads(NamedTuple):
+    """Samples to read: the number of each among those asked for, its row, and where it lies."""
+
+    numbers: list[int]
+    rows: list[int]
+    fds: list[int]
+    starts: list[int]
+    sizes: list[int]
 
 
 class LocalShelf:
@@ -162,13 +174,13 @@ class LocalShelf:
         _in_use.add(self)
 
     def fill(
-        self, places: Mapping[int, SamplePlace], columns: ByteColumns, *, rest: bool = False
-    ) -> dict[int, ShelfFound]:
+        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+    ) -> list[ShelfFound]:
         least = sum(column.shape[1] for column in columns)
-        found: dict[int, ShelfFound] = dict.fromkeys(places, NONE)
-        reads = []
+        found: list[ShelfFound] = [NONE] * len(places.rows)
+        reads = _Reads([], [], [], [], [])
         opened: dict[int, OpenShard] = {}  # until all is read
-        for row, (shard, index) in places.items():
+        for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
             try:
                 if shard not in opened:
                     opened[shard] = self._shards.get(shard)
@@ -176,11 +188,18 @@ class LocalShelf:
                 if end - start < least:
                     raise too_short()
             except (BadSampleError, NotFoundError) as error:
-                found[row] = error
+                found[number] = error
             else:
-                nbytes = end - start if rest else least
-                reads.append(_Read(row, opened[shard].fd, start, nbytes))
-        return found | _done(reads, columns, least if rest else None) if reads else found
+                reads.numbers.append(number)
+                reads.rows.append(row)
+                reads.fds.append(opened[shard].fd)
+                reads.starts.append(start)
+                reads.sizes.append(end - start if rest else least)
+        if reads.numbers:
+            came = _done(reads, columns, least if rest else None)
+            for number, one in zip(reads.numbers, came, strict=True):
+                found[number] = one
+        return found
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Nothing to do."""
@@ -206,31 +225,30 @@ def too_short() -> BadSampleError:
     return BadSampleError("it has fewer bytes than it should", code="truncated")
 
 
-def _done(
-    reads: Sequence[_Read], columns: ByteColumns, tails_from: int | None
-) -> dict[int, ShelfFound]:
-    """What each row has after its first bytes, if it is wanted."""
-    rows, fds, starts, sizes = (list(each) for each in zip(*reads, strict=True))
+def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ShelfFound]:
+    """What each has after its first bytes, if it is wanted."""
     tails: list[Bytes] = []
     if tails_from is not None:
-        tails = [np.empty(size - tails_from, np.uint8) for size in sizes]
-    vectors = np.empty((len(reads), len(columns) + bool(tails), 2), np.uint64)
+        tails = [np.empty(size - tails_from, np.uint8) for size in reads.sizes]
+    vectors = np.empty((len(reads.rows), len(columns) + bool(tails), 2), np.uint64)
     for part, column in enumerate(columns):
-        last = column[max(rows)].data
+        last = column[max(reads.rows)].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
             raise ValueError("the rows of a column must be bytes to write to, one after another")
-        vectors[:, part, 0] = address_of(column) + np.multiply(rows, column.strides[0])
+        vectors[:, part, 0] = address_of(column) + np.multiply(reads.rows, column.strides[0])
         vectors[:, part, 1] = column.shape[1]
     if tails:
         vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
-    found: list[ShelfFound] = [tail.data for tail in tails] or [NONE] * len(reads)
-    for number in np.flatnonzero(read_all(fds, starts, vectors) != sizes).tolist():
-        buffers = [column[rows[number]] for column in columns] + list(tails[number : number + 1])
+    found: list[ShelfFound] = [tail.data for tail in tails] or [NONE] * len(reads.rows)
+    short = read_all(reads.fds, reads.starts, vectors) != reads.sizes
+    for number in np.flatnonzero(short).tolist():
+        row = reads.rows[number]
+        buffers = [column[row] for column in columns] + list(tails[number : number + 1])
         try:
-            _fill_slowly(fds[number], buffers, starts[number])
+            _fill_slowly(reads.fds[number], buffers, reads.starts[number])
         except BadSampleError as error:
             found[number] = error
-    return dict(zip(rows, found, strict=True))
+    return found
 
 
 def _fill_slowly(fd: int, buffers: Sequence[Bytes], start: int) -> None:

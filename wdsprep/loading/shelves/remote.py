@@ -2,7 +2,7 @@
 soon are fetched beforehand, neighbours together, and copied from what has come."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from wdsprep.loading.shelves.local import (
     OPEN_SHARDS,
     ByteColumns,
     OpenShards,
-    SamplePlace,
+    SamplePlaces,
     ShelfFound,
     WantedRows,
     bring_back,
@@ -68,23 +68,23 @@ class RemoteShelf:
             lambda name: store.stamp(name) if cache else "",
         )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
-        self._coming: dict[SamplePlace, Future[_Piece]] = {}
+        self._coming: dict[tuple[int, int], Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)
         self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(
-        self, places: Mapping[int, SamplePlace], columns: ByteColumns, *, rest: bool = False
-    ) -> dict[int, ShelfFound]:
-        found: dict[int, ShelfFound] = {}
-        for row, place in places.items():
+        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+    ) -> list[ShelfFound]:
+        found: list[ShelfFound] = []
+        for row, shard, index in zip(*places, strict=True):
             try:
-                found[row] = self._fill(place, [column[row] for column in columns], rest)
+                found.append(self._fill(shard, index, [column[row] for column in columns], rest))
             except (BadSampleError, NotFoundError) as error:
-                found[row] = error
+                found.append(error)
         return found
 
-    def _fill(self, place: SamplePlace, buffers: Sequence[Bytes], rest: bool) -> memoryview:
-        data = np.frombuffer(self._bytes(*place), np.uint8)
+    def _fill(self, shard: int, index: int, buffers: Sequence[Bytes], rest: bool) -> memoryview:
+        data = np.frombuffer(self._bytes(shard, index), np.uint8)
         if len(data) < sum(map(len, buffers)):
             raise too_short()
         start = 0
