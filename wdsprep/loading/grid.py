@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import eq
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -55,19 +56,22 @@ class Grid:
     def keys(self, heads: Bytes) -> list[str | None]:
         """The key of each row, or None where a head is not what it should be."""
         good = np.ones(len(heads), np.bool_)
-        stems = []
+        names = []
         for item, place, usual in zip(self.fields, self.heads, self._usual, strict=True):
             own = heads[:, place.stop - len(item.header) - BLOCK : place.stop]
             sound = usual.fits(own)
             if not sound.all():
                 sound[~sound] = _sound(own[~sound], item)
             good &= sound
-            stems.append(_stems(own, f".{item.name}".encode()))
+            names.append(_names(own))
+        ends = [f".{item.name}".encode() for item in self.fields]
+        stems = [name[: -len(ends[0])] for name in names[0]]
+        for own_names, end in zip(names, ends, strict=True):
+            if own_names != (expected := [stem + end for stem in stems]):
+                good &= np.fromiter(map(eq, own_names, expected), np.bool_)
         return [
-            stem[0].decode("utf-8", "surrogateescape")
-            if fine and stem[0] and stem.count(stem[0]) == len(stem)
-            else None
-            for fine, stem in zip(good.tolist(), zip(*stems, strict=True), strict=True)
+            stem.decode("utf-8", "surrogateescape") if fine and stem else None
+            for fine, stem in zip(good.tolist(), stems, strict=True)
         ]
 
 
@@ -128,10 +132,9 @@ def _stated_sums(tar: Bytes) -> NDArray[np.int64]:
     return sums
 
 
-def _stems(tar: Bytes, suffix: bytes) -> list[bytes]:
-    """The names without their suffix; empty where it is another."""
-    names = np.ascontiguousarray(tar[:, _NAME]).view("S100").ravel().tolist()
+def _names(tar: Bytes) -> list[bytes]:
+    names: list[bytes] = np.ascontiguousarray(tar[:, _NAME]).view("S100").ravel().tolist()
     if tar[:, 345].any():
         folders = np.ascontiguousarray(tar[:, 345:500]).view("S155").ravel().tolist()
         names = [f + b"/" + n if f else n for f, n in zip(folders, names, strict=True)]
-    return [n[: -len(suffix)] if n.endswith(suffix) else b"" for n in names]
+    return names

@@ -8,6 +8,7 @@ reads all rows of a run, which needs no lock of the interpreter, and a seventh i
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -88,19 +89,28 @@ class Reader:
         depends on nothing but the damaged one."""
         whole = self.raw or not self.datasets[batch.stream[0]].fields
         read = self._read_whole if whole else self._read_arrays
-        left = [rows]
-        wanted = {row: (batch.shard[row], batch.index[row]) for row in rows}
-        drawn, damaged = dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
-        while left:
-            faults = {row: why for some in left for row, why in read(batch, some).items()}
+        faults = read(batch, rows)
+        if faults:
+            self._replace(batch, faults, read)
+        self.effects.finish(batch, rows)
+
+    def _replace(
+        self,
+        batch: Batch,
+        faults: dict[int, str],
+        read: Callable[[Batch, range], dict[int, str]],
+    ) -> None:
+        wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
+        drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
+        while faults:
             for row, reason in faults.items():
                 self._tell(batch, row, reason)
                 damaged[row] += reason != MISSING
                 if damaged[row] == ATTEMPTS:
                     raise FormatError(self._lost(batch, row, reason))
                 drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
-            left = [range(row, row + 1) for row in faults]
-        self.effects.finish(batch, rows)
+            again = [read(batch, range(row, row + 1)) for row in faults]
+            faults = {row: why for some in again for row, why in some.items()}
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
         """The sample that takes the place of one that was read, but came to nothing later."""
@@ -237,15 +247,16 @@ class Reader:
         own = {name: view[rows.start : rows.stop] for name, view in batch.views.items()}
         rest = not {*TEXTS, "json"}.isdisjoint(self.names)
         came = self._get(batch, rows, grid.columns(heads, own), rest=rest)
+        keys = grid.keys(heads)
+        batch.keys[rows.start : rows.stop] = [key or "" for key in keys]
         faults: dict[int, str] = {}
-        for row, tail, key in zip(rows, came, grid.keys(heads), strict=True):
+        for row, tail, key in zip(rows, came, keys, strict=True):
             if isinstance(tail, str):
                 faults[row] = tail
             elif key is None or rest:
                 fault = self._take_tail(batch, row, tail, grid.padding, key)
                 if fault:
                     faults[row] = fault
-            batch.keys[row] = key or ""
         return faults
 
     def _take_tail(

@@ -25,6 +25,8 @@ from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
+SMALL_AT_ONCE = 256  # of latents that take together no more than
+SMALL_NBYTES = 8 << 20
 FIRST_ROWS = 16  # of the first batch, which all threads read
 CROPS_AT_ONCE = 8  # that it reads and decodes
 STEPS_AT_ONCE = 32  # that are ordered at a time
@@ -83,7 +85,7 @@ def filled(
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
     close = weakref.finalize(reader, _close, pool, reader.shelves)
-    most = CROPS_AT_ONCE if "made" in plan.names else ROWS_AT_ONCE
+    most = _rows_at_once(plan)
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
@@ -100,6 +102,16 @@ def filled(
             yield _finished(*queue.popleft())
     finally:
         close()
+
+
+def _rows_at_once(plan: LoadPlan) -> int:
+    """What is done once for all of them is most of the work where samples are small."""
+    if "made" in plan.names:
+        return CROPS_AT_ONCE
+    if plan.datasets[0].kind != "latents":
+        return ROWS_AT_ONCE
+    largest = max(dataset.sample_nbytes for dataset in plan.datasets)
+    return max(ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
 def _close(pool: ThreadPoolExecutor, shelves: tuple[Shelf, ...]) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from wdsprep.loading.order.chance import Ints
 
-AT_ONCE = 64  # reads in a call
+AT_ONCE = 256  # reads in a call
 _PREADV = 7
 _READ = np.dtype(
     {
@@ -90,8 +90,9 @@ class _Queue:
         steps = np.arange(AT_ONCE, dtype=np.uint64) * _READ.itemsize
         self._list = address_of(self._reads) + steps
         self._events = np.zeros(AT_ONCE, _EVENT)
+        self._list_at, self._events_at = address_of(self._list), address_of(self._events)
         try:  # nothing yet: a sandbox may allow one call and forbid another
-            _call("io_submit", self._id, ctypes.c_long(0), ctypes.c_void_p(address_of(self._list)))
+            _call("io_submit", self._id, ctypes.c_long(0), ctypes.c_void_p(self._list_at))
             self._found(least=0, most=1)
         except OSError:
             self.end()
@@ -117,7 +118,7 @@ class _Queue:
         """How many were begun: a call ends before a read that cannot be."""
         first = begun = 0
         while first < count:
-            where = ctypes.c_void_p(address_of(self._list[first:]))
+            where = ctypes.c_void_p(self._list_at + first * self._list.itemsize)
             try:
                 some = _call("io_submit", self._id, ctypes.c_long(count - first), where)
             except OSError:
@@ -128,7 +129,7 @@ class _Queue:
         return begun
 
     def _found(self, *, least: int, most: int) -> NDArray[Any]:
-        where = ctypes.c_void_p(address_of(self._events))
+        where = ctypes.c_void_p(self._events_at)
         counts = ctypes.c_long(least), ctypes.c_long(most)
         while True:
             try:
