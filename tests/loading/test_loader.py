@@ -99,6 +99,18 @@ def test_values_are_those_numpy_reads_from_the_tar(
             assert batch["json"][row] == json.loads(stored[f"{key}.json"])
 
 
+def test_batches_of_more_rows_than_are_read_at_once_are_whole(data: str) -> None:
+    stored = {
+        key: latent
+        for batch in load(data, epochs=2)
+        for key, latent in zip(batch["key"], batch["latent"], strict=True)
+    }
+    first, second = load(data, global_batch=300, epochs=2)  # the first is read in small parts
+    for batch in (first, second):
+        assert sorted(batch["key"]) == sorted(stored)
+        assert torch.equal(batch["latent"], torch.stack([stored[key] for key in batch["key"]]))
+
+
 @pytest.mark.parametrize(
     "names", [("emb",), ("latent",), ("emb", "txt"), ("key",), ("latent", "json")]
 )
