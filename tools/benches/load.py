@@ -5,9 +5,10 @@ together. wdsprep reads in its global order; the others in order, which is their
 webdataset once with shuffle(1000) and litdata once shuffled. MosaicML streaming and litdata read
 copies in their own formats.
 A resume is the time from opening the dataset to the first batch; webdataset has none but reading
-everything before. Imports and making the data are left out. The limit is a thread for each core
-that does nothing but read the same samples, in a random order, into the rows of a few batches of
-fresh memory; of a resume, one batch of them from shards that are open.
+everything before. Imports and making the data are left out. Below a table stands how many threads
+torch has for itself in each of them. The limit is a thread for each core that does nothing but read
+the same samples, in a random order, into the rows of a few batches of fresh memory; of a resume,
+one batch of them from shards that are open.
 
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
@@ -205,6 +206,7 @@ def _webdataset(folder: str, shuffle: int = 0) -> Any:
 
 
 def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
+    import torch
     from torch.utils.data import DataLoader
 
     batches = (
@@ -218,6 +220,7 @@ def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
     for _ in batches:
         pass
     took(time.perf_counter() - started)
+    note(f"torch.set_num_threads({torch.get_num_threads()})")
 
 
 def copy(folder: str, batches: int = 0) -> None:

@@ -133,7 +133,10 @@ def main() -> None:
     if action == "make":
         peer.make(folder, more[0])
     elif action == "rate":
+        import torch
+
         print(f"took {read(peer.loader(folder, int(more[0])))}")
+        print(f"note torch.set_num_threads({torch.get_num_threads()})")
     elif action == "save":
         Path(f"{folder}.{library}.state").write_text(json.dumps(peer.state(folder, int(more[0]))))
     else:
