@@ -3,8 +3,8 @@
 A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
 each. In latent shards all arrays lie at fixed places, so a read of a sample puts each array
 straight into its row of a tensor and the headers between them into a scratch row; headers are then
-checked for many rows at once. By a flame graph four fifths of a thread's time are the one call that
-reads all rows of a run, which needs no lock of the interpreter, and a seventh is checking headers.
+checked for many rows at once. Most of a thread's time is the one call that reads all rows of a run,
+which needs no lock of the interpreter; a tenth is checking headers.
 """
 
 import logging

@@ -3,8 +3,11 @@
 Between two reads a thread needs the interpreter's lock for a moment, and where a few threads read
 a hundred kilobytes at a time they spend as long waiting for it as reading. `io_submit` of Linux
 takes a list of reads; those of a file that is opened as usual it does before it returns, as if each
-had been a `preadv`. Where there is none, because the kernel leaves it out, a sandbox forbids it, or
-others have used up what the machine allows (`fs.aio-max-nr`), each read is a call of its own.
+had been a `preadv`. Beside `os.preadv` in the same threads it brings 1.2 times the samples where
+they have 166 KB and a batch 64 of them, and 1.4 times where they have 20 KB and a batch 1,024 (two
+cores, page cache). Look again when Python runs without that lock. Where there is no such call,
+because the kernel leaves it out, a sandbox forbids it, or others have used up what the machine
+allows (`fs.aio-max-nr`), each read is a call of its own.
 """
 
 import ctypes
