@@ -3,7 +3,9 @@
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +13,8 @@ from typing import Protocol
 from wdsprep.errors import UsageError
 
 CHUNK_NBYTES = 8 << 20
+AHEAD = 4  # chunks of a stream on their way at once
+WATCHED_BEHIND = 2  # chunks that wait to be watched, at most
 OnBytes = Callable[[bytes], object]
 HELD = ".hold"  # how names end that are there to be held
 Ours = Callable[[str], object]
@@ -147,8 +151,12 @@ def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = Fa
 
 
 class StoreReader(io.RawIOBase):
-    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone;
-    `watch` sees every chunk once."""
+    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone.
+
+    Who asks for a second chunk will want them all, so from then on `ahead` of them are on their
+    way at once: one after the other, they would wait for each other's first byte. What `watch`
+    makes of a chunk, a hash as a rule, is made in a thread of its own meanwhile.
+    """
 
     def __init__(
         self,
@@ -158,12 +166,18 @@ class StoreReader(io.RawIOBase):
         start: int = 0,
         chunk_nbytes: int = CHUNK_NBYTES,
         watch: OnBytes | None = None,
+        ahead: int = AHEAD,
     ) -> None:
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
         self._watch = watch
         self._chunk = memoryview(b"")
-        self._next = start
+        self._start = self._next = start  # of the file, and of the next chunk
         self._ended = False
+        self._ahead = ahead
+        self._coming: deque[Future[bytes]] = deque()
+        self._watched: deque[Future[object]] = deque()
+        self._readers: ThreadPoolExecutor | None = None
+        self._watcher: ThreadPoolExecutor | None = None
 
     def readable(self) -> bool:
         return True
@@ -178,12 +192,56 @@ class StoreReader(io.RawIOBase):
         return count
 
     def _fetch(self) -> None:
-        data = self._store.read(self._name, start=self._next, nbytes=self._chunk_nbytes)
-        if self._watch is not None:
-            self._watch(data)
+        self._chunk = memoryview(b"")
+        is_first = self._next == self._start
+        data = self._read(self._next) if is_first or not self._ahead else self._come()
+        self._ended = len(data) < self._chunk_nbytes
+        self._show(data, at_once=is_first and self._ended)
         self._chunk = memoryview(data)
         self._next += len(data)
-        self._ended = len(data) < self._chunk_nbytes
+
+    def _read(self, start: int) -> bytes:
+        return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
+
+    def _come(self) -> bytes:
+        """The next chunk of those on their way; after an error, the same one is asked for anew."""
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
+        for n in range(len(self._coming), self._ahead):
+            start = self._next + n * self._chunk_nbytes
+            self._coming.append(self._readers.submit(self._read, start))
+        try:
+            return self._coming.popleft().result()
+        except BaseException:
+            for later in self._coming:
+                later.cancel()
+            self._coming.clear()
+            raise
+
+    def _show(self, data: bytes, *, at_once: bool) -> None:
+        """A file of one chunk needs no thread."""
+        if self._watch is None or not data:
+            return
+        if at_once:
+            self._watch(data)
+            return
+        if self._watcher is None:
+            self._watcher = ThreadPoolExecutor(1, "watch")
+        while len(self._watched) >= WATCHED_BEHIND:
+            self._watched.popleft().result()
+        self._watched.append(self._watcher.submit(self._watch, data))
+
+    def close(self) -> None:
+        """Then `watch` has seen each chunk that was read, in order."""
+        try:
+            if self._readers is not None:
+                self._readers.shutdown(cancel_futures=True)
+            while self._watched:
+                self._watched.popleft().result()
+            if self._watcher is not None:
+                self._watcher.shutdown()
+        finally:
+            super().close()
 
 
 def stream(
@@ -194,9 +252,13 @@ def stream(
     start: int = 0,
     chunk_nbytes: int = CHUNK_NBYTES,
     watch: OnBytes | None = None,
+    ahead: int = AHEAD,
 ) -> io.BufferedReader:
-    """Read a file of any size from `start` in bounded memory."""
-    reader = StoreReader(store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch)
+    """Read a file of any size from `start` in bounded memory. `watch` has seen each chunk that was
+    read, in order, when the stream is closed."""
+    reader = StoreReader(
+        store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch, ahead=ahead
+    )
     return io.BufferedReader(reader, 1 << 16)
 
 

@@ -123,7 +123,8 @@ class TextTable:
     @contextlib.contextmanager
     def _lines(self, start: int = 0, end: int | None = None) -> Iterator["_Lines"]:
         what = f"{self.store.url}/{self.name}"
-        open_stream = partial(stream, self.store, self.name, chunk_nbytes=BLOCK_NBYTES)
+        # A slice ends soon, and what lies beyond it is another's.
+        open_stream = partial(stream, self.store, self.name, chunk_nbytes=BLOCK_NBYTES, ahead=0)
         try:
             if self.name.lower().endswith(".gz"):
                 with gzip.open(open_stream()) as packed:
