@@ -8,12 +8,15 @@ forwarded on a connection of its own. The Host header goes upstream as the clien
 S3 signatures cover it. When upstream cannot be reached, the client's connection is closed.
 """
 
+import base64
 import contextlib
 import http.client
 import http.server
 import socket
+import ssl
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
@@ -22,6 +25,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 CHUNK = 64 * 1024
+CRC = "x-amz-checksum-crc32"
+GIVEN_BACK = ("x-amz-checksum-algorithm", CRC)  # by a server that knows what they ask for
 HOP_BY_HOP = {"connection", "keep-alive", "expect", "transfer-encoding", "te", "trailer", "upgrade"}
 ERROR_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
@@ -47,8 +52,9 @@ class Truncate:
 class Status:
     """Answer with this status and an S3 error; upstream never sees the request."""
 
-    code: int
+    status: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,12 @@ class Chunked:
     """Give the answer in chunks, without its length."""
 
 
-Fault = Drop | DropAfter | Truncate | Status | Delay | DelayBody | Give | Chunked
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """Pass the request on with another first byte of its body."""
+
+
+Fault = Drop | DropAfter | Truncate | Status | Delay | DelayBody | Give | Chunked | Bend
 Rule = Callable[[str, str, int, Message], Fault | None]
 
 
@@ -110,6 +121,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = self.server.decide(self.command, self.path, self.headers)
         if isinstance(fault, Delay):
             self.server.closing.wait(fault.seconds)
+        if isinstance(fault, Bend):
+            body = bytes([body[0] ^ 1]) + body[1:]
+        if self.server.knows_crc and self.is_another(body):
+            fault = Status(400, code="BadDigest")
         if isinstance(fault, Drop):
             self.close_connection = True
         elif isinstance(fault, Status):
@@ -121,6 +136,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.forward(body, fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = relay  # noqa: N815
+
+    def is_another(self, body: bytes) -> bool:
+        """Whether it is not the one that the CRC-32 in the head is of."""
+        said = self.headers.get(CRC)
+        return said is not None and base64.b64decode(said) != zlib.crc32(body).to_bytes(4, "big")
 
     def is_chunked(self) -> bool:
         return "chunked" in self.headers.get("Transfer-Encoding", "").lower()
@@ -143,10 +163,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return data
 
     def refuse(self, fault: Status) -> None:
-        code = ERROR_CODES.get(fault.code, http.HTTPStatus(fault.code).phrase.replace(" ", ""))
+        phrase = http.HTTPStatus(fault.status).phrase.replace(" ", "")
+        code = fault.code or ERROR_CODES.get(fault.status, phrase)
         text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>"
         headers = {"Content-Type": "application/xml", **fault.headers}
-        self.answer(fault.code, list(headers.items()), text.encode())
+        self.answer(fault.status, list(headers.items()), text.encode())
 
     def forward(self, body: bytes, fault: Fault | None) -> None:
         upstream = http.client.HTTPConnection(*self.server.upstream, timeout=60)
@@ -161,7 +182,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(fault, DropAfter):
             self.close_connection = True
         else:
-            self.answer(response.status, response.getheaders(), data, fault)
+            given = [(name, self.headers[name]) for name in GIVEN_BACK if name in self.headers]
+            told = given if self.server.knows_crc and response.status == 200 else []
+            self.answer(response.status, response.getheaders() + told, data, fault)
 
     def ask(self, upstream: http.client.HTTPConnection, body: bytes) -> http.client.HTTPResponse:
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -210,9 +233,16 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, upstream: tuple[str, int], rule: Rule) -> None:
+    def __init__(
+        self,
+        upstream: tuple[str, int],
+        rule: Rule,
+        tls: ssl.SSLContext | None,
+        *,
+        knows_crc: bool,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.upstream, self.rule = upstream, rule
+        self.upstream, self.rule, self.tls, self.knows_crc = upstream, rule, tls, knows_crc
         self.lock, self.closing = threading.Lock(), threading.Event()
         self.requests: list[tuple[str, str]] = []
         self.errors: list[BaseException] = []
@@ -223,6 +253,13 @@ class Server(http.server.ThreadingHTTPServer):
             self.requests.append((method, path))
             n = len(self.requests)
         return self.rule(method, path, n, headers)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        plain, address = super().get_request()
+        if self.tls is None:
+            return plain, address
+        wrapped = self.tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        return wrapped, address  # the handler's thread shakes hands, when it reads
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self.lock:
@@ -247,13 +284,25 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class FaultProxy:
-    """The proxy as a context manager; an exception in the rule comes out at its end."""
+    """The proxy as a context manager; an exception in the rule comes out at its end.
 
-    def __init__(self, upstream_url: str, rule: Rule) -> None:
+    With `tls` it serves HTTPS. With `knows_crc` it is as a server that compares the CRC-32 of
+    bodies, whatever the one behind it does.
+    """
+
+    def __init__(
+        self,
+        upstream_url: str,
+        rule: Rule,
+        *,
+        tls: ssl.SSLContext | None = None,
+        knows_crc: bool = False,
+    ) -> None:
         parts = urlsplit(upstream_url)
-        self._server = Server((parts.hostname or "127.0.0.1", parts.port or 80), rule)
+        upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
+        self._server = Server(upstream, rule, tls, knows_crc=knows_crc)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
 
     @property
     def requests(self) -> list[tuple[str, str]]:

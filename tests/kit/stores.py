@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ BIG = random.Random(0).randbytes(11 * MIB)  # three parts
 
 @contextlib.contextmanager
 def through(
-    server: S3Server, bucket: str, rule: Rule, monkeypatch: pytest.MonkeyPatch
+    server: S3Server, bucket: str, rule: Rule, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> Iterator[tuple[FaultProxy, S3Store]]:
-    with FaultProxy(server.url, rule) as proxy, monkeypatch.context() as patch:
+    with FaultProxy(server.url, rule, **options) as proxy, monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         with opened(f"s3://{bucket}/data") as store:
             yield proxy, store

@@ -1,9 +1,9 @@
 """S3 and what speaks like it. Credentials, profile, region and `AWS_ENDPOINT_URL` are boto3's own.
 
 A file becomes visible by one PUT, or by the completion of a multipart upload whose parts go out
-while the next ones are still being written. Each body carries its MD5, so the server refuses what
-the network bent. A failure aborts the upload. A killed writer leaves at most an upload that nobody
-sees; `sweep` aborts it where that writer is known to be dead, or else after a day.
+while the next ones are still being written. Each body carries a checksum, so the server refuses
+what the network bent. A failure aborts the upload. A killed writer leaves at most an upload that
+nobody sees; `sweep` aborts it where that writer is known to be dead, or else after a day.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
 from wdsprep.store.s3.retry import FIRST_PAUSE_S, retrying, translated, unusable_settings
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
+    BodyChecks,
     S3Sink,
     Writer,
     abort_upload,
@@ -43,6 +45,23 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
 _CLIENT_LOCK = threading.Lock()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Own:
+    """What belongs to one process."""
+
+    client: Any
+    reads: Reads
+    checks: BodyChecks
+
+
+def _checks_of(client: Any) -> BodyChecks:
+    """Over TLS bodies go unsigned: left to itself, botocore signs those without an MD5."""
+    config = client.meta.config
+    is_plain = client.meta.endpoint_url.startswith("http:")
+    config.s3 = {**(config.s3 or {}), "payload_signing_enabled": is_plain}
+    return BodyChecks(is_signed=is_plain and config.signature_version == "s3v4")
+
+
 class S3Store:
     """Implements `wdsprep.store.base.Store` on a bucket and a key prefix."""
 
@@ -54,7 +73,7 @@ class S3Store:
             raise UsageError(f"{url}: names no bucket: give s3://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._clients: dict[int, tuple[Any, Reads]] = {}
+        self._clients: dict[int, _Own] = {}
         self._holds = Holds(self._ask)
 
     @property
@@ -67,16 +86,17 @@ class S3Store:
 
     @property
     def client(self) -> Any:
-        return self._own[0]
+        return self._own.client
 
     @property
-    def _own(self) -> tuple[Any, Reads]:
+    def _own(self) -> "_Own":
         """A client belongs to the process that made it: a fork must not share its connections."""
         process = os.getpid()
         with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
             if process not in self._clients:
                 client = self._new_client()
-                self._clients[process] = client, Reads(client)
+                checks = _checks_of(client)
+                self._clients[process] = _Own(client=client, reads=Reads(client), checks=checks)
             return self._clients[process]
 
     def _new_client(self) -> Any:
@@ -86,7 +106,7 @@ class S3Store:
 
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 1},  # see retry.py
-            request_checksum_calculation="when_required",  # bodies carry an MD5 instead
+            request_checksum_calculation="when_required",  # BodyChecks says what bodies carry
             response_checksum_validation="when_required",
             connect_timeout=10,
             max_pool_connections=64,
@@ -103,7 +123,7 @@ class S3Store:
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
         if own := self._clients.pop(os.getpid(), None):
-            own[0].close()
+            own.client.close()
 
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)
@@ -135,14 +155,14 @@ class S3Store:
         ask = self._range(name, start, nbytes)
         with self._translated(name):
             self._holds.refresh()
-            return retrying(lambda: self._own[1].get(ask), pause_s=self._first_pause_s)[:nbytes]
+            return retrying(lambda: self._own.reads.get(ask), pause_s=self._first_pause_s)[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
         ask = self._range(name, start, len(buffer))
         with self._translated(name):
             self._holds.refresh()
-            reads = self._own[1]
+            reads = self._own.reads
             return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
 
     def _range(self, name: str, start: int, nbytes: int | None) -> GetRequest:
@@ -161,7 +181,8 @@ class S3Store:
         part_nbytes = sys.maxsize if exclusive else self._part_nbytes
         with self._translated(name):
             key = self._key(name)
-            sink = S3Sink(partial(self._ask, Key=key), f"{self._bucket}/{key}", part_nbytes)
+            ask, place = partial(self._ask, Key=key), f"{self._bucket}/{key}"
+            sink = S3Sink(ask, place, part_nbytes, self._own.checks)
             try:
                 yield sink
                 sink.finish({"IfNoneMatch": "*"} if exclusive else {})

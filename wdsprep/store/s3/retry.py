@@ -33,6 +33,7 @@ REFUSED = {
     "InvalidToken": "the session token is wrong: check AWS_SESSION_TOKEN",
     "RequestTimeTooSkewed": f"the clock of {socket.gethostname()} is wrong: set it, or start NTP",
 }
+UNKNOWN = (400, 501)  # statuses of a server that does not know what a header asks for
 T = TypeVar("T")
 
 
@@ -54,7 +55,8 @@ def is_transient(error: Exception) -> bool:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
-        return code_of(error) in BUSY or _status(error) == 429 or _status(error) >= 500
+        status = status_of(error)
+        return code_of(error) in BUSY or status == 429 or (status >= 500 and status not in UNKNOWN)
     lost = (ConnectionError, HTTPClientError, ResponseParserError, ShortReadError)
     return isinstance(error, lost) and not isinstance(error, SSLError)
 
@@ -63,7 +65,7 @@ def code_of(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _status(error: Any) -> int:
+def status_of(error: Any) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -80,7 +82,7 @@ def translated(what: str, bucket: str) -> Iterator[None]:
 
 
 def _answered(error: Any, what: str, bucket: str) -> StoreError:
-    code, status = code_of(error), _status(error)
+    code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return NotFoundError(f"{bucket}: no such bucket: create it, or check the name")
     if code in ("NoSuchKey", "404"):

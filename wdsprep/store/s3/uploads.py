@@ -19,14 +19,16 @@ import socket
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wdsprep.store.holds import boot
-from wdsprep.store.s3.retry import code_of
+from wdsprep.store.s3.retry import UNKNOWN, code_of, status_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -40,11 +42,45 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 
 
+@dataclass(kw_only=True, slots=True)
+class BodyChecks:
+    """By what a server checks the bodies that one store sends it: what costs least of what it is
+    known to check.
+
+    Over plain HTTP the signature holds the SHA-256 of the body, and no more is needed. Over TLS a
+    body goes unsigned, with its MD5, which all servers know. One that names CRC-32 when an upload
+    begins wants it with each part; from when it has given one back, it is believed to compare them,
+    and the MD5 is left out. Some name it and compare nothing, and some refuse to begin: their parts
+    have an MD5 as ever. CRC-32 is what the standard library has: 3,400 MB/s here, beside 660 of
+    MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package for what is then a
+    fiftieth of the time.
+    """
+
+    is_signed: bool
+    is_refused: bool = False
+    is_given_back: bool = False
+
+    def of(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
+        if self.is_signed:
+            return {}
+        sums = {"ChecksumCRC32": _base64(zlib.crc32(data).to_bytes(4, "big"))} if with_crc else {}
+        if not (with_crc and self.is_given_back):
+            sums["ContentMD5"] = _base64(hashlib.md5(data, usedforsecurity=False).digest())
+        return sums
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
 class S3Sink:
     """Collects parts and sends full ones in the background, a few at a time."""
 
-    def __init__(self, ask: Callable[..., Any], place: str, part_nbytes: int) -> None:
+    def __init__(
+        self, ask: Callable[..., Any], place: str, part_nbytes: int, checks: BodyChecks
+    ) -> None:
         self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
+        self._checks, self._has_crc = checks, False
         self._note: Note | None = None
         self._writer = secrets.token_hex(8)
         kind = CONTENT_TYPES.get(place.rpartition(".")[2].lower())
@@ -82,15 +118,15 @@ class S3Sink:
     def _part_nbytes(self) -> int:
         return self._first_part_nbytes << len(self._parts) // PARTS_A_SIZE
 
-    def _take_pending(self) -> dict[str, Any]:
+    def _take_pending(self) -> bytes:
         data = b"".join(self._pending)
         self._pending, self._pending_nbytes = [], 0
-        md5 = hashlib.md5(data, usedforsecurity=False).digest()
-        return {"Body": data, "ContentMD5": base64.b64encode(md5).decode()}
+        return data
 
     def _send_part(self) -> None:
         if not self._upload:
-            answer = self._ask("create_multipart_upload", **self._facts)
+            answer = self._begin()
+            self._has_crc = answer.get("ChecksumAlgorithm") == "CRC32"
             self._upload = {"UploadId": answer["UploadId"]}
             self._note = write_note(f"{self._place}/{answer['UploadId']}")
         if self._pool is None:
@@ -100,16 +136,39 @@ class S3Sink:
         number = len(self._parts) + 1
         self._parts.append(self._pool.submit(self._put_part, number, self._take_pending()))
 
-    def _put_part(self, number: int, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self._ask("upload_part", PartNumber=number, **self._upload, **body)
-        return {"PartNumber": number, "ETag": answer["ETag"]}
+    def _begin(self) -> dict[str, Any]:
+        from botocore.exceptions import ClientError
+
+        create: Callable[..., dict[str, Any]] = partial(
+            self._ask, "create_multipart_upload", **self._facts
+        )
+        if self._checks.is_signed or self._checks.is_refused:
+            return create()
+        try:
+            return create(ChecksumAlgorithm="CRC32")
+        except ClientError as error:
+            if status_of(error) not in UNKNOWN:
+                raise
+        answer = create()
+        self._checks.is_refused = True
+        return answer
+
+    def _put_part(self, number: int, data: bytes) -> dict[str, Any]:
+        sums = self._checks.of(data, with_crc=self._has_crc)
+        answer = self._ask("upload_part", PartNumber=number, Body=data, **self._upload, **sums)
+        part = {"PartNumber": number, "ETag": answer["ETag"]}
+        if self._has_crc:
+            part["ChecksumCRC32"] = sums["ChecksumCRC32"]
+            self._checks.is_given_back = answer.get("ChecksumCRC32") == sums["ChecksumCRC32"]
+        return part
 
     def finish(self, condition: dict[str, str]) -> None:
         if self._failure is not None:
             raise self._failure
         if not self._upload:
-            whole = {**self._facts, **self._take_pending(), **condition}
-            self._make_visible("put_object", **whole)
+            data = self._take_pending()
+            whole = {**self._facts, **self._checks.of(data), **condition}
+            self._make_visible("put_object", Body=data, **whole)
             return
         self.end()
         parts = [part.result() for part in self._parts]
