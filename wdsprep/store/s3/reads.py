@@ -15,11 +15,11 @@ anew. On a connection that is open, a GET is a few lines out and a few lines in.
 simple as that goes through boto3's session: the first request of a connection, one by a proxy, one
 whose connection the server has closed meanwhile, and one whose answer does not say how long it is.
 
-What it beats, by the processor's time of the client in turns on a Ceph gateway: a range of 170 kB
-takes 0.39 to 0.50 ms; by urllib3 alone on the same signed URL 1.8 times as long, by the parser of
-http.client on the same connections 1.4, by boto3's session 2 and by boto3 itself 5 times as long.
-Of 2.7 MB: 1.1 to 1.2 ms, 1.3, 1.0, 1.7 and 2.4. When plain urllib3 comes within 1.2, it is time to
-take that.
+What it beats, by the processor's time of the client, in turns on a Ceph gateway with one thread and
+with eight: a range of 170 kB takes 0.65 and 0.47 ms. By urllib3 alone on the same signed URL it
+takes 1.8 times as long, by the parser of http.client on the same connections 1.4, by boto3's
+session about 2, and by boto3 4.9. Ranges of 2.7 MB take 1.3 ms, and 1.3, 1.0, 1.7 and 2.4 times
+that. It goes when plain urllib3 comes within 1.2.
 
 urllib3 has no public names for this. They are all taken here, within `Wire.get`, so that an
 AttributeError of it means that an installed version is another than those known.
