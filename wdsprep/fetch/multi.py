@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import selectors
 from typing import Any
 
 import pycurl
@@ -17,7 +18,8 @@ class Multi:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_ends = self._due = math.inf
-        self._watched: dict[int, int] = {}
+        self._sockets = selectors.DefaultSelector()
+        self._loop.add_reader(self._sockets.fileno(), self._go_on)
         self._waiting: dict[Any, asyncio.Future[tuple[int, str]]] = {}
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -37,25 +39,25 @@ class Multi:
 
     def close(self) -> None:
         """When nothing is performed any more."""
+        self._loop.remove_reader(self._sockets.fileno())
         self._multi.close()
+        self._sockets.close()
         if self._timer is not None:
             self._timer.cancel()
 
     def _watch(self, what: int, socket: int, _multi: object, _data: object) -> None:
-        wanted = 0 if what == pycurl.POLL_REMOVE else what
-        changed = wanted ^ self._watched.pop(socket, 0)
-        if wanted:
-            self._watched[socket] = wanted
-        if changed & pycurl.POLL_IN:
-            if wanted & pycurl.POLL_IN:
-                self._loop.add_reader(socket, self._act, socket, pycurl.CSELECT_IN)
-            else:
-                self._loop.remove_reader(socket)
-        if changed & pycurl.POLL_OUT:
-            if wanted & pycurl.POLL_OUT:
-                self._loop.add_writer(socket, self._act, socket, pycurl.CSELECT_OUT)
-            else:
-                self._loop.remove_writer(socket)
+        """libcurl's events have the numbers of `selectors`."""
+        if what == pycurl.POLL_REMOVE:
+            self._sockets.unregister(socket)
+        elif socket in self._sockets.get_map():
+            self._sockets.modify(socket, what)
+        else:
+            self._sockets.register(socket, what)
+
+    def _go_on(self) -> None:
+        for key, events in self._sockets.select(0):
+            self._multi.socket_action(key.fd, events)
+        self._hear()
 
     def _set_timer(self, ms: int) -> None:
         """A time that moves away, as it does with each request, costs nothing: the timer that runs
@@ -74,12 +76,13 @@ class Multi:
         self._timer, self._timer_ends = None, math.inf
         if self._due <= self._loop.time():
             self._due = math.inf
-            self._act(pycurl.SOCKET_TIMEOUT, 0)
+            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+            self._hear()
         elif self._due < math.inf:
             self._start_timer()
 
-    def _act(self, socket: int, events: int) -> None:
-        self._multi.socket_action(socket, events)
+    def _hear(self) -> None:
+        """Whose transfers have ended."""
         left = 1
         while left:
             left, done, failed = self._multi.info_read()
