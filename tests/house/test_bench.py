@@ -1,12 +1,13 @@
 """The benchmarks' own machinery, and that the figures shown are those that were measured."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools.benches import Group, Rival, Role, figures, tables
+from tools.benches import ROOT, Group, Rival, Role, figures, tables
 from tools.benches.turns import Measured, Taken, in_turns
 
 ALLOCATE = "import time; block = bytearray(60_000_000); time.sleep(1); print('took 2.5')"
@@ -39,6 +40,15 @@ def test_a_rival_that_fails_ends_the_benchmark() -> None:
     group = Group(name="x", title="x", rivals=[rival("fails", "raise SystemExit('no data')")])
     with pytest.raises(SystemExit, match="no data"):
         in_turns(group, 1, lambda _: None)
+
+
+def test_a_name_that_no_group_has_is_told_with_those_that_there_are() -> None:
+    command = [sys.executable, str(ROOT / "tools/bench"), "cli", "--only", "x\n"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "bench: no group has 'x\\n' in its name: --only takes a part of one of these: cli\n"
+    )
 
 
 def test_figures_are_kept_by_group_and_shown(
