@@ -3,8 +3,9 @@
 JPEGs of about 100 KB, over HTTP and HTTPS, by servers in a process of their own. Bytes as they are:
 `pack` with header check beside img2dataset that neither checks nor encodes. Decoded: full check
 beside `resize_mode=no`. Both have the same four slices, as many requests at a time, and the
-machine's certificates. Fetching alone decides which library we use. With 100 ms of latency and 1 %
-black holes, the limit is the least time that one pool of as many places can take.
+machine's certificates. Fetching alone decides which library we use: all have the same Python,
+libcurl and OpenSSL, and what the server takes meanwhile is told apart. With 100 ms of latency and
+1 % black holes, the limit is the least time that one pool of as many places can take.
 """
 
 import heapq
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.benches import Group, Rival, Role, call, ours, peers, took
-from tools.benches.fetch_clients import PLACES, fetch
+from tools.benches.fetch_clients import CLIENTS, PLACES, fetch
 from tools.benches.pack import jpeg
 
 IMAGES, ROWS, MEMORY_S = 5_000, 3_000_000, 60.0
@@ -36,7 +37,7 @@ CASES = (
 
 def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(IMAGES * scale)
-    with servers(home) as urls:
+    with servers(home) as (urls, server):
         env = {"SSL_CERT_FILE": str(home / "bundle.pem"), "NO_ALBUMENTATIONS_UPDATE": "1"}
         for name, title, scheme, check, theirs, target in CASES:
             table = listed(
@@ -63,8 +64,8 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
                 targets={f"img2dataset {theirs[0]}": target},
             )
         for scheme in urls:
-            yield _clients(scheme, home / f"{scheme}.txt", count, env)
-        yield _holes(home, urls["http"], count, env)
+            yield _clients(scheme, home / f"{scheme}.txt", count, env, server)
+        yield _holes(home, urls["http"], count, env, server)
         drip = listed(home / "drip.txt", [f"{urls['http']}/drip/0.jpg"])
         yield Group(
             name="fetch-drip",
@@ -72,7 +73,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
             rivals=[
                 Rival(
                     name="wdsprep's fetcher",
-                    command=call(fetch, "wdsprep", drip, patient()),
+                    command=call(fetch, "wdsprep", drip, patient(), server),
                     role=Role.OURS,
                 )
             ],
@@ -84,9 +85,7 @@ def patient() -> dict[str, object]:
     return {"timeout_s": PATIENCE_S, "retries": 0}
 
 
-def _clients(scheme: str, table: Path, count: int, env: dict[str, str]) -> Group:
-    python = peers.program("fetch", "python")
-    names = {"wdsprep": "", "libcurl": python, "aiohttp": python, "urllib3": python}
+def _clients(scheme: str, table: Path, count: int, env: dict[str, str], server: int) -> Group:
     return Group(
         name=f"fetch-clients-{scheme}",
         title=f"fetching alone, {scheme}, {PLACES} at a time",
@@ -95,16 +94,17 @@ def _clients(scheme: str, table: Path, count: int, env: dict[str, str]) -> Group
         rivals=[
             Rival(
                 name=name,
-                command=call(fetch, name, table, {}, python=where),
-                role=Role.RIVAL if where else Role.OURS,
+                command=call(fetch, name, table, {}, server),
+                role=Role.OURS if name == "wdsprep" else Role.RIVAL,
                 env=env,
             )
-            for name, where in names.items()
+            for name in CLIENTS
         ],
+        targets={"libcurl": 0.6},
     )
 
 
-def _holes(home: Path, url: str, count: int, env: dict[str, str]) -> Group:
+def _holes(home: Path, url: str, count: int, env: dict[str, str], server: int) -> Group:
     chance = random.Random(0)
     holes = [chance.random() < HOLES_IN_A_HUNDRED / 100 for _ in range(count)]
     urls = [f"{url}/{'hole' if hole else 'late'}/{n}.jpg" for n, hole in enumerate(holes)]
@@ -120,7 +120,7 @@ def _holes(home: Path, url: str, count: int, env: dict[str, str]) -> Group:
         rivals=[
             Rival(
                 name="wdsprep's fetcher alone",
-                command=call(fetch, "wdsprep", table, patient()),
+                command=call(fetch, "wdsprep", table, patient(), server),
                 role=Role.OURS,
                 env=env,
             ),
@@ -184,14 +184,15 @@ def long_table(path: Path, url: str, rows: int) -> Path:
 
 
 @contextmanager
-def servers(home: Path) -> Iterator[dict[str, str]]:
+def servers(home: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """Their URLs by scheme, and the number of their process."""
     with subprocess.Popen(
         call(serve, home), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield json.loads(process.stdout.readline())
+            yield json.loads(process.stdout.readline()), process.pid
         finally:
             process.stdin.close()
             process.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 from tools.benches import ROOT
 
 PACKAGES = {
-    "fetch": ("img2dataset", "aiohttp", "urllib3", "pycurl", "certifi"),
+    "fetch": ("img2dataset",),
     "load": ("mosaicml-streaming>=0.13", "litdata>=0.2.69"),
     "profile": ("py-spy",),
 }
