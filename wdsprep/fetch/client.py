@@ -51,6 +51,8 @@ class Client:
             may_start=lambda: self._lines.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
+        self._check = self._robots.check if rules.robots else None
+        self._image = OnAnswer(judge=self._judge_image, max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
         self._objects = Objects(max_nbytes=rules.max_nbytes)
 
@@ -86,9 +88,9 @@ class Client:
         return await self._get_image(target)
 
     async def _get_image(self, target: Target) -> bytes:
-        want = OnAnswer(judge=self._judge_image, max_nbytes=self._rules.max_nbytes)
-        check = self._robots.check if self._rules.robots else None
-        answer = await self._get(target, want, redirects=self._rules.redirects, check=check)
+        answer = await self._get(
+            target, self._image, redirects=self._rules.redirects, check=self._check
+        )
         if not answer.body:
             raise RejectedError(Code.EMPTY, f"HTTP {answer.head.status} without a body")
         return answer.body

@@ -18,6 +18,7 @@ class Multi:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_ends = self._due = math.inf
+        self._watched: set[int] = set()
         self._sockets = selectors.DefaultSelector()
         self._loop.add_reader(self._sockets.fileno(), self._go_on)
         self._waiting: dict[Any, asyncio.Future[tuple[int, str]]] = {}
@@ -48,10 +49,12 @@ class Multi:
     def _watch(self, what: int, socket: int, _multi: object, _data: object) -> None:
         """libcurl's events have the numbers of `selectors`."""
         if what == pycurl.POLL_REMOVE:
+            self._watched.remove(socket)
             self._sockets.unregister(socket)
-        elif socket in self._sockets.get_map():
+        elif socket in self._watched:
             self._sockets.modify(socket, what)
         else:
+            self._watched.add(socket)
             self._sockets.register(socket, what)
 
     def _go_on(self) -> None:

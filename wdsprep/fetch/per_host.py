@@ -107,15 +107,18 @@ class Turns:
         if host not in self._hosts:  # forgotten before its pause ended
             return
         turns = self._hosts[host]
-        room = 1 if turns.failures >= FAILURES_IN_A_ROW else self._per_host
-        paused = turns.not_before > asyncio.get_running_loop().time()
-        if turns.queued or paused:
+        if turns.queued or _is_paused(turns):
             return
+        room = 1 if turns.failures >= FAILURES_IN_A_ROW else self._per_host
         if turns.waiting and turns.busy < room:
             turns.queued = True
             self._ready.append(host)
         elif not (turns.waiting or turns.busy):
             del self._hosts[host]
+
+
+def _is_paused(turns: _HostTurns) -> bool:
+    return turns.not_before > 0 and turns.not_before > asyncio.get_running_loop().time()
 
 
 def _fail_waiting(turns: _HostTurns, error: RejectedError) -> None:

@@ -195,9 +195,10 @@ class RobotsCache:
 
     async def check(self, target: Target) -> None:
         """RejectedError if we may not, or cannot know whether we may, ask for this target."""
-        robots = self._known.get(target.origin) or await self._wait_for(target)
-        if target.origin in self._known:  # others may have taken its place already
-            self._known.move_to_end(target.origin)
+        origin = target.origin
+        robots = self._known.get(origin) or await self._wait_for(target)
+        if origin in self._known:  # others may have taken its place already
+            self._known.move_to_end(origin)
         if robots.is_too_much_for(target.path):
             raise RejectedError(Code.DISALLOWED, f"{ROBOTS} has too many rules to tell")
         if not robots.allows(target.path):
