@@ -3,9 +3,9 @@
 JPEGs of about 100 KB, over HTTP and HTTPS, by servers in a process of their own. Bytes as they are:
 `pack` with header check beside img2dataset that neither checks nor encodes. Decoded: full check
 beside `resize_mode=no`. Both have the same four slices, as many requests at a time, and the
-machine's certificates. Fetching alone decides which library we use: all have the same Python,
-libcurl and OpenSSL, and what the server takes meanwhile is told apart. With 100 ms of latency and
-1 % black holes, the limit is the least time that one pool of as many places can take.
+machine's certificates. Fetching alone decides which library we use: all clients run in the same
+Python, with the same libcurl, and what the server takes meanwhile is told apart. With 100 ms of
+latency and 1 % black holes, the limit is the least time that one pool of as many places can take.
 """
 
 import heapq
