@@ -52,8 +52,8 @@ class BodyChecks:
     begins wants it with each part; from when it has given one back, it is believed to compare them,
     and the MD5 is left out. Some name it and compare nothing, and some refuse to begin: their parts
     have an MD5 as ever. CRC-32 is what the standard library has: 3,400 MB/s here, beside 660 of
-    MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package for what is then a
-    fiftieth of the time.
+    MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package to save a quarter of a
+    second a GB, of the 3.6 that an upload over TLS takes.
     """
 
     is_signed: bool
