@@ -1,10 +1,12 @@
 """Who encodes on which machines: pure decisions."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from wdsprep.encoding import crew as encode_crew
+from wdsprep.encoding import gpus
 from wdsprep.encoding.crew import EncodeCrewOptions, Machine, settled, staff
 from wdsprep.errors import UsageError
 
@@ -34,6 +36,21 @@ def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 1, 8)
     crew = staff(EncodeCrewOptions(), EIGHT_GPUS, is_cluster=False)
     assert (crew.workers, crew.cpus_per_worker, crew.gpus) == (8, 12, tuple("01234567"))
+
+
+def test_without_the_driver_of_a_gpu_torch_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: bool(asked.append("torch")))
+    monkeypatch.setattr(gpus, "NVIDIA", "libnone.so.1")
+    monkeypatch.setattr(gpus, "AMD", tmp_path / "kfd")
+    assert (gpus.visible_gpus(), asked) == ((), [])
+    (tmp_path / "kfd").touch()
+    assert (gpus.visible_gpus(), asked) == ((), ["torch"])
+    monkeypatch.setattr(gpus, "AMD", tmp_path / "none")
+    monkeypatch.setattr(gpus, "NVIDIA", "libc.so.6")
+    assert (gpus.visible_gpus(), asked) == ((), ["torch", "torch"])
 
 
 def test_a_gpu_can_be_shared_and_left_alone() -> None:

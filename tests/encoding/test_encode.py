@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,32 @@ from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.models.find import TINY
 from wdsprep.errors import FingerprintError, SourceError, UsageError
+
+# --- what the command itself loads
+
+
+@pytest.mark.parametrize("runner", ["auto", "local", "ray"])
+def test_until_its_workers_begin_the_command_loads_no_model_library(
+    images: Path, tmp_path: Path, runner: str
+) -> None:
+    """They take seconds to import, and only workers need them."""
+    script = (
+        "import os, sys, wdsprep.encoding.gpus\n"
+        "from wdsprep.encoding.encode import EncodeListener, encode\n"
+        "wdsprep.encoding.gpus.has_driver = lambda: False\n"
+        "def begun(_begun):\n"
+        "    heavy = {'torch', 'torchvision', 'diffusers', 'transformers', 'ray'}\n"
+        "    print('begun with', sorted(heavy & sys.modules.keys()), flush=True)\n"
+        "    os._exit(0)\n"
+        f"encode({str(images)!r}, {str(tmp_path / 'out')!r}, resolution=64, model='tiny',\n"
+        f"    runner={runner!r}, listener=EncodeListener(begun=begun))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    found = "['ray']" if runner == "ray" else "[]"
+    assert done.stdout == f"begun with {found}\n", done.stderr
+
 
 # --- the same bytes, whoever does it
 

@@ -6,6 +6,7 @@ The rules are in `staff`, which only computes; what machines there are is looked
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.errors import UsageError
 from wdsprep.runners import base, make_runner
 from wdsprep.runners.base import CrewOptions, Runner, ray_there
@@ -132,8 +133,6 @@ def find_crew(options: EncodeCrewOptions) -> EncodeCrew:
 def this_machine(device: str) -> Machine:
     if device == "cpu":
         return Machine(cpus=usable_cpus())
-    from wdsprep.encoding.models.device import visible_gpus
-
     return Machine(cpus=usable_cpus(), gpus=visible_gpus())
 
 

@@ -4,7 +4,6 @@ A batch that does not fit into memory is halved, and so are all after it. Rows w
 finite, or too large for the storage dtype, are computed once more in fp32.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -181,11 +180,3 @@ def is_out_of_memory(error: Exception) -> bool:
     words = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(word in str(error) for word in words)
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
-    if not torch.cuda.is_available():
-        return ()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(named.split(",")) if named else tuple(map(str, range(torch.cuda.device_count())))
