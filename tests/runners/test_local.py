@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.runner_work import Endless, Square, Visible
+from tests.kit.runner_work import AtExit, Endless, Square, Visible
 from tests.kit.runs import closed, is_running, numbers, pids, run
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
@@ -92,3 +92,9 @@ def test_a_runner_that_is_not_there_is_a_usage_error() -> None:
 def test_a_worker_that_holds_nothing_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="0 units at a time for a worker: give 1"):
         make_runner("local", units_per_worker=0)
+
+
+def test_a_worker_leaves_as_soon_as_its_work_is_closed(tmp_path: Path) -> None:
+    """Without what an interpreter does at its end, which with torch takes a second."""
+    run("local", AtExit(str(tmp_path)), numbers(2), workers=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"opened", "closed"}

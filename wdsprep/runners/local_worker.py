@@ -9,37 +9,55 @@ the driver's business: Ctrl-C reaches both.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from typing import NoReturn
 
 from wdsprep.runners.base import Unit
 from wdsprep.runners.schedule import Failed, Message
 from wdsprep.runners.worker import GRACE_S, Worker, error_line, open_worker
 
 
-def main(fd: int, units_at_once: int) -> None:
+def main(fd: int, units_at_once: int) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
     os.set_inheritable(fd, False)
     os.dup2(2, 1)  # stdout belongs to the driver's command
     threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+    code = 0
     try:
         with Connection(fd) as pipe:
             _serve(pipe, units_at_once)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """The work is closed. What else an interpreter does at its end is to take apart the modules it
+    holds, one by one, which for torch and its libraries is a second that the driver waits."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve(pipe: Connection, units_at_once: int) -> None:
