@@ -34,7 +34,7 @@ from wdsprep.errors import FingerprintError, SourceError, UsageError
 # --- what the command itself loads
 
 
-@pytest.mark.parametrize("runner", ["auto", "local", "ray"])
+@pytest.mark.parametrize("runner", ["auto", "ray"])
 def test_until_its_workers_begin_the_command_loads_no_model_library(
     images: Path, tmp_path: Path, runner: str
 ) -> None:
