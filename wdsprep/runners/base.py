@@ -3,7 +3,7 @@
 And what a user asks of those who work: `CrewOptions`, `least_and_most` that reads how many, and
 `choose_runner`, the one rule for who works where nobody has said so.
 
-On one machine without a cluster, plain processes do what Ray does there, and begin 20 s sooner.
+On one machine without a cluster, plain processes do what Ray does there, and begin 8 s sooner.
 With several GPUs Ray counts these and shares them out, also among runs that know nothing of each
 other.
 """
