@@ -5,10 +5,12 @@ headers of the next one. Without SHA instructions in the processor the hash alon
 to four fifths of the whole time, so it shares its thread with nothing.
 """
 
+import struct
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from zlib import adler32
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
@@ -24,6 +26,7 @@ _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
 _MTIME = b"00000000000\0"
 _AFTER_SUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
 _FIXED_SUM = sum(_BEFORE_SIZE + _MTIME + b" " * 8 + _AFTER_SUM)
+_HEADER = struct.Struct("100s 24s 12s 12s 8s 189s 167s")  # fills each field with zeros
 
 
 def header(name: str, nbytes: int) -> bytes:
@@ -32,16 +35,13 @@ def header(name: str, nbytes: int) -> bytes:
     if nbytes > MAX_MEMBER_NBYTES:
         raise TarError(f"{name}: {nbytes:,} bytes is more than a USTAR member can hold (8 GiB)")
     size = b"%011o\0" % nbytes
-    total = _FIXED_SUM + sum(base) + sum(size) + sum(prefix)
-    return b"%b%b%b%b%06o\0 %b%b" % (
-        base.ljust(100, b"\0"),
-        _BEFORE_SIZE,
-        size,
-        _MTIME,
-        total,
-        _AFTER_SUM,
-        prefix.ljust(167, b"\0"),
-    )
+    total = b"%06o\0 " % (_FIXED_SUM + _sum(base) + _sum(size) + _sum(prefix))
+    return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
+
+
+def _sum(field: bytes) -> int:
+    """Of its bytes, by the lower half of Adler-32, which has no room for more than a field."""
+    return (adler32(field) & 0xFFFF) - 1
 
 
 def _split_name(name: str) -> tuple[bytes, bytes]:
