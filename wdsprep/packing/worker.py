@@ -71,7 +71,8 @@ def pack_slice(
     work: "PackWork", edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[RunProgress, None, Receipt]:
     """Write all of a slice, its receipt last."""
-    digest = part.digest(DigestKind.of(work.settings))
+    inputs = part.inputs
+    digest = DigestKind.of(work.settings).hex(inputs)
     if done := find_receipt(edition.store, part.name, digest, work.settings):
         return done
     with Draft(edition, part.name, work.settings) as draft:
@@ -95,7 +96,7 @@ def pack_slice(
         receipt = _receipt(work, part, digest, shards.finish(), rejects, counts, content)
         yield _progress(part, shards, rejects, downloads)
         check = partial(check_rows, edition.store, part, work.retries)
-        return draft.finish(receipt, {inputs_name(part.name): part.inputs}, check)
+        return draft.finish(receipt, {inputs_name(part.name): inputs}, check)
 
 
 def _judged(

@@ -35,6 +35,9 @@ MOST_SLICES = 1_000_000
 inputs share a key, however many a slice holds."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
     """What a source reads at once. `parts` are its files, each with size and stamp, so that two
@@ -50,7 +53,7 @@ class Item:
     def to_json(self) -> str:
         """One line of a slice's inputs file."""
         line = [self.name, self.parts, self.extra, self.take]
-        return json.dumps(line, separators=(",", ":")) + "\n"
+        return _encode(line) + "\n"
 
     @classmethod
     def from_json(cls, line: str) -> "Item":
