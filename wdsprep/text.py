@@ -176,5 +176,7 @@ _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, f
 
 def shown(name: str) -> str:
     """A file name as text that any reader can take: bytes that are no UTF-8 are replaced."""
+    if name.isascii():
+        return name
     name = _NO_CHARACTER.sub("\ufffd", name)
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -6,9 +6,11 @@ not depend on their order. So a histogram is a few counts by name, `side<512` fo
 between them.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 
+@functools.lru_cache(1 << 13)
 def bin_name(what: str, number: int) -> str:
     """The count that a number belongs to: it is below its edge, and not below the one before."""
     power = max(0, number.bit_length() - 2)

@@ -9,6 +9,7 @@ from typing import Any
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
+from wdsprep.text import shown
 
 MAX_DEPTH = 64
 """Of objects and lists within each other: more is an attack, on us or on who reads the shards."""
@@ -22,7 +23,7 @@ def decode_text(data: bytes, what: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise RejectedError(
-            Code.BAD_CAPTION, f"{what} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            Code.BAD_CAPTION, f"{shown(what)} is not UTF-8 (byte {error.start}): save it as UTF-8"
         ) from None
 
 
@@ -33,8 +34,8 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
         if isinstance(found, dict):
             return found if _is_plain(data) else plain_facts(found)
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
-        raise RejectedError(Code.BAD_JSON, f"{what}: {error}") from None
-    raise RejectedError(Code.BAD_JSON, f"{what}: {type(found).__name__}, not an object")
+        raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {error}") from None
+    raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {type(found).__name__}, not an object")
 
 
 def _is_plain(data: bytes) -> bool:
@@ -49,6 +50,8 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
     number in a text's place, as of a class, is taken as one."""
     for name in (column,) if column else NAMES:
         value = facts.get(name)
+        if value is None:
+            continue
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         texts = value if isinstance(value, list) else [value]

@@ -20,7 +20,7 @@ from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led
 from wdsprep.sources.metadata import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import opened
-from wdsprep.store.base import Entry, is_hidden
+from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
@@ -69,37 +69,27 @@ class FolderSource:
         /,
         left_out: Told = untold,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
-        yield alone(shown(item.name), lambda: self._sample(item))
+        source = shown(item.name)
+        yield alone(source, lambda: self._sample(source, item))
 
-    def _sample(self, item: Item) -> Sample:
+    def _sample(self, source: str, item: Item) -> Sample:
         names = [name for name, _, _ in item.parts]
         if not names or not is_image(names[0]):
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
         for name, nbytes, _ in item.parts:
             check_nbytes(name, nbytes, self.max_nbytes if name == names[0] else MAX_TEXT_NBYTES)
-        data = self._read(names[0])
+        store = opened(self.url)
+        data = _read(store, names[0])
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
-        captions = captions_of(facts, self.columns.caption)
+        captions = captions_of(facts, self.columns.caption) if facts else ()
         for name in names[1:]:  # json, txt
             if extension(name) == "json":
-                found = decode_facts(self._read(name), shown(name))
-                facts = facts | found
+                found = decode_facts(_read(store, name), name)
+                facts = facts | found if facts else found
                 captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
-                captions = led_by(decode_text(self._read(name), shown(name)), captions)
-        return Sample(source=shown(item.name), image=data, captions=captions, facts=facts)
-
-    def _read(self, name: str) -> bytes:
-        try:
-            return opened(self.url).read(name)
-        except NotFoundError as error:
-            raise RejectedError(Code.VANISHED, f"{shown(name)} was listed, then gone") from error
-        except (ShortReadError, UsageError) as error:  # cut meanwhile; an S3 key like a//b
-            raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
-        except AccessError as error:
-            if "://" in self.url:  # credentials that have run out: no fault of this file's
-                raise
-            raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
+                captions = led_by(decode_text(_read(store, name), name), captions)
+        return Sample(source=source, image=data, captions=captions, facts=facts)
 
 
 @dataclass(slots=True)
@@ -120,6 +110,19 @@ class _Group:
 
 def _item(name: str, entries: Iterable[Entry]) -> Item:
     return Item(name=name, parts=tuple((e.name, e.nbytes, e.stamp) for e in entries))
+
+
+def _read(store: Store, name: str) -> bytes:
+    try:
+        return store.read(name)
+    except NotFoundError as error:
+        raise RejectedError(Code.VANISHED, f"{shown(name)} was listed, then gone") from error
+    except (ShortReadError, UsageError) as error:  # cut meanwhile; an S3 key like a//b
+        raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
+    except AccessError as error:
+        if "://" in store.url:  # credentials that have run out: no fault of this file's
+            raise
+        raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
 
 
 def is_image(name: str) -> bool:

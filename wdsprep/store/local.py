@@ -49,13 +49,14 @@ class LocalStore:
     def __init__(self, root: str | Path) -> None:
         self.url = str(Path(root).expanduser())
         self.root = Path(self.url).absolute()  # wherever the program goes
+        self._root = str(self.root)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         folder, _, start = check_prefix(prefix).rpartition("/")
         yield from _walk(self.root / folder, f"{folder}/" if folder else "", start, frozenset())
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        path = f"{self.root}/{check_name(name)}"
+        path = f"{self._root}/{check_name(name)}"
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
             try:
@@ -206,11 +207,11 @@ def _entry(path: str, name: str) -> Entry | None:
 
 def _regular_nbytes(fd: int) -> int:
     status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder, not a file")
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is a device or a pipe, not a file")
-    return status.st_size
+    raise OSError(errno.EINVAL, "is a device or a pipe, not a file")
 
 
 def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
