@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from tools.benches import CORES, Group, Rival, Role, ours
 from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -95,9 +96,10 @@ def latent(key: str) -> Members:
 def make(folder: Path, dataset: str, sample: Callable[[str], Members], nbytes: int) -> int:
     """A dataset of SHARDS shards as pack or encode would have left it; the bytes of its tars."""
     store = open_store(str(folder))
-    settings = {"buckets": [256], "source": "folder"}
+    settings: dict[str, object] = {"buckets": [256], "source": "folder"}
     if dataset == "latents":
         settings = {"layout": layout(FIELDS), "resolution": 256}
+    settings |= FORM
     receipts = []
     for number in range(SHARDS):
         slice_name = f"{number:06d}"
