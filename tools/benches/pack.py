@@ -75,7 +75,7 @@ def _beside(kind: str, title: str, option: str, source: Path, home: Path, count:
                 role=Role.LIMIT,
             ),
         ],
-        targets={one: 4.0 if kind == "folder" else 5.0},
+        targets={one: 4.0, several: 2.5} if kind == "folder" else {one: 5.0},
     )
 
 

@@ -44,7 +44,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
             ),
             _writer("BLAKE3 of as many bytes", "hash", count, home, Role.LIMIT),
         ],
-        targets={"webdataset ShardWriter": 2.0},
+        targets={"webdataset ShardWriter": 4.0},
     )
     for kind in ("shardwriter", "tarfile"):
         WRITERS[kind](list(samples(count)), home / f"{kind}.tar")
