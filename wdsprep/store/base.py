@@ -154,7 +154,8 @@ class StoreReader(io.RawIOBase):
     """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone.
 
     Who asks for a second chunk will want them all, so from then on `ahead` of them are on their
-    way at once: one after the other, they would wait for each other's first byte. What `watch`
+    way at once: one after the other, they would wait for each other's first byte. A disk of this
+    machine has read ahead itself. What `watch`
     makes of a chunk, a hash as a rule, is made in a thread of its own meanwhile.
     """
 
@@ -166,14 +167,15 @@ class StoreReader(io.RawIOBase):
         start: int = 0,
         chunk_nbytes: int = CHUNK_NBYTES,
         watch: OnBytes | None = None,
-        ahead: int = AHEAD,
+        ahead: int | None = None,
     ) -> None:
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
         self._watch = watch
         self._chunk = memoryview(b"")
         self._start = self._next = start  # of the file, and of the next chunk
         self._ended = False
-        self._ahead = ahead
+        is_local = local_path(store.url) is not None
+        self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
         self._coming: deque[Future[bytes]] = deque()
         self._watched: deque[Future[object]] = deque()
         self._readers: ThreadPoolExecutor | None = None
@@ -252,7 +254,7 @@ def stream(
     start: int = 0,
     chunk_nbytes: int = CHUNK_NBYTES,
     watch: OnBytes | None = None,
-    ahead: int = AHEAD,
+    ahead: int | None = None,
 ) -> io.BufferedReader:
     """Read a file of any size from `start` in bounded memory. `watch` has seen each chunk that was
     read, in order, when the stream is closed."""
