@@ -69,6 +69,21 @@ class CrampedLater(Overflowing):
         return found
 
 
+class CrampedInFp32(Overflowing):
+    """The same, and in fp32 there is memory for one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exact_sizes: list[int] = []
+
+    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+        if exact:
+            self.exact_sizes.append(len(pixels))
+            if len(pixels) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().encode(pixels, *rest, exact=exact)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_are_never_mixed_between_samples(threads: int) -> None:
     made = engine(Means(), threads=threads)
@@ -123,6 +138,16 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Me
             assert level_of(found) == (level, level)
     assert made.stats.exact == sum(level > 100 for level in levels)
     assert made.stats.samples == len(levels)
+    made.close()
+
+
+def test_what_does_not_fit_in_fp32_shrinks_no_other_batch() -> None:
+    encoder = CrampedInFp32()
+    made = engine(encoder, batch_size=16)
+    for level, found in fed(made, [150, *range(31)]).items():
+        assert level_of(found) == (level, level)
+    assert made.stats.batch_size == 16
+    assert encoder.exact_sizes == [4, 2, 1]
     made.close()
 
 

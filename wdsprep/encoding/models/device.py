@@ -1,7 +1,8 @@
 """One device computing batches of one fixed size, one launched while the one before still runs.
 
 A batch that does not fit into memory is halved, and so are all after it. Rows whose values are not
-finite, or too large for the storage dtype, are computed once more in fp32.
+finite, or too large for the storage dtype, are computed once more in fp32, a few at a time: what
+does not fit there halves those few, and no other batch.
 """
 
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wdsprep.encoding.models.batch_size import auto_batch_size
+from wdsprep.encoding.models.batch_size import EXACT_BATCH, auto_batch_size
 from wdsprep.encoding.models.encoder import Encoder, Tokens
 from wdsprep.encoding.models.noise import noise_keys
 
@@ -95,6 +96,7 @@ class Device:
         self._is_cuda = encoder.device.type == "cuda"
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder))
+        self._exact_size = min(EXACT_BATCH, self.size)
 
     @property
     def size(self) -> int:
@@ -103,18 +105,21 @@ class Device:
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
         """Begin a batch; several where it has to be cut into smaller ones."""
         self._first_launch = self._first_launch or time.monotonic()
-        if batch.size > self.size:
-            parts = batch.parts(self.size)
-            return [made for part in parts for made in self.launch(part, exact=exact)]
+        size = self._exact_size if exact else self.size
+        if batch.size > size:
+            return [made for part in batch.parts(size) for made in self.launch(part, exact=exact)]
         try:
             return [self._launch(batch, exact=exact)]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or batch.size == 1:
                 raise
-        self.stats.batch_size = batch.size // 2  # out of the handler: it held on to the memory
-        if self._is_cuda:
+        if exact:
+            self._exact_size = batch.size // 2
+        else:
+            self.stats.batch_size = batch.size // 2
+        if self._is_cuda:  # out of the handler: it held on to the memory
             torch.cuda.empty_cache()
-        return [made for part in batch.parts(self.size) for made in self.launch(part, exact=exact)]
+        return self.launch(batch, exact=exact)
 
     def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
         began = self._mark()
@@ -155,16 +160,20 @@ class Device:
             tuple(made[row] for made in one.arrays) for row in range(one.batch.count)
         ]
         failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
-        again = self._exact(one.batch.pick(failed, one.batch.size)) if failed and may_retry else []
+        again = self._exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
             rows[row] = made
         stats.samples += one.batch.count if may_retry else 0
         return rows
 
-    def _exact(self, batch: DeviceBatch) -> list[Arrays | None]:
-        self.stats.exact += batch.count
-        launched = self.launch(batch, exact=True)
-        return [row for one in launched for row in self._finish(one, may_retry=False)]
+    def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
+        """One batch after the other, in memory that is all but taken."""
+        self.stats.exact += len(rows)
+        made: list[Arrays | None] = []
+        for part in batch.pick(rows, len(rows)).parts(self._exact_size):
+            for one in self.launch(part, exact=True):
+                made += self._finish(one, may_retry=False)
+        return made
 
 
 def _seconds(one: Launched) -> float:
