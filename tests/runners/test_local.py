@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.runner_work import AtExit, Endless, Square, Visible
+from tests.kit.runner_work import AtExit, Cursed, Endless, Square, Visible
 from tests.kit.runs import closed, is_running, numbers, pids, run
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WorkError
 from wdsprep.runners import make_runner
 
 
@@ -98,3 +98,10 @@ def test_a_worker_leaves_as_soon_as_its_work_is_closed(tmp_path: Path) -> None:
     """Without what an interpreter does at its end, which with torch takes a second."""
     run("local", AtExit(str(tmp_path)), numbers(2), workers=1)
     assert {path.name for path in tmp_path.iterdir()} == {"opened", "closed"}
+
+
+def test_a_run_ends_where_no_place_is_left(tmp_path: Path) -> None:
+    work = Cursed(str(tmp_path), frozenset({0, 1}), deaths=0)
+    with pytest.raises(WorkError, match=r"^no place is left to work at, 3 units in a row ended"):
+        run("local", work, numbers(50), max_attempts=2, gpus=("0", "1"))
+    assert len({path.name.partition("-")[0] for path in tmp_path.iterdir()}) <= 6

@@ -17,6 +17,7 @@ import pytest
 from tests.kit.runner_work import (
     BreakOnce,
     Claimed,
+    Cursed,
     Endless,
     KillOnce,
     Number,
@@ -250,3 +251,16 @@ def test_units_side_by_side_fail_and_end_the_run_as_one_by_one(kind: str) -> Non
     with pytest.raises(FullError, match="make room"):
         listen()
     assert sorted(quarantined) == [(1, 3), (2, 3)]
+
+
+def test_a_place_where_all_workers_die_is_given_up_and_its_units_are_done_elsewhere(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Cursed(str(tmp_path), frozenset({1}), deaths=3)
+    options = {"max_attempts": 2, "gpus": ("0", "1")}
+    _, finished, quarantined = run(kind, work, numbers(6), **options)
+    assert [e.result for e in finished] == [0] * 6
+    assert quarantined == []
+    assert len(list(tmp_path.iterdir())) == 3  # each at its first attempt
+    told = "a place is given up: 3 units in a row ended its worker, and none was done: worker "
+    assert sum(line.startswith(told) for line in caplog.messages) == 1

@@ -6,7 +6,8 @@
 3. A unit that raised, or killed its worker, is tried again; after `max_attempts` it is
    quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
-   so that the one which kills is told from its neighbours, and only that is quarantined.
+   so that the one which kills is told from its neighbours, and only that is quarantined. A place
+   where all die is given up, and their last attempt is made elsewhere.
 5. A worker whose units come no further for half an hour is ended, and judged as if it had died.
 6. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
    `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole

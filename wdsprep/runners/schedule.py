@@ -16,6 +16,12 @@ that holds nothing, such as the one that replaces the dead: none is emptied for 
 A worker that dies before it is ready held no unit, so no unit is blamed: its place is tried
 `max_attempts` times in a row and then given up; with no place left the run is over, and it is
 over at once when no worker has ever become ready.
+
+A worker may also start each time and die of whatever it is given, as one whose GPU is broken. What
+tells such a place from a unit that kills: there, `MOST_DEATHS` different units die alone, and none
+is finished between them. It is given up, and with no place left the run is over. So that no good
+unit is lost with it, the last attempt of a unit that died alone is made at another place, where one
+is open.
 """
 
 from __future__ import annotations
@@ -33,6 +39,9 @@ from wdsprep.runners.base import Event, Finished, Quarantined, Step, Unit
 from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
+
+MOST_DEATHS = 3
+"""Of different units, at one place that finishes none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +128,48 @@ class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown 
     """Carries a worker's traceback as the cause of the error that the driver raises."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ticket:
     unit: Unit
     attempts: int = 0
     is_suspect: bool = False
+    died_at: int | None = None
+    """The slot whose worker died last when it held this unit alone."""
+
+
+class _Suspects:
+    """Those that wait. One may have to go to any place but one."""
+
+    def __init__(self) -> None:
+        self._free: deque[_Ticket] = deque()
+        self._barred: dict[int, deque[_Ticket]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, ticket: _Ticket, barred: int | None) -> None:
+        there = self._free if barred is None else self._barred.setdefault(barred, deque())
+        there.append(ticket)
+        self._count += 1
+
+    def take(self, slot: int, *, is_only: bool) -> _Ticket | None:
+        """One for this slot, which may have any where it is the only one."""
+        bars = (bar for bar in self._barred if bar != slot or is_only)
+        if self._free:
+            ticket = self._free.popleft()
+        elif (bar := next(bars, None)) is not None:
+            ticket = self._barred[bar].popleft()
+            if not self._barred[bar]:
+                del self._barred[bar]
+        else:
+            return None
+        self._count -= 1
+        return ticket
+
+    def are_barred(self, slot: int) -> bool:
+        """Whether all of them are."""
+        return len(self._barred.get(slot, ())) == self._count
 
 
 class Schedule:
@@ -141,10 +187,13 @@ class Schedule:
         self._exhausted = False
         self._max_attempts = max_attempts
         self._waiting: deque[_Ticket] = deque()
-        self._suspects: deque[_Ticket] = deque()
+        self._suspects = _Suspects()
         self._empty = list(reversed(range(workers)))
         self._starting: set[int] = set()
         self._false_starts: dict[int, int] = {}
+        self._died_here: dict[int, set[_Ticket]] = {}
+        """The different units that died alone at a place, since it finished one."""
+        self._given_up = 0
         self._ever_ready = False
         self._orders = count(1)
         self._in_flight = 0
@@ -158,18 +207,39 @@ class Schedule:
         """Give what can be given; whether there is anything left to wait for."""
         idle, *others = self._roomy
         while idle and self._draw(1):
-            self._give(crew, 0, (self._suspects or self._waiting).popleft())
-        more = self._allowed(len(self._held), len(self._starting)) if self._empty else 0
+            slot = next(reversed(idle))
+            if (ticket := self._take_for(slot)) is None:  # all that is left is barred from it
+                slot = next(iter(idle))
+                if (ticket := self._take_for(slot)) is None:
+                    break
+            self._give(crew, slot, 0, ticket)
+        more = 0
+        if self._empty:  # a place that was given up takes room as if it were open
+            more = self._allowed(len(self._held) + self._given_up, len(self._starting))
         while self._empty and more > 0 and self._draw(len(self._starting) + 1):
             more -= 1
-            slot = self._empty.pop()
+            slot = self._vacant()
             self._starting.add(slot)
             crew.start(slot)
         for load, roomy in enumerate(others, start=1):
             # One for each worker to come, and one more that is not a suspect.
             while roomy and self._draw(max(len(self._starting), len(self._suspects)) + 1):
-                self._give(crew, load, self._waiting.popleft())
+                self._give(crew, next(reversed(roomy)), load, self._waiting.popleft())
         return bool(self._in_flight or self._waiting or self._suspects)
+
+    def _take_for(self, slot: int) -> _Ticket | None:
+        """Something for a worker that has nothing."""
+        ticket = self._suspects.take(slot, is_only=len(self._held) == 1)
+        if ticket is None and self._draw(len(self._suspects) + 1):
+            ticket = self._waiting.popleft()
+        return ticket
+
+    def _vacant(self) -> int:
+        """An empty slot to start a worker in; another one for units that are barred from it."""
+        slot = self._empty.pop()
+        if self._empty and not self._waiting and self._suspects.are_barred(slot):
+            self._empty[-1], slot = slot, self._empty[-1]
+        return slot
 
     def _draw(self, wanted: int) -> bool:
         missing = wanted - len(self._waiting) - len(self._suspects)
@@ -181,8 +251,8 @@ class Schedule:
                 self._exhausted = True
         return missing <= 0
 
-    def _give(self, crew: Workers, load: int, ticket: _Ticket) -> None:
-        slot, _ = self._roomy[load].popitem()
+    def _give(self, crew: Workers, slot: int, load: int, ticket: _Ticket) -> None:
+        del self._roomy[load][slot]
         order = next(self._orders)
         self._held[slot][order] = ticket
         self._in_flight += 1
@@ -195,6 +265,7 @@ class Schedule:
             case UnitProgress(value=value):
                 return Step(unit=self._held[slot][order].unit, value=value)
             case Done(result=result):
+                self._died_here.pop(slot, None)
                 return Finished(unit=self._take_back(slot, order).unit, result=result)
             case Failed(reason=reason, trace=trace, is_hopeless=is_hopeless):
                 ticket = self._take_back(slot, order)
@@ -235,7 +306,11 @@ class Schedule:
         return Quarantined(unit=ticket.unit, attempts=ticket.attempts, reason=reason, trace=trace)
 
     def _put_back(self, ticket: _Ticket) -> None:
-        (self._suspects if ticket.is_suspect else self._waiting).append(ticket)
+        if not ticket.is_suspect:
+            self._waiting.append(ticket)
+            return
+        is_last = ticket.attempts + 1 >= self._max_attempts
+        self._suspects.add(ticket, ticket.died_at if is_last else None)
 
     def _lost(self, slot: int, message: Lost) -> Quarantined | None:
         if slot in self._starting:
@@ -243,15 +318,15 @@ class Schedule:
             self._starting.remove(slot)
             self._vacate(slot, message)
             return None
-        self._empty.append(slot)
         tickets = list(self._held.pop(slot).values())
         _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), message.reason)
         self._in_flight -= len(tickets)
         if len(tickets) < len(self._roomy):
             self._roomy[len(tickets)].pop(slot, None)
         if message.costs and len(tickets) == 1:
-            tickets[0].is_suspect = True
+            self._died_alone(slot, tickets[0], message)
             return self._blame(tickets[0], message.reason, message.trace)
+        self._empty.append(slot)
         for ticket in tickets:
             if message.costs:
                 ticket.is_suspect = True
@@ -259,12 +334,32 @@ class Schedule:
             self._put_back(ticket)
         return None
 
+    def _died_alone(self, slot: int, ticket: _Ticket, message: Lost) -> None:
+        """It may be the unit, or its place: that is given up when it has done it too often."""
+        ticket.is_suspect, ticket.died_at = True, slot
+        here = self._died_here.setdefault(slot, set())
+        here.add(ticket)
+        if len(here) < MOST_DEATHS:
+            self._empty.append(slot)
+            return
+        self._given_up += 1
+        why = f"{MOST_DEATHS} units in a row ended its worker, and none was done: {message.reason}"
+        _log.warning("a place is given up: %s", why)
+        if not (self._empty or self._starting or self._held):
+            trace = WorkerTraceback(message.trace) if message.trace else None
+            raise WorkError(
+                f"no place is left to work at, {why}: look at its machine, then run the same "
+                "command again"
+            ) from trace
+
     def _vacate(self, slot: int, message: Lost) -> None:
         """A worker died before it was ready: try its place again, give it up, or give up."""
         tries = self._false_starts.get(slot, 0) + message.costs
         self._false_starts[slot] = tries
         if tries < self._max_attempts:
             self._empty.append(slot)
+        else:
+            self._given_up += 1
         hopeless = not self._ever_ready and (sum(self._false_starts.values()) >= self._max_attempts)
         if hopeless or not (self._empty or self._starting or self._held):
             trace = WorkerTraceback(message.trace) if message.trace else None
