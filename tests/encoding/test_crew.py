@@ -60,6 +60,18 @@ def test_a_gpu_can_be_shared_and_left_alone() -> None:
     assert (crew.device, crew.gpus_per_worker, crew.workers) == ("cpu", 0, 1)
 
 
+@pytest.mark.parametrize(("workers", "share"), [(4, 1), (8, 1), (9, 0.5), (16, 0.5)])
+def test_more_workers_than_gpus_share_them_and_their_memory(workers: int, share: float) -> None:
+    crew = staff(EncodeCrewOptions(workers=workers), EIGHT_GPUS, is_cluster=False)
+    assert (crew.gpus_per_worker, crew.gpu_share) == (share, share)
+    assert crew.threads == int(12.5 * share)
+
+
+def test_a_worker_with_several_gpus_takes_the_memory_of_each() -> None:
+    crew = staff(EncodeCrewOptions(gpus_per_worker=2), EIGHT_GPUS, is_cluster=False)
+    assert (crew.workers, crew.gpu_share) == (4, 1)
+
+
 def test_on_a_cluster_every_gpu_machine_has_room() -> None:
     crew = staff(EncodeCrewOptions(), MIXED, is_cluster=True)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 0, 8)

@@ -15,6 +15,7 @@ from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.encoder import Encoded
 
 
@@ -47,6 +48,16 @@ class Cramped(Means):
         found = super().encode(pixels, *rest, **options)
         if len(pixels) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+
+class Library(Means):
+    """The same, in words of the libraries below torch."""
+
+    def encode(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+        found = super().encode(pixels, *rest, **options)
+        if len(pixels) > 2:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
         return found
 
 
@@ -122,6 +133,55 @@ def test_a_batch_that_does_not_fit_is_halved_with_the_same_result() -> None:
     assert encoder.sizes[:3] == [8, 4, 2]
     assert set(encoder.sizes[3:]) <= {2, 8}  # those that were filled before
     made.close()
+
+
+def test_what_may_be_lack_of_memory_halves_a_batch_only_where_little_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = "wdsprep.encoding.models.device.free_nbytes"
+    monkeypatch.setattr(free, lambda _device: 0)
+    made = engine(Library(), batch_size=8)
+    results = fed(made, range(8))
+    assert [level_of(found) for found in results.values()] == [(n, n) for n in range(8)]
+    assert made.stats.batch_size == 2
+    made.close()
+    monkeypatch.setattr(free, lambda _device: 10**12)
+    made = engine(Library(), batch_size=8)
+    with pytest.raises(EngineError, match="unable to find an engine"):
+        fed(made, range(100))
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "free", "is_memory"),
+    [
+        ("CUDA error: out of memory", 9, True),
+        ("DefaultCPUAllocator: can't allocate memory", 9, True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", 1, True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", 9, False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", 1, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED", 1, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED", 9, False),
+        ("CUDA error: an illegal memory access was encountered", 1, False),
+    ],
+)
+def test_lack_of_memory_is_known_by_its_words(said: str, free: int, *, is_memory: bool) -> None:
+    assert is_out_of_memory(RuntimeError(said), free=free, wanted=5) == is_memory
+
+
+@pytest.mark.parametrize(
+    ("resolution", "nbytes", "size"),
+    [(256, 10**12, 128), (512, 10**12, 63), (1024, 10**12, 15), (8192, 10**12, 1), (512, 10**9, 2)],
+)
+def test_a_batch_fits_into_memory_and_its_widest_tensor_into_31_bits(
+    resolution: int, nbytes: int, size: int
+) -> None:
+    assert fitting(nbytes, resolution, itemsize=2) == size
+
+
+@pytest.mark.parametrize(("resolution", "size"), [(128, 63), (256, 32), (512, 8), (1024, 2)])
+def test_beside_a_trainer_batches_have_few_pixels(resolution: int, size: int) -> None:
+    assert beside_a_trainer(63, resolution) == size
 
 
 @pytest.mark.parametrize("kind", [Overflowing, CrampedLater])

@@ -5,6 +5,7 @@ The rules are in `staff`, which only computes; what machines there are is looked
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.errors import UsageError
@@ -53,12 +54,18 @@ class EncodeCrew:
     def threads(self) -> int:
         return max(1, int(self.cpus_per_worker))
 
+    @property
+    def gpu_share(self) -> float:
+        """What a worker may take of the memory of its GPU; all of each where it has several."""
+        return min(1.0, self.gpus_per_worker or 1.0)
+
 
 def staff(
     options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
-    """The crew for these machines. On GPUs a worker has one of them and its share of the cores of
-    its machine; on CPUs, where torch computes with all cores, one worker has a whole machine."""
+    """The crew for these machines. On GPUs a worker has one of them, or shares it where there are
+    more workers, and its share of the cores of its machine; on CPUs, where torch computes with all
+    cores, one worker has a whole machine."""
     with_gpus = [machine for machine in machines if machine.gpus]
     device = options.device if options.device != "auto" else "cuda" if with_gpus else "cpu"
     if device == "cuda":
@@ -84,6 +91,8 @@ def _gpu_crew(
     options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
     share = options.gpus_per_worker or 1.0
+    if options.workers and not options.gpus_per_worker and not is_cluster:
+        share = 1 / ceil(options.workers / len(machines[0].gpus))
     cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
     gpus = () if is_cluster else machines[0].gpus
     room = int(len(gpus) / share) if not is_cluster else 0

@@ -221,6 +221,7 @@ def _encoded(
         batch_size=int(how.batch_size),
         decoders=crew.threads,
         threads=crew.threads,
+        gpu_share=crew.gpu_share,
     )
     runner = None
     if pending:

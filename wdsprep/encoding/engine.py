@@ -98,6 +98,7 @@ class Engine:
         max_area: int,
         decoders: int,
         threads: int,
+        gpu_share: float = 1.0,
     ) -> None:
         """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once."""
         self._encoder, self._seed = encoder, seed
@@ -105,7 +106,7 @@ class Engine:
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
         lanes = threads if encoder.device.type == "cpu" else 1
-        self._devices = [Device(encoder, batch_size) for _ in range(lanes)]
+        self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._empty = encoder.tokens([""])[0]
         self._places = threading.Semaphore((BATCHES_INSIDE + lanes) * self._size + decoders)
         self._turn = threading.Lock()

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wdsprep.encoding.models.batch_size import auto_batch_size
+from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
 from wdsprep.encoding.models.encoder import Encoder, Tokens
-
-OWN_BATCH = 32  # at most, beside a trainer that wants the memory
 
 Rows = list[Arrays | None]
 
@@ -43,7 +41,9 @@ class BatchEncoder:
     ) -> None:
         self.encoder, self._seed = encoder, seed
         is_cuda = encoder.device.type == "cuda"
-        self._size = batch_size or _even(auto_batch_size(encoder), most, is_cuda=is_cuda)
+        self._size = batch_size or auto_batch_size(encoder)
+        if is_cuda and not batch_size:
+            self._size = even(beside_a_trainer(self._size, encoder.resolution), most)
         self._here = threading.local()
         self._devices: list[Device] = []
         self._stream = _stream(encoder.device) if is_cuda else None
@@ -98,11 +98,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _even(size: int, most: int, *, is_cuda: bool) -> int:
-    """On a CPU the size that all have; on a GPU one that leaves little to pad."""
-    if not is_cuda:
-        return size
-    size = min(size, OWN_BATCH)
+def even(size: int, most: int) -> int:
+    """One that leaves little to pad. On a CPU all have the same size instead."""
     return -(-most // -(-most // size))
 
 

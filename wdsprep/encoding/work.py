@@ -29,6 +29,8 @@ class EncodeWork:
     """Whether receipts say what foreign tars held."""
     decoders: int
     threads: int
+    gpu_share: float = 1.0
+    """Of its GPU, what is the worker's."""
 
     def open(self) -> "EncodeWorker":
         from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone

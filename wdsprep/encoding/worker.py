@@ -154,6 +154,7 @@ class EncodeWorker:
             max_area=work.max_area,
             decoders=work.decoders,
             threads=work.threads,
+            gpu_share=work.gpu_share,
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._empty = write_empty(

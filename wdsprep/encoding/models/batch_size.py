@@ -1,4 +1,6 @@
-"""How many images a device takes at a time."""
+"""How many images a device takes at a time, and whether it was memory that they lacked."""
+
+import sys
 
 import torch
 
@@ -10,14 +12,55 @@ EXACT_BATCH = 4  # of the few images that are computed again in fp32
 # An image takes about this many tensors of the VAE's first width at full resolution, at the peak.
 TENSORS_AT_PEAK = 6
 FIRST_WIDTH = 128
+MOST_ELEMENTS = 2**31 - 1  # of one tensor: of more, kernels count in 64 bits, or cut it in pieces
 SHARE_OF_FREE_MEMORY = 0.8
+BESIDE_A_TRAINER = 32 * 256**2  # pixels: it wants the memory
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+# So libraries below torch say that memory is out, and other things too.
+PERHAPS_OUT_OF_MEMORY = (
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "unable to find an engine",
+)
 
 
-def auto_batch_size(encoder: Encoder) -> int:
-    """On the CPU always the same, so that everybody's bytes are; on a GPU what fits."""
+def auto_batch_size(encoder: Encoder, gpu_share: float = 1.0) -> int:
+    """On the CPU always the same, so that everybody's bytes are; on a GPU what fits. Of a GPU that
+    others use as well, no more than its share: they may not have begun."""
     if encoder.device.type != "cuda":
         return CPU_BATCH
-    free, _total = torch.cuda.mem_get_info(encoder.device)
-    itemsize = encoder.itemsize
-    each = TENSORS_AT_PEAK * FIRST_WIDTH * encoder.resolution**2 * itemsize
-    return max(1, min(MAX_BATCH, int(free * SHARE_OF_FREE_MEMORY / each)))
+    free, total = torch.cuda.mem_get_info(encoder.device)
+    room = min(free, total * gpu_share) * SHARE_OF_FREE_MEMORY
+    return fitting(room, encoder.resolution, encoder.itemsize)
+
+
+def fitting(nbytes: float, resolution: int, itemsize: int) -> int:
+    most = min(MAX_BATCH, MOST_ELEMENTS // (FIRST_WIDTH * resolution**2))
+    return max(1, min(most, int(nbytes / peak_nbytes(1, resolution, itemsize))))
+
+
+def beside_a_trainer(size: int, resolution: int) -> int:
+    return max(1, min(size, BESIDE_A_TRAINER // resolution**2))
+
+
+def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:
+    return size * TENSORS_AT_PEAK * FIRST_WIDTH * resolution**2 * itemsize
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Of a GPU, what nobody has. A CPU runs out of memory in plain words."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
+
+
+def is_out_of_memory(error: Exception, *, free: int, wanted: int) -> bool:
+    """Libraries below torch run out of memory in words of their own. Where these may mean something
+    else, it is what is `free` that tells, beside what the batch wanted: where that is plenty, a
+    smaller batch would fail too."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error)
+    if any(words in said for words in OUT_OF_MEMORY):
+        return True
+    return free < wanted and any(words in said for words in PERHAPS_OUT_OF_MEMORY)

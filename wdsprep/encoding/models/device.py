@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from wdsprep.encoding.models.batch_size import EXACT_BATCH, auto_batch_size
+from wdsprep.encoding.models.batch_size import (
+    EXACT_BATCH,
+    auto_batch_size,
+    free_nbytes,
+    is_out_of_memory,
+    peak_nbytes,
+)
 from wdsprep.encoding.models.encoder import Encoder, Tokens
 from wdsprep.encoding.models.noise import noise_keys
 
@@ -91,11 +97,11 @@ class Launched:
 
 
 class Device:
-    def __init__(self, encoder: Encoder, batch_size: int) -> None:
+    def __init__(self, encoder: Encoder, batch_size: int, gpu_share: float = 1.0) -> None:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._first_launch = 0.0
-        self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder))
+        self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self._exact_size = min(EXACT_BATCH, self.size)
 
     @property
@@ -111,7 +117,7 @@ class Device:
         try:
             return [self._launch(batch, exact=exact)]
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or batch.size == 1:
+            if batch.size == 1 or not self._is_out_of_memory(error, batch.size, exact=exact):
                 raise
         if exact:
             self._exact_size = batch.size // 2
@@ -120,6 +126,12 @@ class Device:
         if self._is_cuda:  # out of the handler: it held on to the memory
             torch.cuda.empty_cache()
         return self.launch(batch, exact=exact)
+
+    def _is_out_of_memory(self, error: Exception, size: int, *, exact: bool) -> bool:
+        encoder = self._encoder
+        itemsize = torch.float32.itemsize if exact else encoder.itemsize
+        wanted = peak_nbytes(size, encoder.resolution, itemsize)
+        return is_out_of_memory(error, free=free_nbytes(encoder.device), wanted=wanted)
 
     def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
         began = self._mark()
@@ -182,10 +194,3 @@ def _seconds(one: Launched) -> float:
         return one.ended - one.began  # type: ignore[operator]
     one.ended.synchronize()
     return float(one.began.elapsed_time(one.ended)) / 1000
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Libraries below torch run out of memory in words of their own."""
-    words = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(word in str(error) for word in words)
