@@ -29,7 +29,6 @@ from wdsprep.encoding.engine import Engine, EngineError, Pending
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
-from wdsprep.encoding.models.encoder import turn_off_tf32
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
@@ -145,7 +144,6 @@ class EncodeWorker:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
         self._source = tars_of(work.images, work.max_nbytes)
-        turn_off_tf32()
         self._encoder = work.make_encoder()
         self._engine = Engine(
             self._encoder,

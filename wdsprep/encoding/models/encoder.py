@@ -9,6 +9,7 @@ again in fp32.
 torch is imported with this module, diffusers and transformers when models are loaded.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, Field
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import plural
@@ -72,17 +74,7 @@ class Encoder(Protocol):
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
     """Load what a recipe needs of a model."""
     silence()
-    if recipe.dtype == "fp32":
-        turn_off_tf32()
     return LatentEncoder(model, recipe, torch.device(device))
-
-
-def turn_off_tf32() -> None:
-    """fp32 means fp32 in this process. In a trainer's own that slows the trainer, so it is done
-    there for dtype fp32 alone; the few rows that half precision has to leave to fp32 are then
-    computed with the trainer's setting, which has the same range."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
 
 
 class LatentEncoder:
@@ -111,7 +103,7 @@ class LatentEncoder:
         self, pixels: Tensor, ids: Tensor | None, noise: Tensor, *, exact: bool = False
     ) -> Encoded:
         networks = self._in_fp32() if exact else self.networks
-        with torch.inference_mode():
+        with self._whole(exact=exact), torch.inference_mode():
             found = self.values(networks, pixels, ids, noise)
             rows = [fits(value) for value in found.values() if value.is_floating_point()]
             ok = torch.stack(rows).all(0)
@@ -119,7 +111,7 @@ class LatentEncoder:
 
     def empty(self) -> dict[str, Tensor]:
         ids = torch.tensor([each.ids for each in self.tokens([""])], device=self.device)
-        with torch.inference_mode():
+        with self._whole(exact=True), torch.inference_mode():
             found = self.text_values(self.networks, ids)
             if not all(fits(value).all() for value in found.values()):
                 found = self.text_values(self._in_fp32(), ids)
@@ -146,6 +138,10 @@ class LatentEncoder:
             deviation = (0.5 * logvar.clamp(-30, 20)).exp()
             latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
         return (latents - self._model.shift) * self._model.scale
+
+    def _whole(self, *, exact: bool) -> "contextlib.AbstractContextManager[None]":
+        is_fp32 = exact or self._recipe.dtype == "fp32"
+        return whole_fp32() if is_fp32 else contextlib.nullcontext()
 
     def _in_fp32(self) -> "Networks":
         with self._exact_lock:

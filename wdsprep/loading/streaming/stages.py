@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsprep.encoding.models.encoder import turn_off_tf32
 from wdsprep.encoding.step_batches import BatchEncoder
 from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.memory import Batch
@@ -105,7 +104,6 @@ class DecodeStage:
 class EncodeStage:
     def __init__(self, pieces: Pieces) -> None:
         encoding = pieces.encoding
-        turn_off_tf32()
         is_cuda = encoding.device.startswith("cuda")
         encoder = BatchEncoder(
             encoding.load(),
@@ -145,7 +143,6 @@ class EncodeStage:
 
 def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
     """What the empty caption becomes."""
-    turn_off_tf32()
     encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
     try:
         return encoder.empty()

@@ -1,0 +1,80 @@
+"""fp32 is fp32, whatever the process allows, and afterwards that is allowed again."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from wdsprep.encoding.models.encoder import load_encoder
+from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.recipe import Recipe
+
+BACKENDS: Any = torch.backends
+OPERATORS = {
+    "matmul": BACKENDS.cuda.matmul,
+    "conv": BACKENDS.cudnn.conv,
+    "rnn": BACKENDS.cudnn.rnn,
+    "matmul on CPUs": BACKENDS.mkldnn.matmul,
+    "conv on CPUs": BACKENDS.mkldnn.conv,
+}
+
+
+def now() -> dict[str, str]:
+    return {name: each.fp32_precision for name, each in OPERATORS.items()}
+
+
+@pytest.fixture(params=["everything", "matmul as of old", "matmul at its fastest"])
+def trainer(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Has allowed TF32 in one of the ways there are."""
+    before, everything = now(), BACKENDS.fp32_precision
+    if request.param == "everything":
+        BACKENDS.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision("high" if "old" in request.param else "medium")
+    yield now()
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.fp32_precision = everything
+    for name, each in OPERATORS.items():
+        each.fp32_precision = before[name]
+
+
+def test_what_a_trainer_allows_is_put_aside_for_as_long_as_any_thread_needs(
+    trainer: dict[str, str],
+) -> None:
+    assert "tf32" in trainer.values()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with whole_fp32():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with whole_fp32():
+        thread.start()
+        assert entered.wait(60)
+    assert set(now().values()) == {"ieee"}
+    leave.set()
+    thread.join()
+    assert now() == trainer
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_networks_compute_in_fp32_where_that_is_asked_for(
+    dtype: str, trainer: dict[str, str]
+) -> None:
+    made = load_encoder(
+        find_model("tiny", text="none"), Recipe(resolution=64, text="none", dtype=dtype), "cpu"
+    )
+    seen: list[dict[str, str]] = []
+    values = made.values  # type: ignore[attr-defined]
+    made.values = lambda *given: seen.append(now()) or values(*given)  # type: ignore[attr-defined]
+    pixels, noise = torch.zeros((1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
+    for exact in (False, True):
+        made.encode(pixels, None, noise, exact=exact)
+    whole = dict.fromkeys(OPERATORS, "ieee")
+    assert seen == [whole if dtype == "fp32" else trainer, whole]
+    assert now() == trainer

@@ -1,0 +1,56 @@
+"""fp32 that is fp32, in a process whose trainer may have allowed less.
+
+TF32 has the range of fp32 and a mantissa of 10 bits. Whether it is used is a setting of the whole
+process, so it is changed around our own work alone, and put back. Meanwhile the trainer's fp32 is
+exact too, and what it has compiled may be compiled once more.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _WholeFp32:
+    """What was set is put back when the last of the threads that overlap has left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: list[str | bool] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._inside:
+                name, exact, operators = _settings()
+                self._before = [getattr(each, name) for each in operators]
+                for each in operators:
+                    setattr(each, name, exact)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    name, _, operators = _settings()
+                    for each, value in zip(operators, self._before, strict=True):
+                        setattr(each, name, value)
+
+
+def _settings() -> tuple[str, str | bool, list[Any]]:
+    """Those of single operators go before all that is set for several. cuDNN's other one is among
+    them, since torch refuses to tell `allow_tf32` where the two differ. Until torch 2.9 there was
+    nothing but `allow_tf32`."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cudnn, "conv"):
+        return "allow_tf32", False, [backends.cuda.matmul, backends.cudnn]
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    operators = [backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv]
+    return "fp32_precision", "ieee", operators
+
+
+whole_fp32 = _WholeFp32()
