@@ -2,8 +2,10 @@
 
 import io
 import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Result
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
-from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.device import Device, DeviceBatch
+from wdsprep.encoding.models.encoder import Encoded, Tokens
 
 
 def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:
@@ -209,6 +212,79 @@ def test_what_does_not_fit_in_fp32_shrinks_no_other_batch() -> None:
     assert made.stats.batch_size == 16
     assert encoder.exact_sizes == [4, 2, 1]
     made.close()
+
+
+class Launching(Means):
+    """Launches slowly, for a device that starves: `marks` are the seconds that each batch takes
+    between its marks."""
+
+    is_compiled = True  # so that it is warmed up
+
+    def encode(self, *arguments: Any, **options: Any) -> Encoded:
+        time.sleep(0.02)
+        return super().encode(*arguments, **options)
+
+
+@dataclass
+class Mark:
+    """A mark on the stream of a GPU, as far as it is used."""
+
+    at_s: float
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "Mark") -> float:
+        return (end.at_s - self.at_s) * 1000
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, encoder: Means, seconds: list[float]) -> Device:
+    """A device whose marks say that batches took so long, and otherwise does what a CPU does."""
+    made = Device(encoder, 4)
+    made._is_cuda = True
+    marks = iter([at for each in seconds for at in (0.0, each)])
+    monkeypatch.setattr(Device, "_mark", lambda _: Mark(next(marks)))
+    monkeypatch.setattr(Device, "_to_host", lambda _, array: array)
+    return made
+
+
+def some(size: int) -> DeviceBatch:
+    pixels = torch.zeros((size, 3, 16, 16), dtype=torch.uint8)
+    tokens = [Tokens(ids=[1], count=1, cut=False)] * size
+    return DeviceBatch.of(pixels, tokens, ["key"] * size, seed=0)
+
+
+def test_waiting_for_the_host_is_not_busy_nor_is_warming_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = Launching()
+    # Compiling, the warmed-up time, and then batches of 10 ms that the host launched late.
+    made = gpu(monkeypatch, encoder, [60.0, 0.010, 0.030, 0.012, 0.030, 60.0, 0.005, 0.020])
+    made.warm_up(some(4))
+    assert (made.stats.samples, made.stats.busy_s, made.stats.launch_s) == (0, 0, 0)
+    for size in (4, 4, 2):  # the first one in 30 ms is part of warming up
+        made.finish(made.launch(some(size)))
+    assert made.stats.busy_s == pytest.approx(0.010 + 0.010 + 0.005)
+    assert 0.06 <= made.stats.launch_s <= made.stats.wall_s
+    assert encoder.sizes == [4, 4, 4, 4, 4, 2, 2, 2]
+
+
+def test_waiting_for_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that blocks gives the core away until it has come."""
+    asked: list[dict[str, bool]] = []
+
+    class Event:
+        def __init__(self, **options: bool) -> None:
+            asked.append(options)
+
+        def record(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    made = Device(Means(), 4)
+    made._is_cuda = True
+    made._mark()
+    assert asked == [{"enable_timing": True, "blocking": True}]
 
 
 class Counting(Means):

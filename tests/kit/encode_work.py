@@ -49,6 +49,7 @@ class Plain:
     """Latents are shrunken pixels and noise, embeddings are the letters of the caption."""
 
     itemsize = 4
+    is_compiled = False
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)

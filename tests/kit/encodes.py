@@ -187,6 +187,7 @@ class Means:
     resolution = 16
     device = torch.device("cpu")
     itemsize = 4
+    is_compiled = False
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

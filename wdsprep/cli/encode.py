@@ -56,7 +56,7 @@ class EncodeShow(RunShow):
         """The rate of each worker and how busy the devices are, once there is something to tell."""
         if not (rates := self._speeds.rates().values()):
             return []
-        parts = [f"busy {self._speeds.busy:.0%}"]
+        parts = [str(self._speeds)]
         if len(rates) > 1:
             span = f"{min(rates):,.1f} to {max(rates):,.1f}"
             parts.append(f"{span} on each of {len(rates)} workers")
@@ -103,7 +103,7 @@ class EncodeShow(RunShow):
             return []
         workers, each = plural(len(rates), "worker"), " each" if len(rates) > 1 else ""
         rate = f"{sum(rates) / len(rates):,.1f} images/s{each}"
-        lines = [f"{workers}: {rate}, device busy {self._speeds.busy:.0%}"]
+        lines = [f"{workers}: {rate}, device {self._speeds}"]
         exact = sum(w.exact for w in self._speeds.workers.values())
         if exact and samples:
             lines.append(
@@ -125,6 +125,7 @@ class EncodeShow(RunShow):
             "has_captions": outcome.has_captions,
             "images_per_s": round(sum(rates.values()), 2),
             "latents": self._latents,
+            "launching": round(self._speeds.launching, 4),
             "left_out": LeftOut.among(manifest.counts),
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,

@@ -150,7 +150,8 @@ def _trial(url: str) -> tuple[int, tuple[Speed, str]]:
         raise UsageError(f'{url} is no trial: "wdsprep encode --limit N" makes one')
     resolution = manifest.settings["resolution"]
     what = f"{manifest.extra['model']} on {trial['device']} at {resolution}"
-    source = f"measured with {what}, busy {trial['busy']:.0%}"
+    launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
+    source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
     return resolution, (Speed(each=trial["each"], source=source), manifest.settings["text"])
 
 

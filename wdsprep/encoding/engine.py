@@ -116,6 +116,7 @@ class Engine:
         self._loads: queue.Queue[_Load] = queue.Queue(QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
+        self._pool.submit(self._warm_up).result()
         self._running = [
             threading.Thread(target=self._guard, args=(step,), name=name, daemon=True)
             for name, step in [
@@ -168,6 +169,12 @@ class Engine:
     def empty(self) -> dict[str, torch.Tensor]:
         """What the empty caption becomes, computed on one core as all else is."""
         return self._pool.submit(self._encoder.empty).result()
+
+    def _warm_up(self) -> None:
+        """On one core too, before anything waits for it. A broken device shows here already."""
+        nothing = self._load([], self._size)
+        for device in self._devices:
+            device.warm_up(nothing.batch)
 
     def check(self) -> None:
         if self._failure is not None:

@@ -14,6 +14,7 @@ class EncodeProgress(RunProgress):
     device: str
     done: int
     busy_s: float
+    launch_s: float
     wall_s: float
     batch_size: int
     exact: int
@@ -38,8 +39,21 @@ class Speeds:
     @property
     def busy(self) -> float:
         """The share of that time in which the devices computed."""
+        return self._share(sum(w.busy_s for w in self.workers.values()))
+
+    @property
+    def launching(self) -> float:
+        """The share in which hosts told GPUs what to do: near 1 it is they that hold these up."""
+        return self._share(sum(w.launch_s for w in self.workers.values()))
+
+    def _share(self, seconds: float) -> float:
         wall = sum(w.wall_s for w in self.workers.values())
-        return sum(w.busy_s for w in self.workers.values()) / wall if wall else 0.0
+        return seconds / wall if wall else 0.0
+
+    def __str__(self) -> str:
+        """How busy the devices are, and with GPUs their hosts."""
+        launching = f", launching {self.launching:.0%}" if self.launching else ""
+        return f"busy {self.busy:.0%}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
         """For the manifest of a trial, from which `plan` reckons: what was said before, where this
@@ -49,4 +63,7 @@ class Speeds:
             return {"trial": before} if before else {}
         device = next(iter(self.workers.values())).device
         each = sum(rates.values()) / len(rates)
-        return {"trial": {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}}
+        found = {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}
+        if self.launching:
+            found["launching"] = round(self.launching, 3)
+        return {"trial": found}

@@ -58,6 +58,8 @@ class Encoder(Protocol):
     device: torch.device
     itemsize: int
     """bytes of a number while the models work"""
+    is_compiled: bool
+    """whether the first batch of a size takes much longer"""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once."""
@@ -91,6 +93,7 @@ class LatentEncoder:
         self.networks = _load_networks(model, recipe.text, dtype, device)
         self._exact = self.networks if dtype == torch.float32 else None
         self._exact_lock = threading.Lock()
+        self.is_compiled = recipe.compile
         if recipe.compile:
             self.networks = self.networks.compiled()
 
