@@ -12,6 +12,7 @@ from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
+from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.runners import make_runner
@@ -26,7 +27,6 @@ from wdsprep.runners.base import (
     Work,
     settled,
 )
-from wdsprep.runners.local import usable_cpus
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import auto, plural

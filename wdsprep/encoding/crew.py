@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.errors import UsageError
 from wdsprep.runners import base, make_runner
 from wdsprep.runners.base import CrewOptions, Runner, ray_there
-from wdsprep.runners.local import usable_cpus
 from wdsprep.text import at_least, one_of
 
 DEVICES = ("auto", "cuda", "cpu")

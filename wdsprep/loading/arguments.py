@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.effects import TEXT_ARRAYS, TEXTS, Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.runners.local import usable_cpus
 from wdsprep.text import examples, plural, whole
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
@@ -33,7 +34,6 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.reading import ATTEMPTS, Reader
 from wdsprep.loading.serving import filled, open_reader
-from wdsprep.runners.local import usable_cpus
 
 BEGUN = 2  # steps that the device has
 READY = 2  # finished steps that wait for the trainer

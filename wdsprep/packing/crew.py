@@ -7,10 +7,10 @@ than one host may be asked by, it has fewer workers with more threads each. The 
 
 from dataclasses import dataclass, replace
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.fetch.rules import FetchRules
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import CrewOptions, Runner
-from wdsprep.runners.local import usable_cpus
 
 SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
 

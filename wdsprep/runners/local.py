@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import KillsCounted
@@ -66,12 +67,6 @@ class LocalRunner:
             max_attempts=self.max_attempts,
             units_per_worker=self.units_per_worker,
         )
-
-
-def usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,13 @@ table is compressed, or what lies beside a sample and is never read.
 """
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from blake3 import blake3
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -82,7 +82,7 @@ def changed(
         items = items_of(unit)
         return unit, len(items), content_of(source, items) == contents[unit]
 
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    threads = min(MOST_THREADS, usable_cpus())
     with ThreadPoolExecutor(threads) as pool:
         units = iter(contents)
         while some := list(islice(units, 8 * threads)):

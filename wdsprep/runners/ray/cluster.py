@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
-from wdsprep.runners.local import usable_cpus
 
 CONNECT_S = 5.0
 STARTS = 2

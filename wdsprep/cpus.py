@@ -1,0 +1,52 @@
+"""How many cores there are for us: those of the machine, less what is kept from us.
+
+In a container a quota of its control group counts, such as Kubernetes makes of a limit, while the
+system still tells of all cores.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def usable_cpus() -> int:
+    """A part of a core counts as one."""
+    all_cores = os.cpu_count() or 1
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
+    return max(1, min(here, *(ceil(quota) for quota in _quotas()), all_cores))
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that the own control group may use, and each of those that it is in."""
+    for top, own in _groups():
+        for group in (own, *own.parents):
+            if group.is_relative_to(top):
+                with suppress(OSError, ValueError):  # no such file, or no limit
+                    yield _quota(group)
+
+
+def _groups() -> Iterator[tuple[Path, Path]]:
+    """In the second version of control groups, and in the first. In a container the path may be
+    that of outside, which is not there: its parents end where the container begins."""
+    with suppress(OSError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds or "cpu" in kinds.split(","):
+                top = GROUPS / kinds
+                yield top, top / path.lstrip("/")
+
+
+def _quota(group: Path) -> float:
+    """A ValueError where there is none."""
+    if (both := group / "cpu.max").exists():
+        allowed, period = both.read_text().split()
+        return int(allowed) / int(period)
+    allowed_us = int((group / "cpu.cfs_quota_us").read_text())
+    if allowed_us <= 0:
+        raise ValueError(allowed_us)
+    return allowed_us / int((group / "cpu.cfs_period_us").read_text())
