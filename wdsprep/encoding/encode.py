@@ -18,6 +18,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.state import form_there, retract
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
+from wdsprep.encoding.gpus import has_bf16
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import (
     Model,
@@ -247,8 +248,12 @@ def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
     """What a worker does when it begins: load the models, if they are those of the driver."""
+    from torch import device as torch_device
+
+    from wdsprep.encoding.models.device import check_age
     from wdsprep.encoding.models.encoder import load_encoder
 
+    check_age(torch_device(device))
     return load_encoder(check_weights(model), recipe, device)
 
 
@@ -371,12 +376,15 @@ def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
 
 
 def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow."""
+    """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow, where
+    the GPU has that."""
     if wanted != "auto":
         return wanted
     if device != "cuda":
         return "fp32"
-    return "bf16" if model.upcast else "fp16"
+    if not model.upcast:
+        return "fp16"
+    return "bf16" if has_bf16() else "fp32"
 
 
 def _begun(

@@ -23,6 +23,16 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(named.split(",")) if named else tuple(map(str, range(torch.cuda.device_count())))
 
 
+def has_bf16() -> bool:
+    """Whether the GPU here computes in bf16, rather than emulating it slowly. Where there is none,
+    those of a cluster are taken for new enough."""
+    if not has_driver():
+        return True
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def has_driver() -> bool:
     """Whether there is anything through which torch could reach a GPU."""
     try:

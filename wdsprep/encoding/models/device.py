@@ -26,6 +26,7 @@ from wdsprep.encoding.models.batch_size import (
 )
 from wdsprep.encoding.models.encoder import Encoder, Tokens
 from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.errors import WorkError
 
 Arrays = tuple[torch.Tensor, ...]
 
@@ -239,3 +240,17 @@ def _seconds(one: Launched) -> float:
         return one.ended - one.began  # type: ignore[operator]
     one.ended.synchronize()
     return float(one.began.elapsed_time(one.ended)) / 1000
+
+
+def check_age(device: torch.device) -> None:
+    """A GPU for which this torch has no code says so at its first kernel, in words of CUDA."""
+    if device.type != "cuda" or not (built := torch.cuda.get_arch_list()):
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    codes = [int(arch.partition("_")[2].rstrip("af")) for arch in built if arch.startswith("sm_")]
+    if codes and 10 * major + minor < min(codes):
+        raise WorkError(
+            f"{device_name(device)} (sm_{major}{minor}) is too old for torch {torch.__version__}, "
+            f"which is built for sm_{min(codes)} and newer: install a torch that is built for it, "
+            "or leave it out with CUDA_VISIBLE_DEVICES, or encode with --device cpu"
+        )
