@@ -34,6 +34,7 @@ def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPat
 def test_emulated_bf16_is_not_chosen(
     is_native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda,

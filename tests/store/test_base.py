@@ -37,7 +37,7 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
         if CHUNK <= start <= AHEAD * CHUNK:
             together.wait()
 
-    with stream(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK) as file:
+    with stream(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK, ahead=AHEAD) as file:
         assert file.read(CHUNK // 2) == DATA[: CHUNK // 2]
         assert asked == [0]  # who wants no more than the beginning gets no more
         for start in range(CHUNK // 2, len(DATA), CHUNK // 2):
@@ -55,7 +55,8 @@ def test_a_chunk_that_failed_is_raised_in_its_turn_and_asked_for_anew(tmp_path: 
             raise ShortReadError("it broke off")
 
     seen: list[bytes] = []
-    with stream(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK, watch=seen.append) as file:
+    store = Seen(tmp_path, tell)
+    with stream(store, "f", chunk_nbytes=CHUNK, watch=seen.append, ahead=AHEAD) as file:
         assert file.read(5 * CHUNK) == DATA[: 5 * CHUNK]
         with pytest.raises(ShortReadError):
             file.read(1)

@@ -155,8 +155,8 @@ class StoreReader(io.RawIOBase):
 
     Who asks for a second chunk will want them all, so from then on `ahead` of them are on their
     way at once: one after the other, they would wait for each other's first byte. A disk of this
-    machine has read ahead itself. What `watch`
-    makes of a chunk, a hash as a rule, is made in a thread of its own meanwhile.
+    machine has read ahead itself. What `watch` makes of a chunk, a hash as a rule, is made in a
+    thread of its own meanwhile.
     """
 
     def __init__(
