@@ -1,15 +1,18 @@
 """One GET with libcurl, held to bounds that the server cannot stretch.
 
-libcurl, because it takes the least processor time. 3,000 to 4,000 JPEGs of 100 KB from a loopback
-server on the same two cores, 64 at a time, with nothing checked: images a second, and milliseconds
-of processor time an image of the client alone (`tools/bench fetch --only clients` repeats it):
+libcurl, because it takes the least processor time. 1,000 JPEGs of 100 KB from a loopback server on
+the same two cores, 64 at a time: images a second and milliseconds of processor time an image of the
+client alone, in the median of two rounds on a machine with other work
+(`tools/bench fetch --only clients` repeats it, but for the last line):
 
-                            HTTP             HTTPS
-    libcurl, bare           3,957   0.16     4,150   0.15
-    aiohttp, bare           2,304   0.33     2,084   0.39
+                                    HTTP             HTTPS
+    libcurl, bare                   4,670   0.15     2,060   0.29
+    libcurl as it is used here      3,070   0.27     1,310   0.55
+    aiohttp, bare                   2,820   0.32     1,120   0.59
+    aiohttp in its place here       1,440   0.67       820   0.94
 
-The checks here, with attempts and turns, take longer than libcurl itself, and would take it with
-any library. TLS has one store of certificates for all handles, and sessions are resumed.
+The last one has the same checks, attempts and turns, and its sockets are checked as they are
+opened. TLS has one store of certificates for all handles, and sessions are resumed.
 
 Redirects are not followed here, so that each hop is checked like the first. Every address is
 checked where the socket to it is opened: after names are resolved, whatever resolved them. Proxies
