@@ -100,6 +100,7 @@ class Reader:
         faults: dict[int, str],
         read: Callable[[Batch, range], dict[int, str]],
     ) -> None:
+        """Put other samples in these rows, and others again until all are sound."""
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
