@@ -73,7 +73,9 @@ def test_all_that_was_read_has_been_watched_in_order_when_the_stream_is_closed(
         slow.wait(0.02)
         seen.append(data)
 
-    with stream(Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch) as file:
+    with stream(
+        Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD
+    ) as file:
         for n in range(1, 20):
             file.read(CHUNK)
             assert len(seen) >= n - WATCHED_BEHIND - 1  # of the one that is at hand
@@ -85,7 +87,7 @@ def test_what_goes_wrong_in_watching_is_raised(tmp_path: Path) -> None:
         if data == DATA[2 * CHUNK : 3 * CHUNK]:
             raise ZeroDivisionError
 
-    file = stream(Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch)
+    file = stream(Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD)
     with pytest.raises(ZeroDivisionError), file:
         file.read(3 * CHUNK)
 
@@ -93,7 +95,7 @@ def test_what_goes_wrong_in_watching_is_raised(tmp_path: Path) -> None:
 def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     store = Seen(tmp_path, lambda _: None)
-    with stream(store, "f", chunk_nbytes=CHUNK, watch=len) as file:
+    with stream(store, "f", chunk_nbytes=CHUNK, watch=len, ahead=AHEAD) as file:
         file.read(3 * CHUNK)
         assert threading.active_count() > before
     assert threading.active_count() == before

@@ -50,7 +50,7 @@ def show(kept: dict[str, dict[str, Any]]) -> None:
 
 
 def _place(machine: dict[str, Any]) -> str:
-    what = f"{machine['date']}, commit {machine['commit']}"
+    what = f"{machine['date']}, commit {machine.get('commit', 'unknown')}"
     return f"{what}, {machine['cores']} cores of {machine['cpu']}"
 
 

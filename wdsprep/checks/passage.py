@@ -1,48 +1,32 @@
-"""One pass over a file: each byte is read once and hashed in a thread of its own, while the walk
-over its samples looks at those that interest it.
-
-SHA-256 is nearly all of the time, and it runs without Python's lock. So the walk must stay as far
-ahead of it as memory allows, and no further.
+"""One pass over a file: each byte is read once and hashed, while the walk over its samples looks at
+those that interest it.
 """
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.store.base import Store
+from wdsprep.store.base import CHUNK_NBYTES, Chunks, Store
 from wdsprep.store.local import LocalStore
 
 LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
-REMOTE_NBYTES = 8 << 20
-HASHED_BEHIND = 2  # chunks that wait for their hash
 MAX_PIECE_NBYTES = 1 << 28  # a damaged header may state any size
 
 
 class Passage:
     """Reads forward, and back no further than a chunk."""
 
-    def __init__(self, store: Store, name: str, digest: DigestKind) -> None:
-        self._store, self._name = store, name
-        self._chunk_nbytes = LOCAL_NBYTES if isinstance(store, LocalStore) else REMOTE_NBYTES
-        self._reading = ThreadPoolExecutor(1, "verify-read")
-        self._hashing = ThreadPoolExecutor(1, "verify-hash")
-        self._hash = digest.new()
-        self._hashes: deque[Future[object]] = deque()
+    def __init__(self, store: Store, name: str, kind: DigestKind) -> None:
+        self._hash = kind.new()
+        chunk_nbytes = LOCAL_NBYTES if isinstance(store, LocalStore) else CHUNK_NBYTES
+        self._chunks = Chunks(store, name, chunk_nbytes=chunk_nbytes, watch=self._hash.update)
         self._before = self._chunk = b""
         self._start = 0  # of the chunk
-        self._next: Future[bytes] | None = None
-        self._ended = False
 
     def __enter__(self) -> "Passage":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reading.shutdown(cancel_futures=True)
-        self._hashing.shutdown(cancel_futures=True)
-
-    def _read(self, start: int) -> bytes:
-        return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
+        self._chunks.close()
 
     @property
     def nbytes(self) -> int:
@@ -78,27 +62,12 @@ class Passage:
 
     def _advance(self) -> bool:
         """Go on to the next chunk; False at the end of the file."""
-        if self._ended:
-            return False
-        chunk = self._next.result() if self._next else self._read(self.nbytes)
-        if len(chunk) == self._chunk_nbytes:
-            self._next = self._reading.submit(self._read, self.nbytes + len(chunk))
-        else:
-            self._ended = True
+        chunk = self._chunks.next()
         if not chunk:
             return False
         self._start = self.nbytes
         self._before, self._chunk = self._chunk, chunk
-        self._take_in(chunk)
         return True
-
-    def _take_in(self, chunk: bytes) -> None:
-        if self._ended and not self._start:  # a small file: it has the threads to itself
-            self._hash.update(chunk)
-            return
-        if len(self._hashes) >= HASHED_BEHIND:
-            self._hashes.popleft().result()
-        self._hashes.append(self._hashing.submit(self._hash.update, chunk))
 
     def rest(self) -> Iterator[int]:
         """Read what is left; yields how much has been read."""
@@ -106,7 +75,6 @@ class Passage:
             yield self.nbytes
 
     def digest(self) -> str:
-        """Of all that has been read."""
-        while self._hashes:
-            self._hashes.popleft().result()
+        """Of all that has been read; nothing is read after it."""
+        self._chunks.close()
         return self._hash.hexdigest()

@@ -111,7 +111,7 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
 def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
     """What is wrong with the facts and the caption of a sample."""
     try:
-        facts = json.loads(json_data)
+        facts = json.loads(json_data.decode("utf-8", "surrogatepass"))
         caption = txt.decode()
     except (ValueError, RecursionError) as error:
         return f"json or txt cannot be read ({error})"
@@ -127,6 +127,8 @@ def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> s
 
 
 def _wrong_types(facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
+    if [*map(type, map(facts.get, types))] == [*types.values()]:
+        return ""
     for name, kind in types.items():
         if type(facts.get(name)) is not kind:
             return f"json lacks {name}, or it is no {kind.__name__}"

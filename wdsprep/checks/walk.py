@@ -16,9 +16,8 @@ from wdsprep.dataset.tar.write import header
 from wdsprep.limits import MAX_TEXT_NBYTES
 
 # All of a header but its name, size and checksum, which is the same in every member.
-_MODE, _TIME, _REST = slice(100, 124), slice(136, 148), slice(156, 345)
 _MODEL = header("a", 0)
-_FIXED = _MODEL[_MODE] + _MODEL[_TIME] + _MODEL[_REST]
+_MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
 SHOWN = 2
 
 
@@ -80,11 +79,11 @@ class _Walker:
             if key != self._key or not end:
                 self._close()
                 self._open(key, start)
+                yield
             if problem := self._member(name, data_start, nbytes):
                 self.found.note(f"{key}: {problem}")
             self._number += 1
             end = data_start + padded(nbytes)
-            yield
         self._close()
         self.found.offsets.append(end)
 
@@ -119,4 +118,6 @@ class _Walker:
 
 
 def _is_plain(head: bytes) -> bool:
-    return head[_MODE] + head[_TIME] + head[_REST] == _FIXED
+    return (
+        head.startswith(_MODE, 100) and head.startswith(_TIME, 136) and head.startswith(_REST, 156)
+    )

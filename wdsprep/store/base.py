@@ -150,13 +150,16 @@ def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = Fa
         sink.write(data)
 
 
-class StoreReader(io.RawIOBase):
-    """A file of a store as a stream. Each chunk is one ranged read, checked and retried alone.
+class Chunks:
+    """A file of a store, chunk after chunk. Each is one ranged read, checked and retried alone.
 
     Who asks for a second chunk will want them all, so from then on `ahead` of them are on their
-    way at once: one after the other, they would wait for each other's first byte. A disk of this
-    machine has read ahead itself. What `watch` makes of a chunk, a hash as a rule, is made in a
-    thread of its own meanwhile.
+    way at once: one after the other, they would wait for each other's first byte. What `watch`
+    makes of a chunk, a hash as a rule, is made in a thread of its own meanwhile.
+
+    A disk of this machine has read ahead itself, and to hand 1 MB to another thread takes as long
+    as BLAKE3 of it. So there, all is done in the caller's thread: with all cores, `verify` takes
+    0.8 of the time.
     """
 
     def __init__(
@@ -171,7 +174,6 @@ class StoreReader(io.RawIOBase):
     ) -> None:
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
         self._watch = watch
-        self._chunk = memoryview(b"")
         self._start = self._next = start  # of the file, and of the next chunk
         self._ended = False
         is_local = local_path(store.url) is not None
@@ -181,26 +183,16 @@ class StoreReader(io.RawIOBase):
         self._readers: ThreadPoolExecutor | None = None
         self._watcher: ThreadPoolExecutor | None = None
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        if not self._chunk and not self._ended:
-            self._fetch()
-        count = min(len(target), len(self._chunk))
-        target[:count] = self._chunk[:count]
-        self._chunk = self._chunk[count:]
-        return count
-
-    def _fetch(self) -> None:
-        self._chunk = memoryview(b"")
-        is_first = self._next == self._start
-        data = self._read(self._next) if is_first or not self._ahead else self._come()
+    def next(self) -> bytes:
+        """As many bytes as a chunk has; fewer, or none, only where the file ends."""
+        if self._ended:
+            return b""
+        is_alone = self._next == self._start or not self._ahead
+        data = self._read(self._next) if is_alone else self._come()
         self._ended = len(data) < self._chunk_nbytes
-        self._show(data, at_once=is_first and self._ended)
-        self._chunk = memoryview(data)
+        self._show(data)
         self._next += len(data)
+        return data
 
     def _read(self, start: int) -> bytes:
         return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
@@ -220,11 +212,11 @@ class StoreReader(io.RawIOBase):
             self._coming.clear()
             raise
 
-    def _show(self, data: bytes, *, at_once: bool) -> None:
-        """A file of one chunk needs no thread."""
+    def _show(self, data: bytes) -> None:
+        """A file of one chunk needs no thread either."""
         if self._watch is None or not data:
             return
-        if at_once:
+        if not self._ahead or (self._ended and self._next == self._start):
             self._watch(data)
             return
         if self._watcher is None:
@@ -235,13 +227,35 @@ class StoreReader(io.RawIOBase):
 
     def close(self) -> None:
         """Then `watch` has seen each chunk that was read, in order."""
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+        while self._watched:
+            self._watched.popleft().result()
+        if self._watcher is not None:
+            self._watcher.shutdown()
+
+
+class StoreReader(io.RawIOBase):
+    """The same as a stream."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks, self._chunk = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if not self._chunk:
+            self._chunk = memoryview(self._chunks.next())
+        count = min(len(target), len(self._chunk))
+        target[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    def close(self) -> None:
         try:
-            if self._readers is not None:
-                self._readers.shutdown(cancel_futures=True)
-            while self._watched:
-                self._watched.popleft().result()
-            if self._watcher is not None:
-                self._watcher.shutdown()
+            self._chunks.close()
         finally:
             super().close()
 
@@ -258,10 +272,8 @@ def stream(
 ) -> io.BufferedReader:
     """Read a file of any size from `start` in bounded memory. `watch` has seen each chunk that was
     read, in order, when the stream is closed."""
-    reader = StoreReader(
-        store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch, ahead=ahead
-    )
-    return io.BufferedReader(reader, 1 << 16)
+    chunks = Chunks(store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch, ahead=ahead)
+    return io.BufferedReader(StoreReader(chunks), 1 << 16)
 
 
 def is_hidden(name: str) -> bool:
