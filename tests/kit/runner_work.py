@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -201,22 +202,23 @@ class Visible:
 
 @dataclass(frozen=True)
 class Cursed:
-    """Workers open everywhere, and at some places die of whatever they get. Elsewhere units wait
-    until so many have."""
+    """Workers open everywhere, and at some places die of whatever they get. Elsewhere, units take
+    turns with that: up to so many deaths, each waits for one more."""
 
     folder: str
     places: frozenset[int]
     deaths: int
 
     def open(self) -> Call:
-        return self.call
+        turns = count()
+        return lambda unit: self.call(unit, min(next(turns), self.deaths))
 
-    def call(self, unit: Number) -> Generator[int, None, int]:
+    def call(self, unit: Number, deaths: int) -> Generator[int, None, int]:
         place = place_here()
         if place in self.places:
             Path(self.folder, f"{unit.name}-{place}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        while len(list(Path(self.folder).iterdir())) < self.deaths:
+        while len(list(Path(self.folder).iterdir())) < deaths:
             yield 0
             time.sleep(0.05)
         return place

@@ -18,10 +18,11 @@ A worker that dies before it is ready held no unit, so no unit is blamed: its pl
 over at once when no worker has ever become ready.
 
 A worker may also start each time and die of whatever it is given, as one whose GPU is broken. What
-tells such a place from a unit that kills: there, `MOST_DEATHS` different units die alone, and none
-is finished between them. It is given up, and with no place left the run is over. So that no good
-unit is lost with it, the last attempt of a unit that died alone is made at another place, where one
-is open.
+tells such a place from units that kill: there, `MOST_DEATHS` different ones die alone and none is
+finished between them, while units are finished elsewhere. It is given up until `TRIED_AGAIN` more
+are finished, or no other place is open: it may have been mended, or its machine replaced. So that
+no good unit is lost with it, the last of several attempts at a unit that died alone is made at
+another place, where one is open or about to be.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _log = logging.getLogger("wdsprep")
 
 MOST_DEATHS = 3
 """Of different units, at one place that finishes none."""
+TRIED_AGAIN = 100
+"""Units that others finish before a place that was given up is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +156,9 @@ class _Suspects:
         there.append(ticket)
         self._count += 1
 
-    def take(self, slot: int, *, is_only: bool) -> _Ticket | None:
-        """One for this slot, which may have any where it is the only one."""
-        bars = (bar for bar in self._barred if bar != slot or is_only)
+    def take(self, slot: int | None) -> _Ticket | None:
+        """One for this slot; without a slot, any."""
+        bars = (bar for bar in self._barred if bar != slot)
         if self._free:
             ticket = self._free.popleft()
         elif (bar := next(bars, None)) is not None:
@@ -193,7 +196,12 @@ class Schedule:
         self._false_starts: dict[int, int] = {}
         self._died_here: dict[int, set[_Ticket]] = {}
         """The different units that died alone at a place, since it finished one."""
-        self._given_up = 0
+        self._worked: dict[int, int] = {}
+        """How many units were finished when the first of these died."""
+        self._finished = 0
+        self._given_up: dict[int, int] = {}
+        """The places that were given up, with how many units are finished when one is tried again.
+        Until then it takes room as if it were open, so that no other slot gets there."""
         self._ever_ready = False
         self._orders = count(1)
         self._in_flight = 0
@@ -205,6 +213,7 @@ class Schedule:
 
     def dispatch(self, crew: Workers) -> bool:
         """Give what can be given; whether there is anything left to wait for."""
+        self._try_again()
         idle, *others = self._roomy
         while idle and self._draw(1):
             slot = next(reversed(idle))
@@ -214,8 +223,8 @@ class Schedule:
                     break
             self._give(crew, slot, 0, ticket)
         more = 0
-        if self._empty:  # a place that was given up takes room as if it were open
-            more = self._allowed(len(self._held) + self._given_up, len(self._starting))
+        if self._empty:
+            more = self._allowed(len(self._held) + len(self._given_up), len(self._starting))
         while self._empty and more > 0 and self._draw(len(self._starting) + 1):
             more -= 1
             slot = self._vacant()
@@ -227,11 +236,21 @@ class Schedule:
                 self._give(crew, next(reversed(roomy)), load, self._waiting.popleft())
         return bool(self._in_flight or self._waiting or self._suspects)
 
+    def _try_again(self) -> None:
+        is_alone = not (self._held or self._starting)
+        due = [s for s, when in self._given_up.items() if is_alone or when <= self._finished]
+        for slot in due:
+            del self._given_up[slot]
+            self._empty.append(slot)
+
     def _take_for(self, slot: int) -> _Ticket | None:
-        """Something for a worker that has nothing."""
-        ticket = self._suspects.take(slot, is_only=len(self._held) == 1)
+        """Something for a worker that has nothing. What is barred from it waits for another place,
+        if there is one."""
+        ticket = self._suspects.take(slot)
         if ticket is None and self._draw(len(self._suspects) + 1):
             ticket = self._waiting.popleft()
+        if ticket is None and len(self._held) == 1 and not self._starting:
+            ticket = self._suspects.take(None)
         return ticket
 
     def _vacant(self) -> int:
@@ -266,6 +285,7 @@ class Schedule:
                 return Step(unit=self._held[slot][order].unit, value=value)
             case Done(result=result):
                 self._died_here.pop(slot, None)
+                self._finished += 1
                 return Finished(unit=self._take_back(slot, order).unit, result=result)
             case Failed(reason=reason, trace=trace, is_hopeless=is_hopeless):
                 ticket = self._take_back(slot, order)
@@ -324,7 +344,8 @@ class Schedule:
         if len(tickets) < len(self._roomy):
             self._roomy[len(tickets)].pop(slot, None)
         if message.costs and len(tickets) == 1:
-            self._died_alone(slot, tickets[0], message)
+            tickets[0].is_suspect, tickets[0].died_at = True, slot
+            self._leave(slot, tickets[0], message.reason)
             return self._blame(tickets[0], message.reason, message.trace)
         self._empty.append(slot)
         for ticket in tickets:
@@ -334,23 +355,19 @@ class Schedule:
             self._put_back(ticket)
         return None
 
-    def _died_alone(self, slot: int, ticket: _Ticket, message: Lost) -> None:
-        """It may be the unit, or its place: that is given up when it has done it too often."""
-        ticket.is_suspect, ticket.died_at = True, slot
+    def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
+        """Its worker died of a unit. That may be the unit's doing, or the place's."""
         here = self._died_here.setdefault(slot, set())
+        worked = self._worked[slot] if here else self._finished
+        self._worked[slot] = worked
         here.add(ticket)
-        if len(here) < MOST_DEATHS:
+        if len(here) < MOST_DEATHS or worked == self._finished:
             self._empty.append(slot)
             return
-        self._given_up += 1
-        why = f"{MOST_DEATHS} units in a row ended its worker, and none was done: {message.reason}"
-        _log.warning("a place is given up: %s", why)
-        if not (self._empty or self._starting or self._held):
-            trace = WorkerTraceback(message.trace) if message.trace else None
-            raise WorkError(
-                f"no place is left to work at, {why}: look at its machine, then run the same "
-                "command again"
-            ) from trace
+        del self._died_here[slot]
+        self._given_up[slot] = self._finished + TRIED_AGAIN
+        what = f"{MOST_DEATHS} units in a row ended its worker, while others were done elsewhere"
+        _log.warning("a place is given up for now: %s: %s", what, reason)
 
     def _vacate(self, slot: int, message: Lost) -> None:
         """A worker died before it was ready: try its place again, give it up, or give up."""
@@ -358,9 +375,9 @@ class Schedule:
         self._false_starts[slot] = tries
         if tries < self._max_attempts:
             self._empty.append(slot)
-        else:
-            self._given_up += 1
-        hopeless = not self._ever_ready and (sum(self._false_starts.values()) >= self._max_attempts)
+        untried = self._starting - self._false_starts.keys()
+        most = sum(self._false_starts.values()) >= self._max_attempts
+        hopeless = most and not (self._ever_ready or untried)
         if hopeless or not (self._empty or self._starting or self._held):
             trace = WorkerTraceback(message.trace) if message.trace else None
             raise WorkError(f"workers do not start: {message.reason}") from trace
