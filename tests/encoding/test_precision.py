@@ -62,6 +62,15 @@ def test_what_a_trainer_allows_is_put_aside_for_as_long_as_any_thread_needs(
     assert now() == trainer
 
 
+def test_what_is_set_for_several_operators_afterwards_holds() -> None:
+    before, BACKENDS.fp32_precision = BACKENDS.fp32_precision, "tf32"
+    with whole_fp32():
+        pass
+    BACKENDS.fp32_precision = "ieee"
+    assert set(now().values()) == {"ieee"}
+    BACKENDS.fp32_precision = before
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_networks_compute_in_fp32_where_that_is_asked_for(
     dtype: str, trainer: dict[str, str]

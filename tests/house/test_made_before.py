@@ -396,6 +396,13 @@ def test_a_state_of_one_rank_goes_on_in_two(old: Path) -> None:
         assert same([{name: parts[0][name] + parts[1][name] for name in batch}], [batch])
 
 
+def test_latents_on_their_way_into_a_dataset_have_its_states(old: Path) -> None:
+    tee = str(old / "latents")
+    made = wdsprep.load(str(old / "images"), encode=HOW, tee=tee, **PASSED)
+    assert made.state_dict() == passed(old).state_dict()
+    assert encoded(old).state_dict() != passed(old).state_dict()
+
+
 @pytest.mark.parametrize("name", ["encoded", "streamed", "passed"])
 def test_a_state_of_latents_on_their_way_goes_on_in_stored_ones(old: Path, name: str) -> None:
     loader = passed(old)

@@ -13,6 +13,7 @@ from tests.kit.stores import BIG, one_line, through, uploads
 from tests.kit.webserver import Authority
 from wdsprep.errors import StoreError
 from wdsprep.store.base import write_bytes
+from wdsprep.store.s3.uploads import BodyChecks, S3Sink
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
 
@@ -120,6 +121,29 @@ def test_a_server_that_refuses_crc_32_is_asked_for_it_once(
         assert store.read("big") == BIG
     assert heads.begun == ["CRC32", "", ""]
     assert ["Content-MD5" in head for head in heads.parts] == [True] * 6
+
+
+def test_a_part_whose_crc_32_does_not_come_back_any_more_goes_again_with_its_md5(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a balancer, or where a server was rolled back."""
+    monkeypatch.setattr("wdsprep.store.s3.uploads.PARTS_IN_FLIGHT", 1)
+    sent: list[tuple[int, bool]] = []
+
+    def ask(operation: str, **what: Any) -> dict[str, Any]:
+        if operation == "create_multipart_upload":
+            return {"UploadId": "u", "ChecksumAlgorithm": "CRC32"}
+        if operation != "upload_part":
+            return {"ETag": "e"}
+        sent.append((what["PartNumber"], "ContentMD5" in what))
+        knows = what["PartNumber"] < 3
+        return {"ETag": "e", **({"ChecksumCRC32": what["ChecksumCRC32"]} if knows else {})}
+
+    sink = S3Sink(ask, "bucket/key", 10, BodyChecks(is_signed=False))
+    for _ in range(4):
+        sink.write(b"0123456789")
+    sink.finish({})
+    assert sent == [(1, True), (2, False), (3, False), (3, True), (4, True)]
 
 
 @pytest.mark.parametrize("kind", ["https"], indirect=True)

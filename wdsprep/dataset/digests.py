@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from blake3 import blake3
 
+from wdsprep.errors import FormatError
+
 FORMAT = 2
 """The newest that is read."""
 
@@ -27,7 +29,10 @@ class DigestKind(Enum):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "DigestKind":
-        return cls(settings.get("digest", cls.SHA256.value))
+        name = settings.get("digest", cls.SHA256.value)
+        if name not in [kind.value for kind in cls]:
+            raise FormatError(f"digests of the kind {name!r} are not known")
+        return cls(name)
 
     def new(self) -> Hash:
         return blake3() if self is DigestKind.BLAKE3 else hashlib.sha256()

@@ -5,6 +5,7 @@ bit anywhere is found. A large one is written piece by piece.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from wdsprep.errors import FormatError, NewerFormatError
 
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
+_FORMAT = re.compile(rb'"format":(\d{1,9}),"')
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -44,17 +46,23 @@ def check_seal(data: bytes, what: str) -> None:
     """Refuse what has changed since it was written."""
     body, head = memoryview(data)[_BODY:], data[:_BODY]
     if not any(head == _HEAD + kind.hex(body).encode() + _MIDDLE for kind in DigestKind):
+        if newer := _FORMAT.search(data):  # whose digest may be one of another kind
+            check_format(int(newer[1]), what)
         raise FormatError(f"{what} is damaged: its digest does not match what it holds")
+
+
+def check_format(found: int, what: str) -> None:
+    if found > FORMAT:
+        raise NewerFormatError(
+            f"{what} is of format {found}, newer than this wdsprep reads ({FORMAT}): upgrade "
+            "wdsprep"
+        )
 
 
 def unseal(kind: str, data: bytes, what: str) -> dict[str, Any]:
     """What a file says whose seal is checked."""
     body: dict[str, Any] = json.loads(data)
-    if body["format"] > FORMAT:
-        raise NewerFormatError(
-            f"{what} is of format {body['format']}, newer than this wdsprep reads ({FORMAT}): "
-            "upgrade wdsprep"
-        )
+    check_format(body["format"], what)
     if body["kind"] != kind:
         raise FormatError(f"{what} holds a {body['kind']} where a {kind} should be")
     return body

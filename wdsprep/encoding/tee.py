@@ -25,7 +25,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.state import find_receipt, form_there, refreshed, write_manifest
+from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
 from wdsprep.encoding.encode import pending_shards
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
@@ -75,7 +75,6 @@ class Tee:
         """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
         url = absolute(url)
         source = find_image_shards(images, encoding.recipe.resolution)
-        encoding = encoding.in_form(form_there(url))
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)

@@ -52,9 +52,10 @@ class Multi:
 
     def _watch(self, what: int, socket: int, _multi: object, _data: object) -> None:
         """libcurl's events have the numbers of `selectors`."""
-        if what == pycurl.POLL_REMOVE:
-            self._watched.remove(socket)
-            self._sockets.unregister(socket)
+        if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
+            if socket in self._watched:
+                self._watched.remove(socket)
+                self._sockets.unregister(socket)
         elif socket in self._watched:
             self._sockets.modify(socket, what)
         else:

@@ -32,6 +32,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.digests import FIRST_FORM
+from wdsprep.dataset.state import form_there
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import LoadPlan, ahead_of, encoding_of, names_of, placed, threads_for
@@ -109,6 +110,8 @@ def load(
     if max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None:
+        if tee:
+            encoding = encoding.in_form(form_there(tee))
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
@@ -232,7 +235,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         if not isinstance(state, Mapping):
             raise FormatError(f"this is no state of a loader, but {state!r:.40}")
         own = {name: state[name] for name in state if name not in ("row", "worker")}
-        if self._encoding is not None and not self._plan.order.fits(own):
+        if self._encoding is not None and own.get("latents"):
             self._go_on_in_first_form(self._encoding, own)
         step = self._plan.order.resume(own)
         row, world = state.get("row", (0, self._plan.world))
@@ -245,7 +248,10 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
 
     def _go_on_in_first_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """A state of an older wdsprep knows the models by another digest."""
+        """A state of an older wdsprep knows the models by another digest, which takes a while."""
+        mine = self._plan.effects.parameters["latents"]
+        if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
+            return
         older = encoding.in_form(FIRST_FORM)
         plan = self._plan.encoded_as(older.settings)
         if plan.order.fits(state):

@@ -26,7 +26,6 @@ from wdsprep.encoding.models.batch_size import (
 )
 from wdsprep.encoding.models.encoder import Encoder, Tokens
 from wdsprep.encoding.models.noise import noise_keys
-from wdsprep.errors import WorkError
 
 Arrays = tuple[torch.Tensor, ...]
 
@@ -61,12 +60,12 @@ class DeviceBatch:
 
     def pick(self, rows: Sequence[int], size: int) -> "DeviceBatch":
         """Some of the rows, padded with the first of them."""
-        index = torch.tensor([*rows, *[rows[0]] * (size - len(rows))])
+        index = torch.tensor([*rows, *[rows[0] if rows else 0] * (size - len(rows))])
         ids = None if self.ids is None else self.ids[index]
         return DeviceBatch(len(rows), self.pixels[index], ids, self.noise[index])
 
     def parts(self, size: int) -> "list[DeviceBatch]":
-        starts = range(0, self.count, size)
+        starts = range(0, max(1, self.count), size)  # one of padding alone, to warm up with
         return [self.pick(range(start, min(start + size, self.count)), size) for start in starts]
 
 
@@ -111,7 +110,7 @@ class Device:
     def __init__(self, encoder: Encoder, batch_size: int, gpu_share: float = 1.0) -> None:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
-        self._is_warmed = self._is_cuda or encoder.is_compiled
+        self._warms_up = self._is_cuda or encoder.is_compiled
         self._shortest: dict[tuple[int, bool], float] = {}
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
@@ -127,7 +126,7 @@ class Device:
         if batch.size > size:
             return [made for part in batch.parts(size) for made in self.launch(part, exact=exact)]
         try:
-            if self._is_warmed and (batch.size, exact) not in self._shortest:
+            if self._warms_up and (batch.size, exact) not in self._shortest:
                 self._warm_up(batch, exact=exact)
             return [self._timed(batch, exact=exact)]
         except (RuntimeError, MemoryError) as error:
@@ -149,7 +148,7 @@ class Device:
 
     def warm_up(self, batch: DeviceBatch) -> None:
         """Have all in place for such batches, and the smaller ones that memory may call for."""
-        if self._is_warmed:
+        if self._warms_up:
             self.finish(self.launch(batch))
             self.stats, self._first_launch = Stats(batch_size=self.size), 0.0
 
@@ -249,8 +248,9 @@ def check_age(device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     codes = [int(arch.partition("_")[2].rstrip("af")) for arch in built if arch.startswith("sm_")]
     if codes and 10 * major + minor < min(codes):
-        raise WorkError(
+        raise RuntimeError(  # of this place alone: a cluster may have others
             f"{device_name(device)} (sm_{major}{minor}) is too old for torch {torch.__version__}, "
             f"which is built for sm_{min(codes)} and newer: install a torch that is built for it, "
-            "or leave it out with CUDA_VISIBLE_DEVICES, or encode with --device cpu"
+            "leave it out with CUDA_VISIBLE_DEVICES or --accelerator-type, or encode with "
+            "--device cpu"
         )

@@ -38,7 +38,16 @@ class _WholeFp32:
                 if not self._inside:
                     name, _, operators = _settings()
                     for each, value in zip(operators, self._before, strict=True):
-                        setattr(each, name, value)
+                        _put_back(each, name, value)
+
+
+def _put_back(operator: Any, name: str, value: str | bool) -> None:
+    """Nothing of its own where that is what it had: then it follows what is set for several."""
+    if name == "fp32_precision":
+        operator.fp32_precision = "none"
+        if operator.fp32_precision == value:
+            return
+    setattr(operator, name, value)
 
 
 def _settings() -> tuple[str, str | bool, list[Any]]:

@@ -55,11 +55,13 @@ class _Own:
 
 
 def _checks_of(client: Any) -> BodyChecks:
-    """Over TLS bodies go unsigned: left to itself, botocore signs those without an MD5."""
+    """Over TLS bodies go unsigned, unless the user's settings have them signed: left to itself,
+    botocore signs those without an MD5."""
     config = client.meta.config
-    is_plain = client.meta.endpoint_url.startswith("http:")
-    config.s3 = {**(config.s3 or {}), "payload_signing_enabled": is_plain}
-    return BodyChecks(is_signed=is_plain and config.signature_version == "s3v4")
+    given = (config.s3 or {}).get("payload_signing_enabled", False)
+    is_signing = client.meta.endpoint_url.startswith("http:") or given
+    config.s3 = {**(config.s3 or {}), "payload_signing_enabled": is_signing}
+    return BodyChecks(is_signed=is_signing and config.signature_version == "s3v4")
 
 
 class S3Store:
@@ -74,7 +76,7 @@ class S3Store:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._clients: dict[int, _Own] = {}
-        self._holds = Holds(self._ask)
+        self._holds = Holds(self._ask_checked)
 
     @property
     def url(self) -> str:
@@ -124,6 +126,10 @@ class S3Store:
         """Close the connections; the next call opens new ones."""
         if own := self._clients.pop(os.getpid(), None):
             own.client.close()
+
+    def _ask_checked(self, operation: str, **what: Any) -> Any:
+        sums = self._own.checks.of(what["Body"]) if "Body" in what else {}
+        return self._ask(operation, **what, **sums)
 
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)

@@ -33,7 +33,7 @@ REFUSED = {
     "InvalidToken": "the session token is wrong: check AWS_SESSION_TOKEN",
     "RequestTimeTooSkewed": f"the clock of {socket.gethostname()} is wrong: set it, or start NTP",
 }
-UNKNOWN = (400, 501)  # statuses of a server that does not know what a header asks for
+NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
 T = TypeVar("T")
 
 
@@ -56,7 +56,11 @@ def is_transient(error: Exception) -> bool:
 
     if isinstance(error, ClientError):
         status = status_of(error)
-        return code_of(error) in BUSY or status == 429 or (status >= 500 and status not in UNKNOWN)
+        return (
+            code_of(error) in BUSY
+            or status == 429
+            or (status >= 500 and status not in NOT_SUPPORTED)
+        )
     lost = (ConnectionError, HTTPClientError, ResponseParserError, ShortReadError)
     return isinstance(error, lost) and not isinstance(error, SSLError)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.store.holds import boot
-from wdsprep.store.s3.retry import UNKNOWN, code_of, status_of
+from wdsprep.store.s3.retry import NOT_SUPPORTED, code_of, status_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -49,16 +49,21 @@ class BodyChecks:
 
     Over plain HTTP the signature holds the SHA-256 of the body, and no more is needed. Over TLS a
     body goes unsigned, with its MD5, which all servers know. One that names CRC-32 when an upload
-    begins wants it with each part; from when it has given one back, it is believed to compare them,
-    and the MD5 is left out. Some name it and compare nothing, and some refuse to begin: their parts
-    have an MD5 as ever. CRC-32 is what the standard library has: 3,400 MB/s here, beside 660 of
-    MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package to save a quarter of a
-    second a GB, of the 3.6 that an upload over TLS takes.
+    begins wants it with each part; from when it has given one back, it is believed to compare
+    them, and the MD5 is left out. One that then gives none back is believed no more, and gets the
+    part again, with its MD5. Some name it and compare nothing, and some refuse to begin: their
+    parts have an MD5 as ever. CRC-32 is what the standard library has: 3,400 MB/s here, beside 660
+    of MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package to save a quarter of
+    a second a GB, of the 3.6 that an upload over TLS takes.
     """
 
     is_signed: bool
     is_refused: bool = False
-    is_given_back: bool = False
+    is_given_back: bool | None = None
+    """Whether it has always given back the CRC of a part; unknown at first."""
+
+    def heard(self, *, is_given_back: bool) -> None:
+        self.is_given_back = is_given_back and self.is_given_back is not False
 
     def of(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
         if self.is_signed:
@@ -147,7 +152,7 @@ class S3Sink:
         try:
             return create(ChecksumAlgorithm="CRC32")
         except ClientError as error:
-            if status_of(error) not in UNKNOWN:
+            if status_of(error) not in NOT_SUPPORTED:
                 raise
         answer = create()
         self._checks.is_refused = True
@@ -159,7 +164,10 @@ class S3Sink:
         part = {"PartNumber": number, "ETag": answer["ETag"]}
         if self._has_crc:
             part["ChecksumCRC32"] = sums["ChecksumCRC32"]
-            self._checks.is_given_back = answer.get("ChecksumCRC32") == sums["ChecksumCRC32"]
+            is_given_back = answer.get("ChecksumCRC32") == sums["ChecksumCRC32"]
+            self._checks.heard(is_given_back=is_given_back)
+            if not is_given_back and "ContentMD5" not in sums:  # so nobody has compared anything
+                return self._put_part(number, data)
         return part
 
     def finish(self, condition: dict[str, str]) -> None:
