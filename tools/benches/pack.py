@@ -2,8 +2,8 @@
 
 JPEGs of 50 KB with txt and json, as a folder and as img2dataset's tars. ShardWriter fed by Pillow's
 headers is the rival, in one process and in one per core; a loop in each core that only decodes is
-the limit of a full check, and `sha256sum` that of writing shards with their hash. Then a table of 3
-million rows, of which the memory counts, and what it takes to see that nothing is left to do.
+the limit of a full check. Then a table of 3 million rows, of which the memory counts, and what it
+takes to see that nothing is left to do.
 """
 
 import io
@@ -65,15 +65,6 @@ def _beside(kind: str, title: str, option: str, source: Path, home: Path, count:
             _pack(f"wdsprep pack {option}", source, home, option),
             Rival(name=one, command=call(spread, kind, source, out, 1), leaves=out),
             Rival(name=several, command=call(spread, kind, source, out, CORES), leaves=out),
-            Rival(
-                name=f"sha256sum, {CORES} processes",
-                command=[
-                    "sh",
-                    "-c",
-                    f"find {source} -type f -print0 | xargs -0 -P{CORES} -n500 sha256sum",
-                ],
-                role=Role.LIMIT,
-            ),
         ],
         targets={one: 4.0, several: 2.5} if kind == "folder" else {one: 5.0},
     )

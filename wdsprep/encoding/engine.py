@@ -15,8 +15,8 @@ What a sample becomes depends on the sample and the size of a batch alone, never
 A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
 
 Where the time of a worker goes, by `tools/bench encode --profile`: with an encoder that costs
-nothing, three tenths are decoding JPEGs and a fifth resizing them, in the pool; a tenth is SHA-256,
-a tenth importing torch; reading and writing tars is below a twentieth each. With real models on a
+nothing, three tenths are decoding JPEGs and a fifth resizing them, in the pool, and a tenth is
+importing torch; reading, hashing and writing tars is below a twentieth each. With real models on a
 CPU those take all but a twentieth of what follows the imports.
 """
 
