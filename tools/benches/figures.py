@@ -50,8 +50,8 @@ def show(kept: dict[str, dict[str, Any]]) -> None:
 
 
 def _place(machine: dict[str, Any]) -> str:
-    what = f"{machine['date']}, commit {machine.get('commit', 'unknown')}"
-    return f"{what}, {machine['cores']} cores of {machine['cpu']}"
+    at = f", commit {machine['commit']}" if "commit" in machine else ""
+    return f"{machine['date']}{at}, {machine['cores']} cores of {machine['cpu']}"
 
 
 def _sections(measured: Sequence[Measured], places: Sequence[str]) -> Iterator[str]:

@@ -64,8 +64,8 @@ def judged(
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
     """How many read a folder. A local one whose images are not decoded is read by one alone: the
     rest is Python and short system calls, where threads wait for each other's lock. Of 8,000
-    samples of 50 KB two of them took 1.8 times as long as one. Where a folder is slow, such as one on
-    a network, workers are what helps: slices are read side by side."""
+    samples of 50 KB two of them took 1.8 times as long as one. Where a mounted folder is slow, more
+    workers help: they read slices side by side."""
     if "://" in source.url:
         return max(threads, REMOTE_READS)
     return threads if rules.full_check or rules.recode else 1
