@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.kit import example_trainer
@@ -55,7 +57,8 @@ def trainer(
     arguments = (folder, words, environment, its, interrupt)
     process = context.Process(target=example_trainer.train, args=arguments)
     path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
-    with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"):
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with mock.patch.dict(os.environ, own, CUDA_VISIBLE_DEVICES=""):  # a GPU's sums vary
         process.start()
     its.close()
     try:
@@ -64,6 +67,18 @@ def trainer(
         process.kill()
         process.join()
         ours.close()
+
+
+def save_as_on_a_gpu(checkpoint: Path) -> None:
+    """Rewrite where its tensors were, which torch stores with each."""
+    with zipfile.ZipFile(checkpoint) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    pickled = next(name for name in members if name.endswith("/data.pkl"))
+    assert b"\x03\0\0\0cpu" in members[pickled]
+    members[pickled] = members[pickled].replace(b"\x03\0\0\0cpu", b"\x06\0\0\0cuda:0")
+    with zipfile.ZipFile(checkpoint, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
 
 
 def losses_of(out: Path) -> Losses:
@@ -103,7 +118,9 @@ def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, fo
 def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     undisturbed: Losses, folder: Path
 ) -> None:
+    """Also where the checkpoint says that its tensors were on a GPU, and there is none."""
     assert losses_of(folder / "killed") == undisturbed[:SAVED]
+    save_as_on_a_gpu(folder / "killed/checkpoint.pt")
     with trainer(folder, "killed") as again:
         again.end()
     assert losses_of(folder / "killed") == undisturbed
@@ -138,3 +155,42 @@ def test_two_ranks_have_the_losses_of_one_and_stop_together(
     found = losses_of(folder / "ranks")
     assert [row[:2] for row in found] == [row[:2] for row in undisturbed]
     assert [row[2] for row in found] == pytest.approx([row[2] for row in undisturbed], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "rank", "wanted"),
+    [
+        (0, 2, 1, (torch.device("cpu"), "gloo")),
+        (1, 1, 0, (torch.device("cuda:0"), "nccl")),
+        (4, 4, 3, (torch.device("cuda:3"), "nccl")),
+    ],
+)
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own_and_all_the_cpu_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    ranks: int,
+    rank: int,
+    wanted: tuple[torch.device, str],
+) -> None:
+    assert place(monkeypatch, gpus, ranks, rank) == wanted
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_of_them_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SystemExit, match=r"2 ranks .* 1 GPU: give --nproc-per-node 1, or "):
+        place(monkeypatch, gpus=1, ranks=2, rank=0)
+
+
+def place(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, rank: int
+) -> tuple[torch.device, str]:
+    """What the trainer decides where torch says that there are so many GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import train_example
+
+    return train_example.place()

@@ -11,7 +11,8 @@
 It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
 the weights of the one before; the DDPM loss; a moving average of the weights; captions dropped at
 times, for classifier-free guidance. On several ranks, each takes its part of the same global batch
-and of the same noise, so the losses agree but for rounding.
+and of the same noise, so the losses agree but for rounding. Where torch finds GPUs, each rank of a
+machine trains on one of its own, else on the CPU; the checkpoints of each load on the other.
 
 Ctrl-C, or a SIGTERM to any rank, has it save at the end of the step under way and stop; killed at
 any moment it has the last checkpoint. Started again it goes on from there, in mid-epoch, and its
@@ -19,7 +20,8 @@ losses are those of a run that was never stopped: the loader's state is a few nu
 chance is a function of the seed and the step.
 
 With `--online own` each rank encodes images on its own device while it trains; with `--online ray`
-other processes do, on Ray. A checkpoint of one way goes on in any other.
+other processes do, on Ray. A checkpoint of one way goes on in any other, but for the precision in
+which a GPU and a CPU encode: the loader refuses to go on with latents that were made otherwise.
 
 In OUT: checkpoint.pt, losses.csv, losses.png, and for each phase samples-N.png, where the upper row
 is decoded from stored latents and the lower one is sampled for the same captions.
@@ -62,9 +64,12 @@ ALONE = {"rank": 0, "world_size": 1}
 
 def main() -> None:
     options = parse()
+    device, backend = place()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if "WORLD_SIZE" in os.environ:  # set by torchrun
-        dist.init_process_group("gloo")
-    trainer = Trainer(options)
+        dist.init_process_group(backend)
+    trainer = Trainer(options, device)
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, trainer.ask_to_stop)
     try:
@@ -102,15 +107,28 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def place() -> tuple[torch.device, str]:
+    """The device of this rank, and what ranks reach each other by."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), "gloo"
+    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks > gpus:
+        sys.exit(
+            f"{ranks} ranks on this machine, and torch finds {gpus} GPU{'s' * (gpus > 1)}: give "
+            f"--nproc-per-node {gpus}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), "nccl"
+
+
 class Trainer:
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.phase = 0
         self.asked_to_stop = False
         torch.manual_seed(SEED)
-        self.unet = new_unet(options.width, self.emb_width())
+        self.unet = new_unet(options.width, self.emb_width()).to(device)
         self.average = copy.deepcopy(self.unet).requires_grad_(False)
         self.model = DistributedDataParallel(self.unet) if self.world > 1 else self.unet
         self.optimiser = torch.optim.AdamW(self.unet.parameters(), lr=options.rate)
@@ -167,7 +185,7 @@ class Trainer:
             with wdsprep.stream(url, encode=self.how(), state=state, **wanted) as feed:
                 yield feed.trainers[0]
             return
-        loader = wdsprep.load(url, encode=self.how(), **wanted)
+        loader = wdsprep.load(url, encode=self.how(), device=self.device, **wanted)
         if state is not None:
             loader.load_state_dict(state)
         yield loader
@@ -179,7 +197,7 @@ class Trainer:
         return wdsprep.Encode(resolution=resolution, model=self.options.model)
 
     def train_step(self, step: int, batch: dict[str, Any]) -> Tensor:
-        latents, emb = batch["latent"].float(), batch["emb"].float()
+        latents, emb = (batch[name].to(self.device).float() for name in ("latent", "emb"))
         noise, times = self.chance(step, latents)
         noisy = self.schedule.add_noise(latents, noise, times)
         loss = mse_loss(self.model(noisy, times, emb).sample, noise)
@@ -191,13 +209,14 @@ class Trainer:
         return loss.detach()
 
     def chance(self, step: int, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise and times of this rank's rows, cut from those of the whole global batch."""
+        """Noise and times of this rank's rows, cut from those of the whole global batch, which are
+        drawn on the CPU: a GPU's would be others."""
         size = self.options.batch
         random = torch.Generator().manual_seed(SEED + 1_000_003 * self.phase + step)
         noise = torch.randn((size, *latents.shape[1:]), generator=random)
         times = torch.randint(len(self.schedule.timesteps), (size,), generator=random)
         mine = slice(self.rank * len(latents), (self.rank + 1) * len(latents))
-        return noise[mine], times[mine]
+        return noise[mine].to(latents.device), times[mine].to(latents.device)
 
     @torch.no_grad()
     def follow(self, kept: float) -> None:
@@ -206,7 +225,7 @@ class Trainer:
 
     def agree(self, loss: Tensor) -> tuple[float, bool]:
         """The mean loss of all ranks, and whether any was asked to stop: all stop at one step."""
-        both = torch.stack([loss, torch.tensor(float(self.asked_to_stop))])
+        both = torch.stack([loss, torch.tensor(float(self.asked_to_stop), device=loss.device)])
         if self.world > 1:
             dist.all_reduce(both)
             both /= self.world
@@ -239,7 +258,7 @@ class Trainer:
         path = self.options.out / "checkpoint.pt"
         if not path.exists():
             return None
-        checkpoint = torch.load(path, weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         self.unet.load_state_dict(checkpoint["unet"])
         self.average.load_state_dict(checkpoint["average"])
         self.optimiser.load_state_dict(checkpoint["optimiser"])
@@ -253,13 +272,12 @@ class Trainer:
         """Stored latents above, samples for their captions below."""
         url, how = self.options.data[self.phase], self.how()
         vae = AutoencoderKL.from_pretrained(self.options.vae, low_cpu_mem_usage=False).float()
-        fields = ("latent", "emb", "txt")
-        loader = wdsprep.load(url, global_batch=SHOWN, encode=how, fields=fields, **ALONE)
-        batch = next(iter(loader))
-        empty = empty_emb(url, how)
+        wanted = {"global_batch": SHOWN, "fields": ("latent", "emb", "txt"), **ALONE}
+        batch = next(iter(wdsprep.load(url, encode=how, device=self.device, **wanted)))
+        empty = empty_emb(url, how, self.device)
         stored = batch["latent"].float()
         made = sample(self.average, self.schedule, stored.shape, batch["emb"], empty)
-        rows = [decode(vae, latents) for latents in (stored, made)]
+        rows = [decode(vae.to(self.device), latents) for latents in (stored, made)]
         name = f"samples-{8 * stored.shape[-1]}.png"
         grid(rows, batch["txt"]).save(self.options.out / name)
 
@@ -278,12 +296,12 @@ def new_unet(width: int, text_width: int) -> UNet2DConditionModel:
     )
 
 
-def empty_emb(url: str, how: wdsprep.Encode | None) -> Tensor:
-    """What the empty caption becomes."""
+def empty_emb(url: str, how: wdsprep.Encode | None, device: torch.device) -> Tensor:
+    """What the empty caption becomes, on the host."""
     if how is None:
         data = open_store(url).read("empty.emb.npy")
         return torch.from_numpy(np.load(io.BytesIO(data)))
-    return find_encoding(how, "cpu").load().empty()["emb.npy"]
+    return find_encoding(how, str(device)).load().empty()["emb.npy"]
 
 
 def sample(
@@ -297,8 +315,8 @@ def sample(
     options = {"clip_sample": False, "timestep_spacing": "trailing"}
     schedule = DDIMScheduler.from_config(trained.config, **options)
     schedule.set_timesteps(SAMPLING_STEPS)
-    latents = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
-    both = torch.cat([empty.expand_as(emb), emb]).float()
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(emb.device)
+    both = torch.cat([empty.to(emb.device).expand_as(emb), emb]).float()
     for time in schedule.timesteps:
         without, having = unet(torch.cat([latents, latents]), time, both).sample.chunk(2)
         guided = without + GUIDANCE * (having - without)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def decode(vae: AutoencoderKL, latents: Tensor) -> list[Image.Image]:
     pixels = vae.decode(latents / vae.config.scaling_factor).sample
-    levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).byte().permute(0, 2, 3, 1)
+    levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).byte().permute(0, 2, 3, 1).cpu()
     return [Image.fromarray(picture.numpy()) for picture in levels]
 
 
