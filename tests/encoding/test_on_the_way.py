@@ -87,6 +87,12 @@ def test_ranks_share_a_step_as_they_do_from_disk(images: Path, stored: Path) -> 
 
 
 @pytest.mark.usefixtures("cheap")
+def test_batches_come_to_the_device_that_is_asked_for(images: Path) -> None:
+    found = next(iter(online(images, device="meta")))
+    assert {found[name].device.type for name in ("latent", "emb")} == {"meta"}
+
+
+@pytest.mark.usefixtures("cheap")
 def test_a_state_goes_on_in_the_other_mode(images: Path, stored: Path) -> None:
     whole = list(load(stored, epochs=2))
     loader, stop = load(stored, epochs=2), 3

@@ -290,9 +290,8 @@ class Loader(IterableDataset[dict[str, Any]]):
     def _serve(self, places: range) -> NumberedBatches:
         if self._plan.raw:
             return serve_raw(self._plan, places)
-        if self._encoding is not None:
-            return self._session.serve(places)
-        batches = serve(self._plan, places)
+        is_stored = self._encoding is None
+        batches = serve(self._plan, places) if is_stored else self._session.serve(places)
         device = self._plan.device
         return batches if device is None else transferred(batches, device)
 
