@@ -46,6 +46,14 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
         assert file.read(1) == b""
 
 
+def test_nothing_is_asked_for_ahead_behind_the_end_that_is_known(tmp_path: Path) -> None:
+    asked: list[int] = []
+    options = {"chunk_nbytes": CHUNK, "ahead": AHEAD, "expected": len(DATA)}
+    with stream(Seen(tmp_path, asked.append), "f", **options) as file:
+        assert file.read() == DATA
+    assert sorted(asked) == list(range(0, len(DATA) + 1, CHUNK))
+
+
 def test_a_chunk_that_failed_is_raised_in_its_turn_and_asked_for_anew(tmp_path: Path) -> None:
     failures = [5 * CHUNK]
 

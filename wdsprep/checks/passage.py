@@ -5,6 +5,7 @@ those that interest it.
 from collections.abc import Iterator
 
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.receipts import Shard
 from wdsprep.store.base import CHUNK_NBYTES, Chunks, Store
 from wdsprep.store.local import LocalStore
 
@@ -15,10 +16,16 @@ MAX_PIECE_NBYTES = 1 << 28  # a damaged header may state any size
 class Passage:
     """Reads forward, and back no further than a chunk."""
 
-    def __init__(self, store: Store, name: str, kind: DigestKind) -> None:
+    def __init__(self, store: Store, shard: Shard, kind: DigestKind) -> None:
         self._hash = kind.new()
         chunk_nbytes = LOCAL_NBYTES if isinstance(store, LocalStore) else CHUNK_NBYTES
-        self._chunks = Chunks(store, name, chunk_nbytes=chunk_nbytes, watch=self._hash.update)
+        self._chunks = Chunks(
+            store,
+            shard.name,
+            chunk_nbytes=chunk_nbytes,
+            watch=self._hash.update,
+            expected=shard.nbytes,
+        )
         self._before = self._chunk = b""
         self._start = 0  # of the chunk
 

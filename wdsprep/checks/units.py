@@ -122,7 +122,7 @@ class _Checker:
         """One pass over a tar, then its index."""
         walked = Walked()
         try:
-            with Passage(self._store, shard.name, self._kind) as passage:
+            with Passage(self._store, shard, self._kind) as passage:
                 yield from walk(passage, rules_of(self._receipt, shard), walked)
                 yield from passage.rest()
                 digest = passage.digest()

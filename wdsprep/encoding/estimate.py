@@ -21,6 +21,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import SHAPES
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError
+from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
 
 BESIDE = 3  # a shard's index, rejects and receipt
@@ -122,7 +123,10 @@ def _phase(
     hours = samples / speed.each / 3600
     each = sample_nbytes(resolution, choice)
     shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
-    nbytes = samples * each
+    nbytes, nbytes_read = (
+        samples * each,
+        sum(b.nbytes or b.samples * n**2 for n, b in buckets.items()),
+    )
     return Phase(
         resolution=resolution,
         samples=samples,
@@ -131,10 +135,10 @@ def _phase(
         wall_hours=hours / fleet.devices,
         dollars=hours * fleet.price if fleet.price else None,
         cores_each=decoding_s * DECODE_S_PER_PIXEL / samples * speed.each,
-        nbytes_read=sum(b.nbytes or b.samples * name**2 for name, b in buckets.items()),
+        nbytes_read=nbytes_read,
         nbytes_written=nbytes,
         shards=shards,
-        gets=shards,
+        gets=shards * max(1, -(-nbytes_read // max(1, shards * CHUNK_NBYTES))),
         puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
     )
 

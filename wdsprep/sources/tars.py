@@ -89,7 +89,7 @@ class TarsSource:
                 left_out(kind_of(path))
 
         try:
-            with stream(opened(self.url), item.name, watch=watch) as tar:
+            with stream(opened(self.url), item.name, watch=watch, expected=item.parts[0][1]) as tar:
                 tape = stream_tape(unzipped(tar))
                 for found in scan(tape, wants=self._wants, stray=stray, links=True):
                     for row in self.rows(found, item.name, table, left_out):

@@ -1,6 +1,7 @@
 """What every store is: its calls, its entries, and how names and places are written."""
 
 import io
+import math
 import os
 import re
 from collections import deque
@@ -171,8 +172,12 @@ class Chunks:
         chunk_nbytes: int = CHUNK_NBYTES,
         watch: OnBytes | None = None,
         ahead: int | None = None,
+        expected: int | None = None,
     ) -> None:
+        """`expected` is the length of the file, where it is known: behind that, no chunk is asked
+        for ahead."""
         self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
+        self._expected = math.inf if expected is None else expected
         self._watch = watch
         self._start = self._next = start  # of the file, and of the next chunk
         self._ended = False
@@ -203,6 +208,8 @@ class Chunks:
             self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
         for n in range(len(self._coming), self._ahead):
             start = self._next + n * self._chunk_nbytes
+            if n and start >= self._expected:
+                break
             self._coming.append(self._readers.submit(self._read, start))
         try:
             return self._coming.popleft().result()
@@ -269,10 +276,19 @@ def stream(
     chunk_nbytes: int = CHUNK_NBYTES,
     watch: OnBytes | None = None,
     ahead: int | None = None,
+    expected: int | None = None,
 ) -> io.BufferedReader:
     """Read a file of any size from `start` in bounded memory. `watch` has seen each chunk that was
     read, in order, when the stream is closed."""
-    chunks = Chunks(store, name, start=start, chunk_nbytes=chunk_nbytes, watch=watch, ahead=ahead)
+    chunks = Chunks(
+        store,
+        name,
+        start=start,
+        chunk_nbytes=chunk_nbytes,
+        watch=watch,
+        ahead=ahead,
+        expected=expected,
+    )
     return io.BufferedReader(StoreReader(chunks), 1 << 16)
 
 
