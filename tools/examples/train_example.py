@@ -16,8 +16,8 @@ machine trains on one of its own, else on the CPU; the checkpoints of each load 
 
 Ctrl-C, or a SIGTERM to any rank, has it save at the end of the step under way and stop; killed at
 any moment it has the last checkpoint. Started again it goes on from there, in mid-epoch, and its
-losses are those of a run that was never stopped: the loader's state is a few numbers, and all
-chance is a function of the seed and the step.
+losses are those of a run that was never stopped (on a GPU but for rounding): the loader's state is
+a few numbers, and all chance is a function of the seed and the step.
 
 With `--online own` each rank encodes images on its own device while it trains; with `--online ray`
 other processes do, on Ray. A checkpoint of one way goes on in any other, but for the precision in
