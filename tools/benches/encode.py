@@ -9,6 +9,8 @@ CPU actors, encoded by one actor, written as Parquet in fp32).
 
 Models: from first batch to last, beside a loop that does nothing but run the same models on tensors
 that are ready. The model is `tiny`, widened until it is nearly all the work.
+
+Layouts: that loop with channels_last, which `encode` takes on a GPU, and contiguous.
 """
 
 import io
@@ -25,6 +27,7 @@ from PIL import Image
 from tools.benches import Group, Rival, Role, call, note, ours, took
 
 LOOP_BATCHES = (1, 2, 8)
+LAYOUTS = ("channels_last", "contiguous_format")
 SIZES = ((1024, 256), (512, 256), (1024, 512))
 
 
@@ -51,7 +54,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(2_000 * scale)
     make_images(home, count)
     yield _free(home, count)
-    yield _models(home, round(100 * scale))
+    yield from _models(home, round(100 * scale))
 
 
 def _free(home: Path, count: int) -> Group:
@@ -85,12 +88,12 @@ def _free(home: Path, count: int) -> Group:
     )
 
 
-def _models(home: Path, count: int) -> Group:
+def _models(home: Path, count: int) -> Iterator[Group]:
     from tools.benches.encode_peers import make_wide
 
     model = make_wide(home / "wide")
     loops = {size: f"models alone on ready tensors, batch {size}" for size in LOOP_BATCHES}
-    return Group(
+    yield Group(
         name="encode-models",
         title="real models at 256, start left out",
         unit="images",
@@ -103,11 +106,27 @@ def _models(home: Path, count: int) -> Group:
                 leaves=home / "latents",
             ),
             *(
-                Rival(name=name, command=call(loop, model, count, size), role=Role.LIMIT)
+                Rival(
+                    name=name, command=call(loop, model, count, size, LAYOUTS[0]), role=Role.LIMIT
+                )
                 for size, name in loops.items()
             ),
         ],
         targets=dict.fromkeys(loops.values(), 0.9),
+    )
+    yield Group(
+        name="encode-layouts",
+        title="the models alone at 256, a batch of 8 in either layout of memory",
+        unit="images",
+        count=count,
+        rivals=[
+            Rival(
+                name=layout,
+                command=call(loop, model, count, 8, layout),
+                role=Role.OURS if layout == LAYOUTS[0] else Role.RIVAL,
+            )
+            for layout in LAYOUTS
+        ],
     )
 
 
@@ -212,9 +231,12 @@ def guide(home: str) -> None:
         ray.shutdown()
 
 
-def loop(model: str, count: int, size: int) -> None:
+def loop(model: str, count: int, size: int, layout: str) -> None:
+    import torch
+
     from tools.benches.encode_peers import peer_loop
 
     batches = max(1, count // size)
-    seconds = peer_loop(model, batches, resolution=256, batch_size=size)
+    options = {"batch_size": size, "layout": getattr(torch, layout)}
+    seconds = peer_loop(model, batches, resolution=256, **options)
     took(seconds * count / (batches * size))

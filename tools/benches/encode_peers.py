@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-import wdsprep
 from wdsprep.dataset.arrays import Field
 from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.find import TINY
 from wdsprep.encoding.recipe import Recipe
 
 CORES = len(os.sched_getaffinity(0))
@@ -129,23 +129,27 @@ def peer_ray(
 
 
 def make_wide(folder: Path) -> Path:
-    """`tiny` with twice the channels and three times the layers, random: the model is the work."""
+    """`tiny` with twice the channels and three times the layers, random: the model is the work. For
+    a GPU the VAE is as wide as SD2's."""
     import diffusers
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    tiny = Path(wdsprep.__file__).parent / "tiny"
-    shutil.copytree(tiny, folder)
-    config = dict(diffusers.AutoencoderKL.load_config(tiny, subfolder="vae"))
+    shutil.copytree(TINY, folder)
+    config = dict(diffusers.AutoencoderKL.load_config(TINY, subfolder="vae"))
     config |= {"block_out_channels": [32, 64, 64, 64], "layers_per_block": 2}
+    if torch.cuda.is_available():
+        config |= {"block_out_channels": [128, 256, 512, 512], "norm_num_groups": 32}
     diffusers.AutoencoderKL.from_config(config).save_pretrained(folder / "vae")
-    text = transformers.CLIPTextConfig.from_pretrained(tiny, subfolder="text_encoder")
+    text = transformers.CLIPTextConfig.from_pretrained(TINY, subfolder="text_encoder")
     text.update({"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6})
     transformers.CLIPTextModel(text).save_pretrained(folder / "text_encoder")
     return folder
 
 
-def peer_loop(model: str, batches: int, *, resolution: int, batch_size: int) -> float:
+def peer_loop(
+    model: str, batches: int, *, resolution: int, batch_size: int, layout: torch.memory_format
+) -> float:
     """Seconds to run the VAE and the text encoder on `batches` batches that are ready."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
@@ -155,8 +159,8 @@ def peer_loop(model: str, batches: int, *, resolution: int, batch_size: int) -> 
     vae = AutoencoderKL.from_pretrained(model, subfolder="vae").to(device, dtype).eval()
     text = CLIPTextModel.from_pretrained(model, subfolder="text_encoder").to(device, dtype).eval()
     pixels = torch.rand((batch_size, 3, resolution, resolution), device=device, dtype=dtype)
-    pixels = (2 * pixels - 1).to(memory_format=torch.channels_last)
-    vae = vae.to(memory_format=torch.channels_last)
+    pixels = (2 * pixels - 1).to(memory_format=layout)
+    vae = vae.to(memory_format=layout)
     ids = torch.ones((batch_size, 77), dtype=torch.int64, device=device)
 
     def run() -> None:
