@@ -175,6 +175,13 @@ def test_killed_from_s3_to_s3_it_resumes(tmp_path: Path, bucket: str) -> None:
     assert tars(out) == tars(pack(tmp_path / "in", tmp_path / "out", *TWENTY))
 
 
+def test_the_hold_of_a_killed_worker_goes_where_nothing_else_is_left_to_do(tmp_path: Path) -> None:
+    out = pack(photos(tmp_path / "in", 3), tmp_path / "out")
+    whole = tree(out)
+    (out / "receipts/000000.hold").write_bytes(b"64/.wdsprep-host.0123456789abcdef.tmp")
+    assert tree(pack(tmp_path / "in", out)) == whole
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_interrupted_it_leaves_nothing_half_written_and_resumes(

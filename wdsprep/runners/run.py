@@ -266,6 +266,7 @@ class Run:
             write_manifest(self._store, manifest)
         if self._count:
             sweep(self._store, manifest)  # a worker that was killed cleans up nothing
+        if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
             read_each(self._let_go, sorted(held), lambda _count: None)
         return manifest
 
