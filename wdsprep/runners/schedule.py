@@ -31,7 +31,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol, TypeAlias
 
@@ -140,6 +140,15 @@ class _Ticket:
     """The slot whose worker died last when it held this unit alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Deaths:
+    """The different units that died alone at a place since it finished one, and how many were
+    finished anywhere when the first of them died."""
+
+    finished: int
+    units: set[_Ticket] = field(default_factory=set)
+
+
 class _Suspects:
     """Those that wait. One may have to go to any place but one."""
 
@@ -194,10 +203,7 @@ class Schedule:
         self._empty = list(reversed(range(workers)))
         self._starting: set[int] = set()
         self._false_starts: dict[int, int] = {}
-        self._died_here: dict[int, set[_Ticket]] = {}
-        """The different units that died alone at a place, since it finished one."""
-        self._worked: dict[int, int] = {}
-        """How many units were finished when the first of these died."""
+        self._deaths: dict[int, _Deaths] = {}
         self._finished = 0
         self._given_up: dict[int, int] = {}
         """The places that were given up, with how many units are finished when one is tried again.
@@ -284,7 +290,7 @@ class Schedule:
             case UnitProgress(value=value):
                 return Step(unit=self._held[slot][order].unit, value=value)
             case Done(result=result):
-                self._died_here.pop(slot, None)
+                self._deaths.pop(slot, None)
                 self._finished += 1
                 return Finished(unit=self._take_back(slot, order).unit, result=result)
             case Failed(reason=reason, trace=trace, is_hopeless=is_hopeless):
@@ -357,14 +363,12 @@ class Schedule:
 
     def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
         """Its worker died of a unit. That may be the unit's doing, or the place's."""
-        here = self._died_here.setdefault(slot, set())
-        worked = self._worked[slot] if here else self._finished
-        self._worked[slot] = worked
-        here.add(ticket)
-        if len(here) < MOST_DEATHS or worked == self._finished:
+        here = self._deaths.setdefault(slot, _Deaths(self._finished))
+        here.units.add(ticket)
+        if len(here.units) < MOST_DEATHS or here.finished == self._finished:
             self._empty.append(slot)
             return
-        del self._died_here[slot]
+        del self._deaths[slot]
         self._given_up[slot] = self._finished + TRIED_AGAIN
         what = f"{MOST_DEATHS} units in a row ended its worker, while others were done elsewhere"
         _log.warning("a place is given up for now: %s: %s", what, reason)
