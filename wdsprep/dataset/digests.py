@@ -30,9 +30,10 @@ class DigestKind(Enum):
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "DigestKind":
         name = settings.get("digest", cls.SHA256.value)
-        if name not in [kind.value for kind in cls]:
-            raise FormatError(f"digests of the kind {name!r} are not known")
-        return cls(name)
+        try:
+            return cls(name)
+        except ValueError:
+            raise FormatError(f"digests of the kind {name!r} are not known") from None
 
     def new(self) -> Hash:
         return blake3() if self is DigestKind.BLAKE3 else hashlib.sha256()

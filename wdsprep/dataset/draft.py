@@ -47,8 +47,9 @@ class Draft:
 
     def tar(self, name: str) -> "DraftTar":
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
-        writer = TarWriter(self._open(name), self._digest)
-        return DraftTar(self._files[-1], writer, name, self._writers, self._beside)
+        sink = self._open(name)
+        writer = TarWriter(sink, self._digest)
+        return DraftTar(sink, writer, name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:
         self._files.append(self._named.enter_context(self._edition.store.write(name)))

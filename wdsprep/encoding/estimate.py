@@ -123,10 +123,8 @@ def _phase(
     hours = samples / speed.each / 3600
     each = sample_nbytes(resolution, choice)
     shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
-    nbytes, nbytes_read = (
-        samples * each,
-        sum(b.nbytes or b.samples * n**2 for n, b in buckets.items()),
-    )
+    nbytes = samples * each
+    nbytes_read = sum(b.nbytes or b.samples * name**2 for name, b in buckets.items())
     return Phase(
         resolution=resolution,
         samples=samples,

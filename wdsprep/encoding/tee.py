@@ -73,8 +73,8 @@ class Tee:
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
         """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
-        url = absolute(url)
         source = find_image_shards(images, encoding.recipe.resolution)
+        url = absolute(url)
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
