@@ -81,7 +81,7 @@ def _large(home: Path, scale: float) -> Iterator[Group]:
     make_table(table, rows)
     yield Group(
         name="pack-rows",
-        title="a table whose rows are no images",
+        title="a table whose rows are no images, but for one",
         unit="rows",
         count=rows,
         rivals=[_pack("wdsprep pack", table, home)],
@@ -139,7 +139,7 @@ def make_tars(folder: Path, out: Path, a_tar: int) -> None:
 
 
 def make_table(path: Path, rows: int) -> None:
-    """Rows of a few bytes each that are no images: what counts here is their number."""
+    """One picture, then rows of a few bytes that are none: what counts here is their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -147,7 +147,7 @@ def make_table(path: Path, rows: int) -> None:
     with pq.ParquetWriter(path, schema) as writer:
         for first in range(0, rows, 100_000):
             numbers = range(first, min(rows, first + 100_000))
-            images = [b"not an image %d" % row for row in numbers]
+            images = [b"not an image %d" % row if row else jpeg(0, NBYTES) for row in numbers]
             captions = [f"caption {row}" for row in numbers]
             writer.write_table(pa.table([images, captions], schema=schema), row_group_size=10_000)
 
@@ -156,7 +156,8 @@ def make_many(folder: Path, slices: int) -> None:
     for number in range(slices):
         home = folder / f"{number // 1_000:03d}"
         home.mkdir(parents=True, exist_ok=True)
-        (home / f"{number:06d}.jpg").write_bytes(b"not an image")
+        data = b"not an image" if number else jpeg(0, NBYTES)
+        (home / f"{number:06d}.jpg").write_bytes(data)
 
 
 # --- the others
