@@ -7,11 +7,11 @@ run. This module imports no torch: a driver knows the shapes of all that workers
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models.hub import (
@@ -121,7 +121,7 @@ SCALE = 0.18215  # what AutoencoderKL takes where its config names none
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tower:
-    """A text encoder and its tokenizer."""
+    """A text encoder and its tokenizer, of a pipeline that has one CLIPTextModel."""
 
     folder: str
     """empty where only the tokenizer is wanted"""
@@ -130,18 +130,48 @@ class Tower:
     length: int
 
 
+class Component(NamedTuple):
+    """A part of a pipeline, as `model_index.json` names it."""
+
+    name: str
+    """of its folder too"""
+    library: str
+    kind: str
+    """the class"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """What a pipeline of diffusers needs to encode a prompt."""
+
+    kind: str
+    """the class"""
+    components: tuple[Component, ...]
+    """text encoders, tokenizers and processors"""
+    arguments: Mapping[str, Any]
+    """the plain values of `model_index.json`, which the class takes too"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
     """What of a model decides the shapes of the arrays that it makes."""
 
     channels: int
+    """of a latent as it is stored"""
     factor: int
+    """how many pixels of a side become one of a stored latent's"""
+    multiple: int
+    """what the sides of an image have to be a multiple of"""
     towers: tuple[Tower, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model(ModelShape):
-    """A VAE and its text towers on this machine, and what their configs say."""
+    """A VAE and what encodes text on this machine, and what their configs say.
+
+    A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
+    for all channels, or one for each stored channel.
+    """
 
     name: str
     folder: str
@@ -154,17 +184,27 @@ class Model(ModelShape):
     files: tuple[str, ...]
     vae: str
     """empty where `folder` is itself the VAE's"""
-    scale: float
-    shift: float
+    vae_kind: str
+    """the class"""
+    scale: float | tuple[float, ...]
+    shift: float | tuple[float, ...]
+    patch: int
+    """the side of the squares of z that become channels of one place; 1 leaves z as it is"""
+    is_sampled: bool
+    """whether the VAE gives a distribution, and not the latent itself"""
     upcast: bool
     """whether the VAE's config warns that half precision overflows"""
     note: str
     """what a user should know of it, or nothing"""
+    pipeline: Pipeline | None = None
+    """whose own code encodes text; None where `towers` do, or where there is no text"""
+    outputs: tuple[Any, ...] = ()
+    """what that code gives for a caption, once it has been asked"""
 
 
 def _shape_of_sd(width: int) -> ModelShape:
     tower = Tower(folder="text_encoder", tokenizer="tokenizer", width=width, length=LENGTH)
-    return ModelShape(channels=4, factor=8, towers=(tower,))
+    return ModelShape(channels=4, factor=8, multiple=8, towers=(tower,))
 
 
 SHAPES = {"sd2": _shape_of_sd(1024), "sd1": _shape_of_sd(768)}
@@ -255,6 +295,7 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
     vae = _vae_config(what, configs / wanted.vae / "config.json")
     towers = (_tower(what, configs, text),) if text != "none" else ()
     folder = place.fetch(wanted.files)
+    factor = 2 ** (len(vae["block_out_channels"]) - 1)
     halves = [file for file in wanted.files if ".fp16." in file]
     return Model(
         name=name,
@@ -265,7 +306,11 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
         files=wanted.files,
         vae=wanted.vae,
         channels=vae.get("latent_channels", 4),
-        factor=2 ** (len(vae["block_out_channels"]) - 1),
+        factor=factor,
+        multiple=factor,
+        vae_kind=vae["_class_name"],
+        patch=1,
+        is_sampled=True,
         scale=vae.get("scaling_factor", SCALE),
         shift=vae.get("shift_factor") or 0.0,
         upcast=vae.get("force_upcast") is True,
@@ -370,8 +415,8 @@ def check_weights(model: Model) -> Model:
 
 
 def check_resolution(model: Model, resolution: int) -> None:
-    if resolution < 1 or resolution % model.factor:
+    if resolution < 1 or resolution % model.multiple:
         raise UsageError(
-            f"--resolution {resolution} is no multiple of {model.factor}, as the VAE "
+            f"--resolution {resolution} is no multiple of {model.multiple}, as the VAE "
             f"of {model.name} needs"
         )
