@@ -50,7 +50,7 @@ PLACES = {
     ),
     "ray": ("runners.ray", "loading.streaming"),
     "numpy": (
-        *("loading", "checks.rules", "checks.inspect"),
+        *("loading", "checks.rules", "checks.inspect", "dataset.arrays"),
         *("reporting.sheet.pictures", "reporting.facts.spectrum"),
     ),
     "torch": ("encoding", "loading", "images.crop"),

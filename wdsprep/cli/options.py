@@ -404,8 +404,8 @@ RECIPE = options(
         "--model",
         type=ModelName(),
         show_default=True,
-        help="Encode with sd2, sd1, tiny (a toy for trials), REPO[@REV] of a diffusers model, or "
-        "its folder.",
+        help="Encode with one of those that wdsprep models lists (tiny is a toy for trials), with "
+        "REPO[@REV] of a pipeline of diffusers, or with its folder.",
     ),
     option(
         "--latents",
@@ -420,10 +420,18 @@ RECIPE = options(
         help="Keep embeddings of captions, their tokens, or nothing of them.",
     ),
     option(
+        "--text-length",
+        type=click.IntRange(0),
+        show_default=True,
+        help="Take so many tokens of a caption, of a pipeline that lets its user choose; 0 is what "
+        "the pipeline takes by itself.",
+    ),
+    option(
         "--dtype",
         type=click.Choice(DTYPES),
         show_default=True,
-        help="Compute in this precision; what is stored is fp16.",
+        help="Compute in this precision; auto is fp32 on a CPU, and on a GPU the half precision "
+        "that is right for each network.",
     ),
     option("--seed", type=int, show_default=True, help="Seed the sampling noise with this."),
 )

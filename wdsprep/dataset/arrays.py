@@ -1,14 +1,17 @@
-"""Fixed-shape arrays as `.npy` bytes, and where they lie in a sample.
+"""Arrays as `.npy` bytes, and where they lie in a sample.
 
 A `.npy` file is a short header and then the array's own bytes. In a latent sample all arrays of
 one field have one shape, so all their headers are the same bytes and each array begins at the
 same distance from the start of its sample: the *layout*, which stands in the manifest once.
+
+The last array may be *variable*: as long as its caption is, up to the length in the layout. All
+headers that it may have are equally long, so it begins where it would if its length were fixed.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -19,45 +22,96 @@ from wdsprep.text import plural
 MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
 LATENT, EMB, TOKENS = "latent.npy", "emb.npy", "tokens.npy"
-"""The arrays of a latent sample: of its image, and of its caption one of the two or none."""
-DTYPES = {"<f2": 2, "<f4": 4, "<i4": 4, "|u1": 1}
+"""Arrays of a latent sample: of its image, and of its caption one of the two or none."""
+OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
+"""Those that are made of an image's sizes; all others but the latent are made of its caption."""
+MASK = "mask.npy"
+"""What a batch calls the lengths of its variable field."""
+BFLOAT16 = "bfloat16"
+"""NumPy lacks it: `.npy` files hold its bits, as unsigned integers."""
+DTYPES = {"<f2": 2, "<f4": 4, "<i4": 4, "|u1": 1, BFLOAT16: 2}
+_BITS = "<u2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A member of every sample, such as `latent.npy`, with one dtype and shape."""
+    """A member of every sample, such as `latent.npy`, with one dtype and shape. Of a variable one,
+    the first number of the shape is the greatest length."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    is_variable: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.is_variable:
+            return
+        has_rows = len(self.shape) in (2, 3) and min(self.shape) > 0
+        if not has_rows or len(self.of_length(1).header) != len(self.header):
+            raise FormatError(f"{self.name} of shape {self.shape} cannot be of variable length")
 
     @cached_property
     def header(self) -> bytes:
-        """What numpy.save writes before such an array."""
-        shape = f"({self.shape[0]},)" if len(self.shape) == 1 else str(self.shape)
-        text = f"{{'descr': '{self.dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-        nbytes = len(MAGIC) + 2 + len(text) + 1
-        text += " " * (-nbytes % ALIGNMENT) + "\n"
-        return MAGIC + len(text).to_bytes(2, "little") + text.encode("latin-1")
+        """What numpy.save writes before such an array; before a variable one of full length."""
+        return _header(self.dtype, self.shape)
+
+    def of_length(self, length: int) -> "Field":
+        """What a variable one is in a sample whose array is so long."""
+        return Field(name=self.name, dtype=self.dtype, shape=(length, *self.shape[1:]))
+
+    def header_of(self, nbytes: int) -> bytes:
+        """What a member of so many bytes begins with; nothing where none of this field has them."""
+        if not self.is_variable:
+            return self.header if nbytes == self.nbytes else b""
+        length, rest = divmod(nbytes - len(self.header), self.row_nbytes)
+        return self.of_length(length).header if not rest and 0 < length <= self.shape[0] else b""
+
+    @property
+    def row_nbytes(self) -> int:
+        """Of one along the first axis: a token."""
+        return prod(self.shape[1:]) * DTYPES[self.dtype]
 
     @property
     def array_nbytes(self) -> int:
+        """Of a variable one, at most."""
         return prod(self.shape) * DTYPES[self.dtype]
 
     @property
     def nbytes(self) -> int:
         return len(self.header) + self.array_nbytes
 
+    def __str__(self) -> str:
+        shape = str(self.shape)
+        return f"{self.dtype} {shape.replace('(', '(1 to ', 1) if self.is_variable else shape}"
+
+
+@lru_cache(1 << 12)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    stored = _BITS if dtype == BFLOAT16 else dtype
+    shown = f"({shape[0]},)" if len(shape) == 1 else str(shape)
+    text = f"{{'descr': '{stored}', 'fortran_order': False, 'shape': {shown}, }}"
+    nbytes = len(MAGIC) + 2 + len(text) + 1
+    text += " " * (-nbytes % ALIGNMENT) + "\n"
+    return MAGIC + len(text).to_bytes(2, "little") + text.encode("latin-1")
+
+
+def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Those that are made of the caption, and become others where it is empty."""
+    return tuple(field for field in fields if field.name not in (LATENT, *OF_SIZES))
+
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
     """The record of where the array of each field begins in a sample whose first members they are,
     counted in bytes from the sample's first header."""
-    record = []
+    record: list[dict[str, Any]] = []
     start = 0
     for field in fields:
+        if record and record[-1].get("variable"):
+            raise FormatError(f"{field.name} stands behind an array of variable length")
         offset = start + BLOCK + len(field.header)
         shape = list(field.shape)
-        record.append({"dtype": field.dtype, "name": field.name, "offset": offset, "shape": shape})
+        line = {"dtype": field.dtype, "name": field.name, "offset": offset, "shape": shape}
+        record.append(line | ({"variable": True} if field.is_variable else {}))
         start += BLOCK + padded(field.nbytes)
     return record
 
@@ -66,9 +120,17 @@ def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
     """The fields of a layout record; an error where it is not one that we could have written."""
     record = list(record)
     fields = tuple(
-        Field(name=line["name"], dtype=line["dtype"], shape=tuple(line["shape"])) for line in record
+        Field(
+            name=line["name"],
+            dtype=line["dtype"],
+            shape=tuple(line["shape"]),
+            is_variable=line.get("variable", False),
+        )
+        for line in record
     )
-    if any(field.dtype not in DTYPES for field in fields) or layout(fields) != record:
+    is_known = all(field.dtype in DTYPES for field in fields) and layout(fields) == record
+    has_two_masks = fields and fields[-1].is_variable and MASK in {field.name for field in fields}
+    if not is_known or has_two_masks:
         raise FormatError(f"a layout that this version cannot read: {record}")
     return fields
 
@@ -86,7 +148,18 @@ def field_of(name: str, data: bytes) -> Field:
     if match is None:
         raise FormatError(f"{name} is no plain array")
     shape = tuple(int(part) for part in match[2].split(b",") if part.strip())
-    field = Field(name=name, dtype=match[1].decode(), shape=shape)
+    dtype = match[1].decode()
+    field = Field(name=name, dtype=BFLOAT16 if dtype == _BITS else dtype, shape=shape)
     if field.dtype not in DTYPES or len(data) != field.nbytes:
         raise FormatError(f"{name} has {plural(len(data), 'byte')}, which do not make it {shape}")
     return field
+
+
+def values_of(field: Field, data: bytes) -> Any:
+    """The array in the bytes of a member, as NumPy has it; float32 in place of bfloat16."""
+    import numpy as np
+
+    is_bits = field.dtype == BFLOAT16
+    stored = np.frombuffer(data, _BITS if is_bits else field.dtype, offset=len(field.header))
+    stored = stored.reshape(field.shape)
+    return (stored.astype("<u4") << 16).view("<f4") if is_bits else stored

@@ -41,7 +41,7 @@ OURS = {
     ),
     "latents": (
         re.compile(r"receipts/\d+/.+\.json"),
-        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z]+\.npy"),
+        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"),
     ),
 }
 _BUCKET = re.compile(r"(?:receipts/|rejects/)?(\d+)/")

@@ -25,9 +25,11 @@ Uses: dataset, images, runners, sources, store.
 
 MODELS = ("sd2", "sd1", "tiny")
 """That have a name of their own."""
-LATENTS = ("sample", "mean", "moments")
-"""What may be kept of the VAE's distribution."""
+LATENTS = ("auto", "sample", "mean", "moments")
+"""What may be kept of the VAE's distribution; auto is a sample, where there is one."""
 TEXTS = ("emb", "tokens", "none")
 """What may be made of a caption."""
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 """Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
+HALF = "half"
+"""What auto comes to where networks differ: each has its own half precision."""

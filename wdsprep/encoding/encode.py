@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.state import form_there, retract
+from wdsprep.encoding import HALF
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
@@ -26,11 +27,12 @@ from wdsprep.encoding.models.find import (
     check_weights,
     find_model,
     hashed_with,
+    rule_of,
 )
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeWork
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.runners.base import least_and_most
 from wdsprep.runners.run import (
@@ -85,6 +87,7 @@ def encode(
     model: str = Encode.model,
     latents: str = Encode.latents,
     text: str = Encode.text,
+    text_length: int = Encode.text_length,
     dtype: str = Encode.dtype,
     seed: int = Encode.seed,
     compile: bool = Encode.compile,
@@ -123,6 +126,7 @@ def encode(
             model=model,
             latents=latents,
             text=text,
+            text_length=text_length,
             dtype=dtype,
             seed=seed,
             compile=compile,
@@ -169,7 +173,7 @@ def _encoded(
     model = hashed_with(find_model(how.model, text=how.text, listener=listener.told), kind)
     check_resolution(model, how.resolution)
     crew = find_crew(options)
-    how = replace(how, dtype=dtype_of(how.dtype, crew.device, model))
+    how, model = settled_for(how, model, crew.device)
     settings = settings_of(model, how, form)
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
     _check_empty(edition.store, manifest)
@@ -269,11 +273,11 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
         "latents": recipe.latents,
         "layout": layout(fields(model, recipe)),
         "resolution": recipe.resolution,
-        "scale": model.scale,
         "seed": recipe.seed,
-        "shift": model.shift,
         "text": recipe.text,
         "weights": model.weights,
+        **rule_of(model),
+        **model.text_settings,
         **{name: limit for name, limit in limits.items() if limit != usual[name]},
     }
 
@@ -375,13 +379,44 @@ def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
     return sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples))
 
 
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+
+def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
+    """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
+    caption. All that needs torch is imported for pipelines alone."""
+    latents = latents_of(recipe.latents, model)
+    recipe = replace(recipe, dtype=dtype_of(recipe.dtype, device, model), latents=latents)
+    if model.pipeline is None:
+        if recipe.text_length:
+            raise UsageError(f"--text-length: {model.name} has but one length of text")
+        return recipe, model
+    from wdsprep.encoding.models.hearing import asked
+
+    return recipe, asked(model, recipe)
+
+
+def latents_of(wanted: str, model: Model) -> str:
+    if model.is_sampled:
+        return "sample" if wanted == "auto" else wanted
+    if wanted not in ("auto", "mean"):
+        raise UsageError(
+            f"--latents {wanted}: the VAE of {model.name} ({model.vae_kind}) gives latents, and no "
+            "distribution of them: leave --latents out"
+        )
+    return "mean"
+
+
 def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Half precision on a GPU: with the range of fp32 for a VAE that is known to overflow, where
-    the GPU has that."""
+    """Half precision on a GPU: each network's own in a pipeline; else with the range of fp32 for a
+    VAE that is known to overflow, where the GPU has that."""
     if wanted != "auto":
         return wanted
     if device != "cuda":
         return "fp32"
+    is_plain = model.pipeline is None and model.vae_kind == "AutoencoderKL"
+    if not is_plain:
+        return HALF if has_bf16() else "fp32"
     if not model.upcast:
         return "fp16"
     return "bf16" if has_bf16() else "fp32"

@@ -3,7 +3,9 @@
 1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
    finished first. Each sample is decoded in a pool of threads.
 2. The *assembler* thread takes the crops in the order they were fed and fills batches of one fixed
-   size, across shards. Only when no shard has anything left to feed is a batch padded.
+   size, across shards. Only when no shard has anything left to feed is a batch padded. Captions go
+   in batches of their own size, each of captions of one shape; where there are many shapes, some
+   wait for others of theirs, for a while.
 3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
    batch is always queued when one ends. On a CPU there are several, each of which computes its
    batches alone, on one core: sums split between cores come out differently for each number of
@@ -25,19 +27,30 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
-from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.device import (
+    Arrays,
+    Device,
+    DeviceBatch,
+    ImageBatch,
+    Launched,
+    Stats,
+    TextBatch,
+    combined,
+)
+from wdsprep.encoding.models.encoder import Encoder
+from wdsprep.encoding.models.text import Tokens
 from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
+TEXTS_WAITING = 8  # batches of captions that may wait for others of their shape
 UNDECODED_NBYTES = 1 << 30
 POLL_S = 0.2
 
@@ -48,7 +61,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a sample has become: an array for each field of the encoder, in storage dtype."""
+    """What a sample has become: an array for each field of the models, in storage dtype."""
 
     crop: Crop
     tokens: Tokens
@@ -69,23 +82,37 @@ class Pending(Future[Result]):
         self._places.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ticket:
-    """A sample on its way."""
+    """A sample on its way. It is done when no part of it is `missing`: its image, and its caption
+    where something is made of that."""
 
     key: str
     caption: str
-    crop: "Future[Crop]"
+    decoded: "Future[Crop]"
     result: Pending
+    missing: int
+    crop: Crop = field(init=False)
+    tokens: Tokens = field(init=False)
+    arrays: Arrays = field(default_factory=dict)
+    is_finite: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A batch, and what its rows are."""
+    """A batch, and whose its rows are."""
 
-    rows: "Sequence[tuple[_Ticket, Crop]]"
-    tokens: Sequence[Tokens]
+    rows: Sequence[_Ticket]
     batch: DeviceBatch
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What the assembler has in hand. Captions come as they are, and are then sorted by shape."""
+
+    images: list[_Ticket] = field(default_factory=list)
+    captions: list[_Ticket] = field(default_factory=list)
+    texts: dict[tuple[int, ...], list[_Ticket]] = field(default_factory=dict)
 
 
 class Engine:
@@ -107,8 +134,10 @@ class Engine:
         self._decoded = threading.Condition()
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
-        self._empty = encoder.tokens([""])[0]
-        self._places = threading.Semaphore((BATCHES_INSIDE + lanes) * self._size + decoders)
+        self._finishing = threading.Lock()
+        texts_waiting = TEXTS_WAITING * self._text_size if encoder.has_text else 0
+        inside = (BATCHES_INSIDE + lanes) * max(self._size, self._text_size) + texts_waiting
+        self._places = threading.Semaphore(inside + decoders)
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
@@ -134,6 +163,10 @@ class Engine:
     @property
     def _size(self) -> int:
         return min(device.size for device in self._devices)
+
+    @property
+    def _text_size(self) -> int:
+        return min(device.text_size for device in self._devices)
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:
@@ -162,7 +195,8 @@ class Engine:
         self._until(partial(self._places.acquire, timeout=POLL_S))
         self._until(partial(self._take_room, len(image)))
         decoded = self._pool.submit(self._decode, image)
-        ticket = _Ticket(key, caption, decoded, Pending(self._places))
+        parts = 1 + self._encoder.has_text
+        ticket = _Ticket(key, caption, decoded, Pending(self._places), missing=parts)
         self._fed.put(ticket)
         return ticket.result
 
@@ -172,9 +206,12 @@ class Engine:
 
     def _warm_up(self) -> None:
         """On one core too, before anything waits for it. A broken device shows here already."""
-        nothing = self._load([], self._size)
+        nothing: list[DeviceBatch] = [self._images([], self._size).batch]
+        if self._encoder.has_text:
+            nothing.append(TextBatch.of(self._encoder.tokens([""]), self._text_size))
         for device in self._devices:
-            device.warm_up(nothing.batch)
+            for batch in nothing:
+                device.warm_up(batch)
 
     def check(self) -> None:
         if self._failure is not None:
@@ -218,39 +255,78 @@ class Engine:
             self._failure = self._failure or error
 
     def _assembler(self) -> Iterator[None]:
-        waiting: list[tuple[_Ticket, Crop]] = []
+        waiting = _Waiting()
         while True:
             yield
             with contextlib.suppress(queue.Empty):
                 self._collect(self._fed.get(timeout=POLL_S), waiting)
             nobody_feeds = self._feeders == 0 and self._fed.empty()
-            while waiting and (len(waiting) >= self._size or nobody_feeds):
-                size = self._size  # a device may halve it at any time
-                load = self._load(waiting[:size], size)
-                del waiting[:size]
+            for load in self._loaded(waiting, all_of_it=nobody_feeds):
                 yield from self._hand_over(load)
 
-    def _collect(self, ticket: _Ticket | None, waiting: list[tuple[_Ticket, Crop]]) -> None:
+    def _collect(self, ticket: _Ticket | None, waiting: _Waiting) -> None:
         if ticket is None:
             return
         try:
-            waiting.append((ticket, ticket.crop.result()))
+            ticket.crop = ticket.decoded.result()
         except RejectedError as refused:
             ticket.result.set_exception(refused)
         except CancelledError:
             return  # the engine is being closed
+        else:
+            waiting.images.append(ticket)
+            if self._encoder.has_text:
+                waiting.captions.append(ticket)
+            else:
+                (ticket.tokens,) = self._encoder.tokens([ticket.caption])
 
-    def _load(self, chosen: Sequence[tuple[_Ticket, Crop]], size: int) -> _Load:
+    def _loaded(self, waiting: _Waiting, *, all_of_it: bool) -> Iterator[_Load]:
+        """Whole batches of what waits, or all of it."""
+        while (load := self._next_texts(waiting, all_of_it=all_of_it)) is not None:
+            yield load
+        while waiting.images and (all_of_it or len(waiting.images) >= self._size):
+            size = self._size  # a device may halve it at any time
+            chosen, waiting.images = waiting.images[:size], waiting.images[size:]
+            yield self._images(chosen, size)
+
+    def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
+        """A whole batch of one shape; or a part of one, where nobody is to fill it up, or so many
+        wait that the first of them has waited long enough."""
+        size = self._text_size
+        if waiting.captions and (all_of_it or len(waiting.captions) >= size):
+            self._sort(waiting)
+        texts = waiting.texts
+        if not texts:
+            return None
+        shape = next((each for each, tickets in texts.items() if len(tickets) >= size), None)
+        if shape is None and not all_of_it:
+            count = sum(map(len, texts.values()))
+            if count <= (TEXTS_WAITING - 1) * size:
+                return None
+        if shape is None:
+            shape = next(iter(texts))
+        tickets = texts.pop(shape)
+        chosen, rest = tickets[:size], tickets[size:]
+        if rest:
+            texts[shape] = rest
+        return _Load(chosen, TextBatch.of([ticket.tokens for ticket in chosen], size))
+
+    def _sort(self, waiting: _Waiting) -> None:
+        tokens = self._encoder.tokens([ticket.caption for ticket in waiting.captions])
+        for ticket, found in zip(waiting.captions, tokens, strict=True):
+            ticket.tokens = found
+            waiting.texts.setdefault(found.shape, []).append(ticket)
+        waiting.captions.clear()
+
+    def _images(self, chosen: Sequence[_Ticket], size: int) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
         resolution = self._encoder.resolution
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
-        for row, (_, made) in enumerate(chosen):
-            pixels[row].copy_(made.pixels)
-        tokens = self._encoder.tokens([ticket.caption for ticket, _ in chosen])
-        padded = [*tokens, *[self._empty] * (size - len(chosen))]
-        keys = [ticket.key for ticket, _ in chosen]
-        return _Load(chosen, tokens, DeviceBatch.of(pixels, padded, keys, seed=self._seed))
+        for row, ticket in enumerate(chosen):
+            pixels[row].copy_(ticket.crop.pixels)
+        keys = [ticket.key for ticket in chosen]
+        return _Load(chosen, ImageBatch.of(pixels, keys, seed=self._seed))
 
     def _hand_over(self, load: _Load) -> Iterator[None]:
         while True:
@@ -277,8 +353,16 @@ class Engine:
             return None
 
     def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
-        for (ticket, made), tokens, arrays in zip(load.rows, load.tokens, rows, strict=True):
-            if arrays is None:
+        """A sample is there when the last of its parts is."""
+        for ticket, arrays in zip(load.rows, rows, strict=True):
+            with self._finishing:
+                ticket.missing -= 1
+                ticket.is_finite &= arrays is not None
+                ticket.arrays.update(arrays or {})
+                is_there = not ticket.missing
+            if is_there and ticket.is_finite:
+                    assert ticket.tokens is not None
+                made = Result(crop=ticket.crop, tokens=ticket.tokens, arrays=ticket.arrays)
+                ticket.result.set_result(made)
+            elif is_there:
                 ticket.result.set_exception(RejectedError(Code.NOT_FINITE))
-            else:
-                ticket.result.set_result(Result(crop=made, tokens=tokens, arrays=arrays))

@@ -1,18 +1,28 @@
 """The members of a latent sample that hold arrays: their names, types and shapes."""
 
 from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, Field
-from wdsprep.encoding.models.find import ModelShape
+from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
 
 
-def fields(model: ModelShape, recipe: Recipe) -> tuple[Field, ...]:
-    """What becomes of every sample: the arrays that are stored."""
-    channels = model.channels * (2 if recipe.latents == "moments" else 1)
-    side = recipe.resolution // model.factor
-    latent = Field(name=LATENT, dtype="<f2", shape=(channels, side, side))
-    if recipe.text == "none":
-        return (latent,)
+def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+    """What becomes of every sample: the arrays that are stored. A pipeline has to have been asked
+    for what it makes of a caption."""
+    return _latent(model, recipe), *_text(model, recipe)
+
+
+def _latent(model: Model, recipe: Recipe) -> Field:
+    """Moments are what the VAE gives, before anything is folded."""
+    channels, side = model.channels, recipe.resolution // model.factor
+    if recipe.latents == "moments":
+        channels, side = 2 * channels // model.patch**2, side * model.patch
+    return Field(name=LATENT, dtype="<f2", shape=(channels, side, side))
+
+
+def _text(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+    if recipe.text == "none" or model.pipeline is not None:
+        return model.outputs
     tower = model.towers[0]
     if recipe.text == "tokens":
-        return latent, Field(name=TOKENS, dtype="<i4", shape=(tower.length,))
-    return latent, Field(name=EMB, dtype="<f2", shape=(tower.length, tower.width))
+        return (Field(name=TOKENS, dtype="<i4", shape=(tower.length,)),)
+    return (Field(name=EMB, dtype="<f2", shape=(tower.length, tower.width)),)

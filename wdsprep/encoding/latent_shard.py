@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wdsprep.dataset.arrays import Field
+import torch
+from torch import Tensor
+
+from wdsprep.dataset.arrays import OF_SIZES, Field, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -74,21 +77,50 @@ def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
 ) -> list[tuple[str, bytes]]:
     """The members of a latent sample, by their names and in their order."""
-    members = [
-        (field.name, field.header + array.numpy().tobytes())
-        for field, array in zip(fields, result.arrays, strict=True)
-    ]
-    members.append(("json", json_of(key, sample, result, is_packed=is_packed)))
+    facts = facts_of(key, sample, result, is_packed=is_packed)
+    arrays = arrays_of(fields, facts, result)
+    members = [(field.name, npy_of(field, arrays[field.name])) for field in fields]
+    members.append(("json", facts_bytes(facts)))
     members.append(("txt", sample.caption.encode("utf-8", "replace")))
     return members
 
 
 def json_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> bytes:
-    packed = _kept(sample.facts) if is_packed else {}
-    return facts_bytes(facts_of(key, sample, result) | packed)
+    return facts_bytes(facts_of(key, sample, result, is_packed=is_packed))
 
 
-def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
+def arrays_of(
+    fields: Sequence[Field], facts: Mapping[str, Any], result: Result
+) -> dict[str, Tensor]:
+    """Those that models made, and those that are made of sizes."""
+    sizes = [field.name for field in fields if field.name in OF_SIZES]
+    return {**result.arrays, **{name: _of_sizes(name, facts) for name in sizes}}
+
+
+def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
+    """What a denoiser is told of an image's sizes: heights before widths."""
+    left, top, right, bottom = facts["crop"]
+    original = [facts["source_height"], facts["source_width"]]
+    crop, target = [top, left], [bottom - top, right - left]
+    numbers = {
+        "time_ids.npy": original + crop + target,
+        "original_size.npy": original,
+        "target_size.npy": target,
+        "crop_coords.npy": crop,
+    }
+    return torch.tensor(numbers[name], dtype=torch.int32)
+
+
+def npy_of(field: Field, array: Tensor) -> bytes:
+    """The bytes of the member; NumPy has no bfloat16, so its bits are written."""
+    stored = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+    header = field.header_for(len(array)) if field.is_variable else field.header
+    return header + stored.contiguous().numpy().tobytes()
+
+
+def facts_of(
+    key: str, sample: Sample, result: Result, *, is_packed: bool = False
+) -> dict[str, Any]:
     """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
     crop, tokens = result.crop, result.tokens
     side = crop.pixels.shape[-1]
@@ -105,6 +137,7 @@ def facts_of(key: str, sample: Sample, result: Result) -> dict[str, Any]:
         "source_width": crop.width,
         "tokens": tokens.count,
         "width": crop.width,
+        **(_kept(sample.facts) if is_packed else {}),
     }
 
 
@@ -120,15 +153,15 @@ def write_empty(
     empty: Callable[[], Mapping[str, Any]],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """What the empty caption becomes, for classifier-free guidance; one worker is enough. The
+    """What stands for no caption, for classifier-free guidance; one worker is enough. The
     digest of each file, by its name."""
     digests, store = {}, edition.store
-    for field in fields[1:]:
+    for field in text_fields(fields):
         name = empty_name(field.name)
         try:
             data = store.read(name)
         except NotFoundError:
-            data = field.header + empty()[field.name].numpy().tobytes()
+            data = npy_of(field, empty()[field.name])
             with edition.holding(name):
                 try:
                     write_bytes(store, name, data, exclusive=True)

@@ -16,7 +16,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.encode import dtype_of, settings_of
+from wdsprep.encoding.encode import settings_of, settled_for
 from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.images.crop import Crop, crop
@@ -60,10 +60,10 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
-    dtype = dtype_of(encode.dtype, device.partition(":")[0], model)
+    recipe, model = settled_for(encode, model, device.partition(":")[0])
     return Encoding(
         model=model,
-        recipe=replace(encode, dtype=dtype),
+        recipe=recipe,
         device=device,
         batch_size=int(encode.batch_size),
         make=encoding.make_encoder,

@@ -5,7 +5,7 @@ They stand here alone. `encode`, `load` and `stream` take theirs from here, and 
 
 from dataclasses import dataclass
 
-from wdsprep.encoding import DTYPES, LATENTS, TEXTS
+from wdsprep.encoding import DTYPES, HALF, LATENTS, TEXTS
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.text import at_least, auto, one_of, size, whole
 
@@ -17,6 +17,8 @@ class Recipe:
     resolution: int
     latents: str = LATENTS[0]
     text: str = TEXTS[0]
+    text_length: int = 0
+    """Tokens, of a pipeline that takes captions of several lengths; 0 is the usual one."""
     dtype: str = DTYPES[0]
     seed: int = 0
     compile: bool = False
@@ -28,9 +30,10 @@ class Recipe:
         """Other words would be taken for one of these further on."""
         one_of(LATENTS, latents=self.latents)
         one_of(TEXTS, text=self.text)
-        one_of(DTYPES, dtype=self.dtype)
+        one_of((*DTYPES, HALF), dtype=self.dtype)
         at_least(1, resolution=whole("--resolution", self.resolution), max_area=self.max_area)
         whole("--seed", self.seed)
+        at_least(0, text_length=whole("--text-length", self.text_length))
         object.__setattr__(self, "max_bytes", size(self.max_bytes) or MAX_NBYTES)
 
 

@@ -15,22 +15,45 @@ import torch
 from torch import Tensor
 
 from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer
-from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combined
-from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.device import (
+    Arrays,
+    Device,
+    DeviceBatch,
+    ImageBatch,
+    Launched,
+    Stats,
+    TextBatch,
+    combined,
+)
+from wdsprep.encoding.models.encoder import Encoder
+from wdsprep.encoding.models.text import Tokens
 
 Rows = list[Arrays | None]
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """A batch under way, and which samples of the step its rows are."""
+
+    places: Sequence[int]
+    rows: "Future[Rows]"
+
+
+@dataclass(frozen=True, slots=True)
 class StepBegun:
-    """A step under way: the tokens of its captions, and the rows of each batch."""
+    """A step under way: the tokens of its captions, and its batches."""
 
     tokens: Sequence[Tokens]
-    parts: "Sequence[Future[Rows]]"
+    parts: Sequence[_Part]
 
     def rows(self) -> Rows:
         """The arrays of each sample, when all are there; None where the numbers are not finite."""
-        return [row for part in self.parts for row in part.result()]
+        found: Rows = [{} for _ in self.tokens]
+        for part in self.parts:
+            for place, made in zip(part.places, part.rows.result(), strict=True):
+                before = found[place]
+                found[place] = None if before is None or made is None else {**before, **made}
+        return found
 
 
 class BatchEncoder:
@@ -59,9 +82,27 @@ class BatchEncoder:
         """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
         rows are there."""
         tokens = self.encoder.tokens(captions)
-        whole = DeviceBatch.of(pixels, tokens, keys, seed=self._seed)
-        parts = [self._launched(batch) for batch in _parts(whole, self._size)]
+        texts = self._texts(tokens) if self.encoder.has_text else []
+        whole = ImageBatch.of(pixels, keys, seed=self._seed)
+        parts = [_Part(places, self._launched(batch)) for places, batch in texts]
+        for number, batch in enumerate(_parts(whole, self._size)):
+            start = number * self._size
+            places = range(start, start + batch.count)
+            parts.append(_Part(places, self._launched(batch)))
         return StepBegun(tokens, parts)
+
+    def _texts(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
+        """Batches of captions of one shape, and which these are."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for place, one in enumerate(tokens):
+            by_shape.setdefault(one.shape, []).append(place)
+        size = self.encoder.text_batch_size or self._size
+        batches = []
+        for places in by_shape.values():
+            for start in range(0, len(places), size):
+                some = places[start : start + size]
+                batches.append((some, TextBatch.of([tokens[n] for n in some], size)))
+        return batches
 
     def empty(self) -> dict[str, Tensor]:
         """What the empty caption becomes."""
@@ -103,16 +144,11 @@ def even(size: int, most: int) -> int:
     return -(-most // -(-most // size))
 
 
-def _parts(whole: DeviceBatch, size: int) -> list[DeviceBatch]:
+def _parts(whole: ImageBatch, size: int) -> list[ImageBatch]:
     """Whole batches are views of the step's memory; what is left is copied, and padded."""
     full = whole.count // size * size
     parts = [
-        DeviceBatch(
-            size,
-            whole.pixels[start : start + size],
-            None if whole.ids is None else whole.ids[start : start + size],
-            whole.noise[start : start + size],
-        )
+        ImageBatch(size, whole.pixels[start : start + size], whole.noise[start : start + size])
         for start in range(0, full, size)
     ]
     left = range(full, whole.count)

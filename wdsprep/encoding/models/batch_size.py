@@ -8,6 +8,7 @@ from wdsprep.encoding.models.encoder import Encoder
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
+TEXT_NBYTES = 1 << 26  # that a caption may need, where kernels do not say what they lacked
 EXACT_BATCH = 4  # of the few images that are computed again in fp32
 # An image takes about this many tensors of the VAE's first width at full resolution, at the peak.
 TENSORS_AT_PEAK = 6

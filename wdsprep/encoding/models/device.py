@@ -19,15 +19,18 @@ import torch
 
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
+    TEXT_NBYTES,
     auto_batch_size,
     free_nbytes,
     is_out_of_memory,
     peak_nbytes,
 )
-from wdsprep.encoding.models.encoder import Encoder, Tokens
+from wdsprep.encoding.models.encoder import Encoded, Encoder
 from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.encoding.models.text import Tokens
 
-Arrays = tuple[torch.Tensor, ...]
+Arrays = dict[str, torch.Tensor]
+"""Of one sample, by field; of the variable one what is the caption's own."""
 
 
 def device_name(device: torch.device) -> str:
@@ -36,47 +39,80 @@ def device_name(device: torch.device) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBatch:
-    """Inputs on the host. The first `count` rows are wanted, the rest is padding."""
+class ImageBatch:
+    """Pixels on the host. The first `count` rows are wanted, the rest is padding."""
 
     count: int
     pixels: torch.Tensor
-    ids: torch.Tensor | None
     noise: torch.Tensor
 
     @classmethod
-    def of(
-        cls, pixels: torch.Tensor, tokens: Sequence[Tokens], keys: Sequence[str], *, seed: int
-    ) -> "DeviceBatch":
-        """Of samples with these keys. What `pixels` and `tokens` have more is padding."""
-        ids = [each.ids for each in tokens]
+    def of(cls, pixels: torch.Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
+        """Of samples with these keys. What `pixels` has more is padding."""
         noise = torch.zeros(len(pixels), dtype=torch.int64)
         noise[: len(keys)] = noise_keys(seed, keys)
-        return cls(len(keys), pixels, torch.tensor(ids) if any(ids) else None, noise)
+        return cls(len(keys), pixels, noise)
 
     @property
     def size(self) -> int:
         return len(self.pixels)
 
-    def pick(self, rows: Sequence[int], size: int) -> "DeviceBatch":
+    def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
         """Some of the rows, padded with the first of them."""
-        index = torch.tensor([*rows, *[rows[0] if rows else 0] * (size - len(rows))])
-        ids = None if self.ids is None else self.ids[index]
-        return DeviceBatch(len(rows), self.pixels[index], ids, self.noise[index])
+        index = torch.tensor(_padded(rows, size))
+        return ImageBatch(len(rows), self.pixels[index], self.noise[index])
 
-    def parts(self, size: int) -> "list[DeviceBatch]":
-        starts = range(0, max(1, self.count), size)  # one of padding alone, to warm up with
-        return [self.pick(range(start, min(start + size, self.count)), size) for start in starts]
+    def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
+        pixels = self.pixels.to(encoder.device, non_blocking=True)
+        noise = self.noise.to(encoder.device, non_blocking=True)
+        return encoder.encode_images(pixels, noise, exact=exact)
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Captions of one shape. The first `count` are wanted, the rest is padding."""
+
+    count: int
+    texts: Sequence[Tokens]
+
+    @classmethod
+    def of(cls, texts: Sequence[Tokens], size: int) -> "TextBatch":
+        whole = cls(len(texts), texts)
+        return whole.pick(range(len(texts)), size)
+
+    @property
+    def size(self) -> int:
+        return len(self.texts)
+
+    def pick(self, rows: Sequence[int], size: int) -> "TextBatch":
+        return TextBatch(len(rows), [self.texts[row] for row in _padded(rows, size)])
+
+    def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
+        return encoder.encode_texts(self.texts, exact=exact)
+
+
+DeviceBatch = ImageBatch | TextBatch
+
+
+def _padded(rows: Sequence[int], size: int) -> list[int]:
+    return [*rows, *[rows[0] if rows else 0] * (size - len(rows))]
+
+
+def _parts(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
+    starts = range(0, max(1, batch.count), size)  # one of padding alone, to warm up with
+    return [batch.pick(range(start, min(start + size, batch.count)), size) for start in starts]
 
 
 @dataclass(slots=True)
 class Stats:
     """What the device has done; `wall_s` runs from the first launch to the last batch's end, and
-    `launch_s` is what the host needed to tell a GPU what to do."""
+    `launch_s` is what the host needed to tell a GPU what to do. `text_s` is the part of `busy_s`
+    that captions took; `samples` are images."""
 
     samples: int = 0
     batches: int = 0
     busy_s: float = 0.0
+    text_s: float = 0.0
     launch_s: float = 0.0
     wall_s: float = 0.0
     exact: int = 0
@@ -89,6 +125,7 @@ def combined(stats: "Sequence[Stats]") -> Stats:
         samples=sum(each.samples for each in stats),
         batches=sum(each.batches for each in stats),
         busy_s=sum(each.busy_s for each in stats) / len(stats),
+        text_s=sum(each.text_s for each in stats) / len(stats),
         launch_s=sum(each.launch_s for each in stats) / len(stats),
         wall_s=max(each.wall_s for each in stats),
         exact=sum(each.exact for each in stats),
@@ -100,7 +137,8 @@ def combined(stats: "Sequence[Stats]") -> Stats:
 class Launched:
     batch: DeviceBatch
     is_exact: bool
-    arrays: Arrays
+    arrays: dict[str, torch.Tensor]
+    lengths: torch.Tensor | None
     ok: torch.Tensor
     began: "torch.cuda.Event | float"
     ended: "torch.cuda.Event | float"
@@ -111,39 +149,55 @@ class Device:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
-        self._shortest: dict[tuple[int, bool], float] = {}
+        self._shortest: dict[tuple[type, int, bool], float] = {}
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
-        self._exact_size = min(EXACT_BATCH, self.size)
+        self.text_size = encoder.text_batch_size or self.size
+        self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
+        self._variable = {field.name for field in encoder.fields if field.is_variable}
 
     @property
     def size(self) -> int:
+        """Of a batch of images."""
         return self.stats.batch_size
+
+    def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
+        usual = self.size if isinstance(batch, ImageBatch) else self.text_size
+        return min(usual, self._exact_sizes[type(batch)]) if exact else usual
 
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
         """Begin a batch; several where it has to be cut into smaller ones."""
-        size = self._exact_size if exact else self.size
+        size = self._size_of(batch, exact=exact)
         if batch.size > size:
-            return [made for part in batch.parts(size) for made in self.launch(part, exact=exact)]
+            parts = _parts(batch, size)
+            return [made for part in parts for made in self.launch(part, exact=exact)]
         try:
-            if self._warms_up and (batch.size, exact) not in self._shortest:
+            if self._is_to_warm_up(batch, exact=exact):
                 self._warm_up(batch, exact=exact)
             return [self._timed(batch, exact=exact)]
         except (RuntimeError, MemoryError) as error:
-            if batch.size == 1 or not self._is_out_of_memory(error, batch.size, exact=exact):
+            if batch.size == 1 or not self._is_out_of_memory(error, batch, exact=exact):
                 raise
-        if exact:
-            self._exact_size = batch.size // 2
-        else:
-            self.stats.batch_size = batch.size // 2
+        self._halve(batch, exact=exact)
         if self._is_cuda:  # out of the handler: it held on to the memory
             torch.cuda.empty_cache()
         return self.launch(batch, exact=exact)
 
-    def _is_out_of_memory(self, error: Exception, size: int, *, exact: bool) -> bool:
+    def _halve(self, batch: DeviceBatch, *, exact: bool) -> None:
+        half = batch.size // 2
+        if exact:
+            self._exact_sizes[type(batch)] = half
+        elif isinstance(batch, ImageBatch):
+            self.stats.batch_size = half
+        else:
+            self.text_size = half
+
+    def _is_out_of_memory(self, error: Exception, batch: DeviceBatch, *, exact: bool) -> bool:
         encoder = self._encoder
         itemsize = torch.float32.itemsize if exact else encoder.itemsize
-        wanted = peak_nbytes(size, encoder.resolution, itemsize)
+        wanted = batch.size * TEXT_NBYTES
+        if isinstance(batch, ImageBatch):
+            wanted = peak_nbytes(batch.size, encoder.resolution, itemsize)
         return is_out_of_memory(error, free=free_nbytes(encoder.device), wanted=wanted)
 
     def warm_up(self, batch: DeviceBatch) -> None:
@@ -152,12 +206,18 @@ class Device:
             self.finish(self.launch(batch))
             self.stats, self._first_launch = Stats(batch_size=self.size), 0.0
 
+    def _is_to_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
+        """Captions of every length would be too many."""
+        has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
+        known = (type(batch), batch.size, exact) in self._shortest
+        return self._warms_up and not has_length and not known
+
     def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
         """The second time is without what comes but once."""
         began = time.monotonic()
         for _ in range(2):
             seconds = _seconds(self._launch(batch, exact=exact))
-        self._shortest[batch.size, exact] = seconds
+        self._shortest[type(batch), batch.size, exact] = seconds
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
@@ -171,16 +231,12 @@ class Device:
 
     def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
         began = self._mark()
-        to = self._encoder.device
-        encoded = self._encoder.encode(
-            batch.pixels.to(to, non_blocking=True),
-            None if batch.ids is None else batch.ids.to(to, non_blocking=True),
-            batch.noise.to(to, non_blocking=True),
-            exact=exact,
+        encoded = batch.encoded(self._encoder, exact=exact)
+        arrays = {name: self._to_host(array) for name, array in encoded.arrays.items()}
+        lengths = None if encoded.lengths is None else self._to_host(encoded.lengths)
+        return Launched(
+            batch, exact, arrays, lengths, self._to_host(encoded.ok), began, self._mark()
         )
-        names = [field.name for field in self._encoder.fields]
-        arrays = tuple(self._to_host(encoded.arrays[name]) for name in names)
-        return Launched(batch, exact, arrays, self._to_host(encoded.ok), began, self._mark())
 
     def _to_host(self, made: torch.Tensor) -> torch.Tensor:
         if not self._is_cuda:
@@ -201,33 +257,42 @@ class Device:
         return [row for one in launched for row in self._finish(one, may_retry=True)]
 
     def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
-        stats = self.stats
-        stats.busy_s += self._worked(one)
+        stats, is_text = self.stats, isinstance(one.batch, TextBatch)
+        worked = self._worked(one)
+        stats.busy_s += worked
+        stats.text_s += worked if is_text else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
         stats.batches += 1
-        rows: list[Arrays | None] = [
-            tuple(made[row] for made in one.arrays) for row in range(one.batch.count)
-        ]
+        rows: list[Arrays | None] = [self._row(one, row) for row in range(one.batch.count)]
         failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
         again = self._exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
             rows[row] = made
-        stats.samples += one.batch.count if may_retry else 0
+        stats.samples += one.batch.count if may_retry and not is_text else 0
         return rows
+
+    def _row(self, one: Launched, row: int) -> Arrays:
+        """A copy of what is but a part of its row: that would hold on to all of the batch."""
+        found = {name: made[row] for name, made in one.arrays.items()}
+        if one.lengths is not None:
+            for name in self._variable & found.keys():
+                found[name] = found[name][: int(one.lengths[row])].clone()
+        return found
 
     def _worked(self, one: Launched) -> float:
         """Its part of the busy time: on a CPU all of it."""
-        seconds, shape = _seconds(one), (one.batch.size, one.is_exact)
-        if not self._is_cuda:
+        seconds, shape = _seconds(one), (type(one.batch), one.batch.size, one.is_exact)
+        if not self._is_cuda or shape not in self._shortest:
             return seconds
-        shortest = self._shortest[shape] = min(seconds, self._shortest.get(shape, seconds))
+        shortest = self._shortest[shape] = min(seconds, self._shortest[shape])
         return shortest
 
     def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
         """One batch after the other, in memory that is all but taken."""
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
-        for part in batch.pick(rows, len(rows)).parts(self._exact_size):
+        size = self._size_of(batch, exact=True)
+        for part in _parts(batch.pick(rows, len(rows)), size):
             for one in self.launch(part, exact=True):
                 made += self._finish(one, may_retry=False)
         return made

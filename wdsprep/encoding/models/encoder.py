@@ -1,4 +1,4 @@
-"""The models at work: a batch of pixels and tokens becomes a batch of arrays to store.
+"""The models at work: a batch of pixels or of captions becomes a batch of arrays to store.
 
 What is stored of an image is what a diffusers pipeline would have computed from it. The VAE's
 moments leave the working precision before anything is done with them, and the noise of a sample is
@@ -10,36 +10,34 @@ torch is imported with this module, diffusers and transformers when models are l
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, Field
+from wdsprep.dataset.arrays import BFLOAT16, LATENT, Field, text_fields
+from wdsprep.encoding import HALF
 from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.hearing import token_source
+from wdsprep.encoding.models.loading import load_vae, silence
+from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.models.text import (
+    DTYPES,
+    InTwoPrecisions,
+    Rows,
+    TextEncoder,
+    TokenIds,
+    Tokens,
+)
+from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe import Recipe
-from wdsprep.errors import WorkError
-from wdsprep.text import plural
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-STORED_MAX = torch.finfo(torch.float16).max
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The ids of one caption, as many as the text encoder takes; none where no text is wanted."""
-
-    ids: list[int]
-    count: int
-    """with start and end, before anything was cut"""
-    cut: bool
+STORED = {"<f2": torch.float16, BFLOAT16: torch.bfloat16, "<i4": torch.int32, "|u1": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,8 @@ class Encoded:
     """by field, (B, *shape) in the storage dtype, on the device"""
     ok: Tensor
     """bool (B,): whether all values of the row were finite and within the storage dtype's range"""
+    lengths: Tensor | None = None
+    """of each row of the variable field, the part that counts"""
 
 
 class Encoder(Protocol):
@@ -57,20 +57,25 @@ class Encoder(Protocol):
     resolution: int
     device: torch.device
     itemsize: int
-    """bytes of a number while the models work"""
+    """bytes of a number while the VAE works"""
     is_compiled: bool
     """whether the first batch of a size takes much longer"""
+    has_text: bool
+    """whether anything is made of captions"""
+    text_batch_size: int
+    """of captions at a time; 0: as many as images"""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """May be called by several threads at once."""
+        """May be called by several threads at once, as all the others may."""
 
-    def encode(
-        self, pixels: Tensor, ids: Tensor | None, noise: Tensor, *, exact: bool = False
-    ) -> Encoded:
-        """uint8 (B, 3, R, R), int64 (B, length) and int64 (B,) keys of noise, on the device."""
+    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
+        """uint8 (B, 3, R, R) and int64 (B,) keys of noise, on the device."""
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        """Captions of one shape."""
 
     def empty(self) -> dict[str, Tensor]:
-        """What the empty caption becomes, on the host: a tensor for each field made of text."""
+        """What stands for no caption, on the host: a tensor for each field made of text."""
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
@@ -80,237 +85,116 @@ def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
 
 
 class LatentEncoder:
-    """An AutoencoderKL, and a CLIPTextModel where embeddings are wanted."""
+    """A VAE, and what encodes text where that is wanted."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
-        dtype = DTYPES[recipe.dtype]
         self.fields = fields(model, recipe)
         self.resolution = recipe.resolution
         self.device = device
-        self.itemsize = dtype.itemsize
-        self._model, self._recipe = model, recipe
-        self._clip = _Clip(model) if recipe.text != "none" else None
-        self.networks = _load_networks(model, recipe.text, dtype, device)
-        self._exact = self.networks if dtype == torch.float32 else None
-        self._exact_lock = threading.Lock()
         self.is_compiled = recipe.compile
-        if recipe.compile:
-            self.networks = self.networks.compiled()
+        self.has_text = recipe.text != "none"
+        self._by_name = {field.name: field for field in self.fields}
+        self._is_fp32 = recipe.dtype == "fp32"
+        self._rule = Rule(model, recipe.latents)
+        dtype = vae_dtype(model, recipe.dtype)
+        self.itemsize = DTYPES[dtype].itemsize
+        prepare = _compiled if recipe.compile else _fixed
+        self._moments = InTwoPrecisions(
+            lambda wanted: prepare(_load_moments(model, DTYPES[wanted], device)), dtype
+        )
+        self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
+        self.text_batch_size = self._text.batch_size if self._text else 0
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        if self._clip is None:
-            return [Tokens(ids=[], count=0, cut=False) for _ in captions]
-        return self._clip.tokens(captions)
+        if self._text is None:
+            return [Tokens(caption) for caption in captions]
+        return self._text.tokens(captions)
 
-    def encode(
-        self, pixels: Tensor, ids: Tensor | None, noise: Tensor, *, exact: bool = False
-    ) -> Encoded:
-        networks = self._in_fp32() if exact else self.networks
+    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
         with self._whole(exact=exact), torch.inference_mode():
-            found = self.values(networks, pixels, ids, noise)
-            rows = [fits(value) for value in found.values() if value.is_floating_point()]
-            ok = torch.stack(rows).all(0)
-            return Encoded(arrays={name: stored(value) for name, value in found.items()}, ok=ok)
+            moments = self._moments.get(exact=exact)(pixels)
+            return self._stored(Rows({LATENT: self._rule(moments, noise)}))
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        if self._text is None:
+            raise ValueError("nothing is made of captions here")
+        with self._whole(exact=exact), torch.inference_mode():
+            return self._stored(self._text.rows(texts, exact=exact))
 
     def empty(self) -> dict[str, Tensor]:
-        ids = torch.tensor([each.ids for each in self.tokens([""])], device=self.device)
-        with self._whole(exact=True), torch.inference_mode():
-            found = self.text_values(self.networks, ids)
-            if not all(fits(value).all() for value in found.values()):
-                found = self.text_values(self._in_fp32(), ids)
-            return {name: stored(value)[0].cpu() for name, value in found.items()}
-
-    def values(
-        self, networks: "Networks", pixels: Tensor, ids: Tensor | None, noise: Tensor
-    ) -> dict[str, Tensor]:
-        """By field, what is to be stored, still in fp32."""
-        moments = networks.moments(pixels)
-        latents = moments if self._recipe.latents == "moments" else self._latents(moments, noise)
-        return {LATENT: latents} | self.text_values(networks, ids)
-
-    def text_values(self, networks: "Networks", ids: Tensor | None) -> dict[str, Tensor]:
-        if self._recipe.text == "none" or ids is None:
+        if self._text is None:
             return {}
-        if networks.text is None:
-            return {TOKENS: ids.int()}
-        return {EMB: networks.text(ids)}
+        with self._whole(exact=True), torch.inference_mode():
+            made = self._stored(self._text.empty(exact=False))
+            if not made.ok.all():
+                made = self._stored(self._text.empty(exact=True))
+            return {
+                field.name: self._own(field, made, 0).cpu() for field in text_fields(self.fields)
+            }
 
-    def _latents(self, moments: Tensor, noise: Tensor) -> Tensor:
-        latents, logvar = moments.chunk(2, dim=1)
-        if self._recipe.latents == "sample":
-            deviation = (0.5 * logvar.clamp(-30, 20)).exp()
-            latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
-        return (latents - self._model.shift) * self._model.scale
+    def _own(self, field: Field, made: Encoded, row: int) -> Tensor:
+        array = made.arrays[field.name][row]
+        has_length = field.is_variable and made.lengths is not None
+        return array[: int(made.lengths[row])] if has_length else array  # type: ignore[index]
+
+    def _stored(self, rows: Rows) -> Encoded:
+        """With zeros behind what is shorter: what stood there may be no number."""
+        count = len(next(iter(rows.arrays.values())))
+        ok = [torch.ones(count, dtype=torch.bool, device=self.device)]
+        arrays = {}
+        for name, value in rows.arrays.items():
+            field = self._by_name[name]
+            if field.is_variable and rows.lengths is not None:
+                places = torch.arange(value.shape[1], device=value.device)
+                behind = places >= rows.lengths[:, None]
+                value = value.masked_fill(behind.view(*behind.shape, *[1] * (value.ndim - 2)), 0)
+            dtype = STORED[field.dtype]
+            if value.is_floating_point() and dtype.is_floating_point:
+                ok.append(fits(value, dtype))
+            arrays[name] = value.to(dtype).contiguous()
+        return Encoded(arrays, torch.stack(ok).all(0), rows.lengths)
 
     def _whole(self, *, exact: bool) -> "contextlib.AbstractContextManager[None]":
-        is_fp32 = exact or self._recipe.dtype == "fp32"
-        return whole_fp32() if is_fp32 else contextlib.nullcontext()
-
-    def _in_fp32(self) -> "Networks":
-        with self._exact_lock:
-            if self._exact is None:
-                text, device = self._recipe.text, self.device
-                self._exact = _load_networks(self._model, text, torch.float32, device)
-            return self._exact
+        return whole_fp32() if exact or self._is_fp32 else contextlib.nullcontext()
 
 
-def fits(value: Tensor) -> Tensor:
+def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
     """For each row, whether all of it is finite and can be stored; NaN is less than nothing."""
-    return value.abs().flatten(1).amax(1) <= STORED_MAX
+    return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
 
 
-def stored(value: Tensor) -> Tensor:
-    return (value.half() if value.is_floating_point() else value).contiguous()
+def vae_dtype(model: Model, dtype: str) -> str:
+    if dtype != HALF:
+        return dtype
+    return "fp16" if model.vae_kind == "AutoencoderKL" and not model.upcast else "bf16"
 
 
-@dataclass(frozen=True, slots=True)
-class Networks:
-    """The two networks in one precision, on one device. Both give fp32."""
-
-    moments: Callable[[Tensor], Tensor]
-    text: Callable[[Tensor], Tensor] | None
-
-    def compiled(self) -> "Networks":
-        """Shapes are fixed, so that each is compiled once; a halved batch is compiled again."""
-        moments = torch.compile(self.moments, dynamic=False)
-        return Networks(moments, self.text and torch.compile(self.text, dynamic=False))
+def _text_encoder(
+    model: Model, recipe: Recipe, device: torch.device, prepare: Callable[[Any], Any]
+) -> TextEncoder:
+    if recipe.text == "tokens":
+        tokens = ClipTokens(model).tokens if model.towers else token_source(model, recipe)
+        return TokenIds(tokens, device)
+    if model.towers:
+        return ClipText(model, recipe.dtype, device, prepare)
+    return PipelineText(model, recipe, device)
 
 
-class _Moments(nn.Module):
-    """uint8 pixels to the means and log-variances of their latents. No decoder is kept."""
-
-    def __init__(self, vae: Any, layout: torch.memory_format) -> None:
-        super().__init__()
-        self.layout = layout
-        self.encoder = vae.encoder
-        self.quant = nn.Identity() if vae.quant_conv is None else vae.quant_conv
-        self.dtype = vae.dtype
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        image = 2 * (pixels.float() / 255) - 1  # to the bit what diffusers makes of it
-        image = image.to(self.dtype, memory_format=self.layout)
-        return cast(Tensor, self.quant(self.encoder(image)).float())
+def _fixed(network: Any) -> Any:
+    return network
 
 
-class _Text(nn.Module):
-    """Token ids to the last hidden states, as diffusers' StableDiffusionPipeline takes them."""
-
-    def __init__(self, model: Any, pad: int, end: int) -> None:
-        super().__init__()
-        self.model, self.pad, self.end = model, pad, end
-        self.is_masked = bool(getattr(model.config, "use_attention_mask", False))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        mask = self._mask(ids) if self.is_masked else None
-        return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
-
-    def _mask(self, ids: Tensor) -> Tensor:
-        """What the tokenizer would have said: all up to the end token, which may be the padding."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
-        return (places <= last).long()
+def _compiled(network: Any) -> Any:
+    """Shapes are fixed, so that each is compiled once; a halved batch is compiled again."""
+    return torch.compile(network, dynamic=False)
 
 
-class _Clip:
-    """A CLIPTokenizer. Its library's own call sets the length on a shared object each time, which
-    threads must not do at once, so cutting and padding are done here, with the same result."""
-
-    def __init__(self, model: Model) -> None:
-        tower = model.towers[0]
-        tokenizer = _load_tokenizer(model)
-        self._length, self._pad = tower.length, tokenizer.pad_token_id
-        self._fast = tokenizer.backend_tokenizer
-        self._fast.no_truncation()
-        self._fast.no_padding()
-
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        return [self._fit(found.ids) for found in self._fast.encode_batch(list(captions))]
-
-    def _fit(self, ids: list[int]) -> Tokens:
-        count, length = len(ids), self._length
-        if count > length:
-            return Tokens(ids=[*ids[: length - 1], ids[-1]], count=count, cut=True)
-        return Tokens(ids=ids + [self._pad] * (length - count), count=count, cut=False)
-
-
-def _load_networks(model: Model, text: str, dtype: torch.dtype, device: torch.device) -> Networks:
+def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Moments:
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
     # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.5 GB
     # through SD2's VAE in half precision. Older group norms turn 0.48 GB more to and fro, and cuDNN
     # up to 0.64 GB where all is contiguous. No GPU has measured this: on one,
     # `tools/bench encode --only encode-layouts` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    moments = _Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
-    moments = moments.to(memory_format=layout).to(device)
-    if text != "emb":
-        return Networks(moments, None)
-    tokenizer = _load_tokenizer(model)
-    tower = _load_text(model, dtype)
-    states = _Text(tower, tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return Networks(moments, states.eval().requires_grad_(False).to(device))
-
-
-def load_vae(
-    model: Model, dtype: torch.dtype, needed: tuple[str, ...] = ("encoder.", "quant_conv.")
-) -> Any:
-    from diffusers import AutoencoderKL
-
-    # Without low_cpu_mem_usage, which needs accelerate, diffusers loads just as well.
-    options = {"torch_dtype": dtype, "low_cpu_mem_usage": False}
-    return _load_weights(AutoencoderKL, model, model.vae, options, needed)
-
-
-def _load_text(model: Model, dtype: torch.dtype) -> Any:
-    from transformers import CLIPTextModel
-
-    return _load_weights(CLIPTextModel, model, model.towers[0].folder, {"dtype": dtype}, ("",))
-
-
-def _load_weights(
-    kind: Any, model: Model, folder: str, options: dict[str, Any], needed: tuple[str, ...]
-) -> Any:
-    """Libraries make up what a file lacks, and merely log it: here it is an error."""
-    from safetensors import SafetensorError
-
-    files = [name for name in model.files if name.rpartition("/")[0] == folder]
-    variant = "fp16" if any(".fp16." in name for name in files) else None
-    path = Path(model.folder, folder)
-    try:
-        made, info = kind.from_pretrained(
-            str(path),
-            variant=variant,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise WorkError(f"{path} cannot be loaded as {kind.__name__}: {line}") from error
-    lost = sorted(name for name in info["missing_keys"] if name.startswith(needed))
-    if lost:
-        raise WorkError(
-            f"{path} lacks {plural(len(lost), 'tensor')} of {kind.__name__}, such as {lost[0]}"
-        )
-    return made
-
-
-def _load_tokenizer(model: Model) -> Any:
-    from transformers import CLIPTokenizer
-
-    path = Path(model.folder, model.towers[0].tokenizer)
-    try:
-        return CLIPTokenizer.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise WorkError(f"{path} cannot be loaded as CLIPTokenizer: {line}") from error
-
-
-def silence() -> None:
-    """Workers' stderr is the user's: what these libraries say there is of no use to one."""
-    import diffusers
-    import transformers
-
-    for library in (diffusers, transformers):
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
+    moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
+    return moments.to(memory_format=layout).to(device)

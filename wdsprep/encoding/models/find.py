@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models.hub import (
     COMMIT,
@@ -198,8 +199,10 @@ class Model(ModelShape):
     """what a user should know of it, or nothing"""
     pipeline: Pipeline | None = None
     """whose own code encodes text; None where `towers` do, or where there is no text"""
-    outputs: tuple[Any, ...] = ()
-    """what that code gives for a caption, once it has been asked"""
+    outputs: tuple[Field, ...] = ()
+    """the arrays that it makes of a caption, once it has been asked"""
+    text_settings: Mapping[str, Any] = field(default_factory=dict)
+    """what of it decides their bytes"""
 
 
 def _shape_of_sd(width: int) -> ModelShape:
@@ -384,6 +387,16 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path} is no JSON object")
     return value
+
+
+def rule_of(model: Model) -> dict[str, Any]:
+    """How what the VAE gives becomes what is stored, in the words of the settings."""
+    patch = {"patch": model.patch} if model.patch > 1 else {}
+    lists = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in (("scale", model.scale), ("shift", model.shift))
+    }
+    return patch | lists
 
 
 def hashed_with(model: Model, kind: DigestKind) -> Model:

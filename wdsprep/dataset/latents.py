@@ -1,0 +1,39 @@
+"""What a VAE gives, as a denoiser takes it: cells folded into channels, shifted and scaled.
+
+The settings of a dataset say how: `patch` cells a side (1 where they do not say) become channels,
+then `shift` and `scale` are one number each, or one for every channel. A latent that `encode`
+stores and one that the loader samples from moments go the same way, here. Nothing is imported:
+these are methods that tensors of torch have, and where it says so arrays of NumPy.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def patchified(latents: Any, patch: int) -> Any:
+    """(..., C, h, w) to (..., C p p, h/p, w/p), of tensors or arrays. A cell's place within its
+    patch, row by row, is the faster part of the channel's number."""
+    if patch == 1:
+        return latents
+    *some, channels, height, width = latents.shape
+    cells = latents.reshape(*some, channels, height // patch, patch, width // patch, patch)
+    folded = cells.swapaxes(-4, -3).swapaxes(-2, -1).swapaxes(-3, -2)
+    return folded.reshape(*some, channels * patch**2, height // patch, width // patch)
+
+
+def patched_shape(shape: tuple[int, int, int], patch: int) -> tuple[int, int, int]:
+    """What becomes of (C, h, w)."""
+    channels, height, width = shape
+    return channels * patch**2, height // patch, width // patch
+
+
+def normalised(latents: Any, settings: Mapping[str, Any]) -> Any:
+    """Tensors (..., C, h, w) of a VAE as these settings store them."""
+    folded = patchified(latents, settings.get("patch", 1))
+    shift, scale = (_by_channel(folded, settings[name]) for name in ("shift", "scale"))
+    return (folded - shift) * scale
+
+
+def _by_channel(latents: Any, given: Any) -> Any:
+    """A number stays one, so that what older versions stored keeps its bits."""
+    return latents.new_tensor(given)[:, None, None] if isinstance(given, list | tuple) else given

@@ -1,0 +1,90 @@
+"""Text as Stable Diffusion 1 and 2 have it: the last hidden states of one CLIPTextModel.
+
+It is what the pipeline's `encode_prompt` gives, to the bit, without the pipeline: all shapes are
+known from the configs, so a driver need not import torch, and a batch is one call.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from wdsprep.dataset.arrays import EMB, TOKENS
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.models.text import DTYPES, InTwoPrecisions, Rows, Tokens
+
+
+class ClipTokens:
+    """A CLIPTokenizer. Its library's own call sets the length on a shared object each time, which
+    threads must not do at once, so cutting and padding are done here, with the same result."""
+
+    def __init__(self, model: Model) -> None:
+        from transformers import CLIPTokenizer
+
+        tower = model.towers[0]
+        tokenizer = load_tokenizer(model, CLIPTokenizer, tower.tokenizer)
+        self.pad, self.end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self._length = tower.length
+        self._fast = tokenizer.backend_tokenizer
+        self._fast.no_truncation()
+        self._fast.no_padding()
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        found = self._fast.encode_batch(list(captions))
+        return [self._fit(text, one.ids) for text, one in zip(captions, found, strict=True)]
+
+    def _fit(self, caption: str, ids: list[int]) -> Tokens:
+        count, length = len(ids), self._length
+        fit = [*ids[: length - 1], ids[-1]] if count > length else ids
+        padded = fit + [self.pad] * (length - len(fit))
+        return Tokens(caption=caption, ids={TOKENS: padded}, count=count, cut=count > length)
+
+
+class ClipText:
+    """Captions to the last hidden states."""
+
+    batch_size = 0
+
+    def __init__(
+        self, model: Model, dtype: str, device: torch.device, prepare: Callable[[Any], Any]
+    ) -> None:
+        """`prepare` makes a network ready to compute."""
+        tokens = ClipTokens(model)
+        self.tokens, self._device = tokens.tokens, device
+
+        def load(dtype: str) -> Any:
+            options = {"dtype": DTYPES[dtype]}
+            tower = load_weights(CLIPTextModel, model, model.towers[0].folder, options)
+            return prepare(_States(tower, tokens.pad, tokens.end).to(device))
+
+        from transformers import CLIPTextModel
+
+        self._network = InTwoPrecisions(load, dtype)
+
+    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
+        ids = torch.tensor([text.ids[TOKENS] for text in texts]).to(self._device)
+        return Rows({EMB: self._network.get(exact=exact)(ids)})
+
+    def empty(self, *, exact: bool) -> Rows:
+        return self.rows(self.tokens([""]), exact=exact)
+
+
+class _States(nn.Module):
+    """Token ids to the last hidden states, as diffusers' StableDiffusionPipeline takes them."""
+
+    def __init__(self, model: Any, pad: int, end: int) -> None:
+        super().__init__()
+        self.model, self.pad, self.end = model, pad, end
+        self.is_masked = bool(getattr(model.config, "use_attention_mask", False))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = self._mask(ids) if self.is_masked else None
+        return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
+
+    def _mask(self, ids: Tensor) -> Tensor:
+        """What the tokenizer would have said: all up to the end token, which may be the padding."""
+        places = torch.arange(ids.shape[1], device=ids.device)
+        last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
+        return (places <= last).long()

@@ -1,0 +1,346 @@
+"""What a pipeline's tokenizers are asked for, and of which shape all is that comes out.
+
+`encode_prompt` is run with encoders that compute nothing: each gives zeros of the shapes that its
+config tells. So, before any weight is loaded, it is known how many tokens a caption has, what was
+cut, and which captions an encoder would get in one shape; and of which shape and precision the
+arrays will be (`asked`).
+"""
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wdsprep.dataset.arrays import BFLOAT16, OF_SIZES, Field
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding import HALF
+from wdsprep.encoding.models.families import is_mask, member_of
+from wdsprep.encoding.models.find import Component, Model
+from wdsprep.encoding.models.loading import load_tokenizer, silence
+from wdsprep.encoding.models.prompt_call import (
+    ALONE,
+    PromptCall,
+    Row,
+    assembled,
+    dtype_of_tower,
+    is_tower,
+    misbehaves,
+    pipeline_class,
+)
+from wdsprep.encoding.models.text import DTYPES, STORED, Tokens
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import UsageError, WdsprepError
+
+LONG = "a " * 2000  # words: longer than any encoder takes
+SHORT = "A  <b>photo</b> of M&amp;Ms"
+"""With something to clean, which some pipelines do where further packages are installed."""
+SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left", "target_size"}
+
+
+def asked(model: Model, recipe: Recipe) -> Model:
+    """The model with what its pipeline gives for a caption, if it has one: an array for each of
+    `Model.outputs`, which are fields, and the settings that decide it."""
+    if model.pipeline is None:
+        return model
+    silence()
+    kind = pipeline_class(model)
+    call = PromptCall(kind, recipe.text_length)
+    hearing = Hearing(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
+    settings = {
+        "pipeline": call.name,
+        "template": hearing.template(),
+        "text_arguments": {k: v for k, v in call.arguments.items() if _is_plain(k, v)},
+    }
+    if recipe.text == "tokens":
+        return replace(model, outputs=_token_fields(hearing, call), text_settings=settings)
+    if layers := hearing.layers():
+        settings["layers"] = layers
+    fields = _fields(hearing, call)
+    fixed = [field for field in fields if not field.is_variable]
+    variable = [field for field in fields if field.is_variable]
+    outputs = (*fixed, *_sizes(kind), *variable)
+    return replace(model, outputs=outputs, text_settings=settings)
+
+
+def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
+    call = PromptCall(pipeline_class(model), recipe.text_length)
+    return Hearing(model, call, recipe.dtype).tokens
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Long texts are known by what the tokenizers get."""
+    if name.startswith("num_"):
+        return False
+    parts = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(part, bool | int | float) for part in parts)
+
+
+def _token_fields(hearing: "Hearing", call: PromptCall) -> tuple[Field, ...]:
+    (found,) = hearing.tokens([SHORT])
+    if not found.ids:
+        raise UsageError(f"{call.name} makes its own of the tokens: leave --text tokens out")
+    return tuple(
+        Field(name=name, dtype="|u1" if is_mask(name) else "<i4", shape=(len(ids),))
+        for name, ids in found.ids.items()
+    )
+
+
+def _fields(hearing: "Hearing", call: PromptCall) -> list[Field]:
+    short, long = hearing.outputs(SHORT), hearing.outputs(LONG)
+    fields = []
+    for name, (value, lengths) in long.items():
+        is_longer = lengths is not None or value.shape != short[name][0].shape
+        if is_longer and name != call.first:
+            raise UsageError(f"{call.name} gives {name} as long as the caption: {ALONE}")
+        if is_longer and not call.is_trimmed and not hearing.tokens([LONG])[0].cut:
+            raise UsageError(f"{call.name} takes captions of any length: give --text-length")
+        fields.append(
+            Field(
+                name=member_of(name, call.first),
+                dtype="|u1" if is_mask(name) else STORED.get(value.dtype, BFLOAT16),
+                shape=tuple(value.shape[1:]),
+                is_variable=is_longer,
+            )
+        )
+    return fields
+
+
+def _sizes(kind: Any) -> tuple[Field, ...]:
+    """The arrays made of sizes that the denoiser wants, by the arguments of `__call__`."""
+    together, *each = OF_SIZES
+    if hasattr(kind, "_get_add_time_ids"):
+        return (Field(name=together, dtype="<i4", shape=(6,)),)
+    if inspect.signature(kind.__call__).parameters.keys() >= SIZE_ARGUMENTS:
+        return tuple(Field(name=name, dtype="<i4", shape=(2,)) for name in each)
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Of a tokenizer: what it was given, and what it gave."""
+
+    name: str
+    texts: list[str]
+    options: dict[str, Any]
+    made: Any
+    count: Callable[[str], int]
+    """of the tokens of a text, uncut"""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an encoder was given for one caption, and what is known of where it came from."""
+
+    ids: list[int]
+    mask: list[int]
+    count: int
+    is_fixed: bool = False
+    """whether its length is the same for every caption"""
+    tokenizer: str = ""
+    most: int = 0
+    pad: int = 0
+
+
+class Hearing:
+    """A pipeline whose encoders compute nothing."""
+
+    def __init__(self, model: Model, call: PromptCall, dtype: str) -> None:
+        self._call, self._lock = call, threading.Lock()
+        self._calls: list[Call] = []
+        self._given: dict[str, list[Given]] = {}
+
+        def load(part: Component, kind: Any) -> Any:
+            if not is_tower(part):
+                return self._heard(part.name, load_tokenizer(model, kind, part.name))
+            own = dtype_of_tower(dtype, call.name, part.kind)
+            config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))
+            return Hollow(part, config, DTYPES[own], self._hear)
+
+        self._pipeline = assembled(model, load)
+
+    def outputs(self, caption: str) -> dict[str, Row]:
+        """Zeros of the shapes of what becomes of it."""
+        with self._lock:
+            return self._call.rows(self._asked([caption]))
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        with self._lock:
+            self._asked(captions)
+            whole = [rows for rows in self._given.values() if len(rows) == len(captions)]
+        return [_tokens(text, given) for text, *given in zip(captions, *whole, strict=True)]
+
+    def template(self) -> str:
+        """A digest of what the tokenizers are given for one caption: other words around it, or
+        another way to clean it, are another model of text."""
+        with self._lock:
+            self._asked([SHORT])
+            asked = [
+                (call.name, call.texts, _listed(call.made["input_ids"])) for call in self._calls
+            ]
+        return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
+
+    def layers(self) -> dict[str, list[Any]]:
+        """Which hidden states were taken of each encoder."""
+        parts = self._pipeline.components.items()
+        taken = {name: part.taken for name, part in parts if isinstance(part, Hollow)}
+        return {name: numbers for name, numbers in taken.items() if numbers}
+
+    def _asked(self, captions: Sequence[str]) -> dict[str, Any]:
+        self._calls.clear()
+        self._given.clear()
+        try:
+            return self._call.outputs(self._pipeline, captions)
+        except WdsprepError:
+            raise
+        except Exception as error:
+            raise misbehaves(self._call.name, error) from error
+
+    def _heard(self, name: str, tokenizer: Any) -> Any:
+        silent = copy.deepcopy(tokenizer)
+
+        def count(text: str) -> int:
+            return len(silent(text)["input_ids"])
+
+        def around(call: Callable[[], Any], texts: Any, options: dict[str, Any]) -> Any:
+            made = call()
+            listed = [texts] if isinstance(texts, str) else list(texts)
+            self._calls.append(Call(name, listed, options, made, count))
+            return made
+
+        return calling(tokenizer, around)
+
+    def _hear(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
+        call = next((one for one in reversed(self._calls) if _is_of(one, ids)), None)
+        if mask is None and call is not None:
+            mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
+        masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
+        rows = self._given.setdefault(tower, [])
+        for row, (own, seen) in enumerate(zip(ids.tolist(), masks, strict=True)):
+            rows.append(_given(call, row, own, seen))
+
+
+def _is_of(call: Call, ids: Tensor) -> bool:
+    made = call.made["input_ids"]
+    found = made if isinstance(made, Tensor) else torch.as_tensor(made) if _is_even(made) else None
+    return (
+        found is not None and found.numel() == ids.numel() and torch.equal(found.view_as(ids), ids)
+    )
+
+
+def _is_even(made: Any) -> bool:
+    return not made or not isinstance(made[0], list) or len({len(row) for row in made}) == 1
+
+
+def _given(call: Call | None, row: int, ids: list[int], mask: list[int]) -> Given:
+    if call is None:
+        return Given(ids, mask, sum(mask))
+    most = call.options.get("max_length") or len(ids)
+    count = sum(mask)
+    if call.options.get("truncation") and count >= most:
+        count = max(count, call.count(call.texts[row]))
+    is_fixed = call.options.get("padding") == "max_length"
+    return Given(ids, mask, count, is_fixed, call.name, most)
+
+
+def _listed(ids: Any) -> Any:
+    return ids.tolist() if isinstance(ids, Tensor) else ids
+
+
+def _tokens(caption: str, given: Sequence[Given]) -> Tokens:
+    """Those of the encoder that takes the most say how many they are, and whether any were cut."""
+    largest = max(given, key=lambda one: one.most)
+    return Tokens(
+        caption=caption,
+        count=largest.count,
+        cut=largest.count > largest.most > 0,
+        ids=_ids(given),
+        shape=tuple(sum(one.mask) for one in given if not one.is_fixed),
+    )
+
+
+def _ids(given: Sequence[Given]) -> dict[str, list[int]]:
+    """By the members that would hold them, as long for each caption."""
+    found = {}
+    for one in given:
+        if one.tokenizer:
+            name = one.tokenizer.replace("tokenizer", "tokens")
+            padding = [0] * (one.most - len(one.ids))
+            found[f"{name}.npy"] = one.ids + padding
+            found[f"{name}_mask.npy"] = one.mask + padding
+    return found
+
+
+class Hollow(nn.Module):
+    """Stands for a text encoder: zeros of the shapes that its config tells."""
+
+    def __init__(
+        self,
+        part: Component,
+        config: Any,
+        dtype: torch.dtype,
+        hear: Callable[[str, Tensor, Tensor | None], None],
+    ) -> None:
+        super().__init__()
+        self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
+        self._part, self._hear = part, hear
+        own = config.get_text_config()
+        self._width = own.hidden_size
+        self._layers = getattr(own, "num_hidden_layers", None) or own.num_layers
+        self._pooled = getattr(own, "projection_dim", self._width)
+        self.taken: list[Any] = []
+
+    def forward(self, *words: Tensor, **options: Any) -> "States":
+        ids = words[0] if words else options["input_ids"]
+        self._hear(self._part.name, ids, options.get("attention_mask"))
+        rows, length = ids.shape
+        shape = (length, rows) if self._part.kind.startswith("ChatGLM") else (rows, length)
+        states = torch.zeros((1, 1, 1), dtype=self.dtype).expand(*shape, self._width)
+        pooled = states.new_zeros(rows, self._width)
+        projected = states.new_zeros(rows, self._pooled)
+        first = projected if "Projection" in self._part.kind else states
+        layers = Layers((states,) * (self._layers + 1))
+        self.taken = layers.taken
+        return States(first, states, layers, pooled, projected)
+
+
+class Layers(tuple[Tensor, ...]):
+    """The hidden states of all layers, which note those that are taken."""
+
+    def __init__(self, _states: Sequence[Tensor]) -> None:
+        self.taken: list[Any] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        shown = index if isinstance(index, int) else [index.start, index.stop, index.step]
+        self.taken.append(shown)
+        return super().__getitem__(index)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What an encoder gives, by the names that transformers has for it."""
+
+    first: Tensor
+    last_hidden_state: Tensor
+    hidden_states: Layers
+    pooler_output: Tensor
+    text_embeds: Tensor
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.first, self.last_hidden_state)[index]
+
+
+def calling(tokenizer: Any, around: Callable[..., Any]) -> Any:
+    """The same tokenizer, with something done around each call: pipelines look at its class."""
+    kind = type(tokenizer)
+
+    def called(self: Any, text: Any, *words: Any, **options: Any) -> Any:
+        return around(lambda: kind.__call__(self, text, *words, **options), text, options)
+
+    tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
+    return tokenizer

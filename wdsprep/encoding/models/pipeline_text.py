@@ -1,0 +1,108 @@
+"""Captions through a pipeline's own `encode_prompt`, with what it needs for text alone."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wdsprep.encoding.models.families import member_of
+from wdsprep.encoding.models.find import Component, Model
+from wdsprep.encoding.models.hearing import Hearing, calling
+from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.models.prompt_call import (
+    ALONE,
+    PromptCall,
+    Row,
+    all_of,
+    assembled,
+    dtype_of_tower,
+    is_tower,
+    pipeline_class,
+)
+from wdsprep.encoding.models.text import DTYPES, InTwoPrecisions, Rows, Tokens
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import WorkError
+
+GPU_BATCH = 32  # captions: more fill no device better, and hidden states of all layers are kept
+FRIENDS = ("a photo of a cat", "a photo of a dog")
+"""Two captions that a tokenizer most likely makes equally many tokens of."""
+
+
+class PipelineText:
+    """A pipeline that computes, on one device."""
+
+    def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
+        self.batch_size = GPU_BATCH if device.type == "cuda" else 1
+        self._call = PromptCall(pipeline_class(model), recipe.text_length)
+        self._fields = {field.name: field for field in model.outputs}
+        self._hearing = Hearing(model, self._call, recipe.dtype)
+        lock = threading.Lock()
+
+        def load(dtype: str) -> Any:
+            def load_part(part: Component, kind: Any) -> Any:
+                if not is_tower(part):
+                    return _locked(load_tokenizer(model, kind, part.name), lock)
+                options = {"dtype": DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]}
+                made = load_weights(kind, model, part.name, options)
+                return made.eval().requires_grad_(False).to(device)
+
+            return assembled(model, load_part)
+
+        self._pipeline = InTwoPrecisions(load, recipe.dtype)
+        self.tokens = self._hearing.tokens
+        self._check()
+
+    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
+        pipeline = self._pipeline.get(exact=exact)
+        made = self._call.outputs(pipeline, [text.caption for text in texts])
+        return self._rows(self._call.rows(made))
+
+    def empty(self, *, exact: bool) -> Rows:
+        return self._rows(self._call.negative(self._pipeline.get(exact=exact)))
+
+    def _rows(self, found: Mapping[str, Row]) -> Rows:
+        arrays = {member_of(name, self._call.first): row[0] for name, row in found.items()}
+        value, lengths = found[self._call.first]
+        field = self._fields[member_of(self._call.first, self._call.first)]
+        if field.is_variable and lengths is None:
+            lengths = all_of(value)
+        self._check_shapes(arrays)
+        return Rows(arrays, lengths)
+
+    def _check_shapes(self, arrays: Mapping[str, Tensor]) -> None:
+        for name, array in arrays.items():
+            field, shape = self._fields[name], tuple(array.shape[1:])
+            fits = shape == field.shape
+            if field.is_variable:
+                fits = shape[0] <= field.shape[0] and shape[1:] == field.shape[1:]
+            if not fits:
+                raise WorkError(
+                    f"{self._call.name} gives {name} of {shape}, where {field.shape} was expected "
+                    f"before its networks were loaded: {ALONE}"
+                )
+
+    def _check(self) -> None:
+        """What a caption becomes must be the same whatever it shares a batch with."""
+        one, other = self.tokens(FRIENDS)
+        if one.shape != other.shape:
+            other = one
+        with torch.inference_mode():
+            first, second = (self.rows([one, each], exact=False) for each in (other, one))
+        for name, array in first.arrays.items():
+            if not torch.equal(array[0], second.arrays[name][0]):
+                raise WorkError(
+                    f"{self._call.name} cannot be used for text: what its encode_prompt makes of a "
+                    f"caption ({name}) is not the same each time: {ALONE}"
+                )
+
+
+def _locked(tokenizer: Any, lock: threading.Lock) -> Any:
+    """Fast tokenizers keep length and padding on an object that threads share."""
+    return calling(tokenizer, lambda call: _under(lock, call))
+
+
+def _under(lock: threading.Lock, call: Callable[[], Any]) -> Any:
+    with lock:
+        return call()

@@ -1,0 +1,215 @@
+"""How a pipeline's own `encode_prompt` is called, and what is kept of what it gives.
+
+Arguments are those that the pipeline's `__call__` would pass where its user names a prompt and
+nothing else: `encode_prompt` has other defaults in places. What is kept of its outputs is what
+`__call__` takes in place of a prompt. An output may have a row for each caption, or be a list of
+tensors; a *length* then says how much of a row is the caption's own.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from wdsprep.encoding import HALF
+from wdsprep.encoding.models.families import (
+    BATCH_AXIS,
+    BY_MASK,
+    BY_ZEROS,
+    IN_ONE_PRECISION,
+    half_of,
+    is_embedding,
+    is_mask,
+)
+from wdsprep.encoding.models.find import Component, Model, Pipeline
+from wdsprep.encoding.models.loading import class_of
+from wdsprep.errors import UsageError, WorkError
+
+ALONE = "add --text none to encode the images alone"
+GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
+OURS = ("self", "prompt", "device", "batch_size", GUIDED)
+"""Arguments of `encode_prompt` that are ours to choose."""
+
+Row = tuple[Tensor, Tensor | None]
+"""Values of all captions, and how much of each is its own where they are of different lengths."""
+
+
+class PromptCall:
+    """How the `encode_prompt` of a class is called, and what is kept of what it gives."""
+
+    def __init__(self, kind: Any, length: int) -> None:
+        """`length` 0 is the usual one."""
+        self.name = kind.__name__
+        if not hasattr(kind, "encode_prompt"):
+            raise UsageError(f"{self.name} makes no images of text (no encode_prompt): {ALONE}")
+        self._call = inspect.signature(kind.__call__).parameters
+        self._own = inspect.signature(kind.encode_prompt).parameters
+        self._outputs = self._named(kind.encode_prompt)
+        given = [name for name in self._outputs if name in self._call and is_embedding(name)]
+        self._check(given)
+        embeddings = [name for name in given if not is_mask(name)]
+        self.first = next((n for n in embeddings if not n.startswith("pooled")), embeddings[0])
+        masks = [name for name in given if is_mask(name)]
+        self._mask = masks[0] if masks and self.name in BY_MASK else ""
+        self.kept = tuple(name for name in given if name != self._mask)
+        self.arguments = self._bound(length)
+
+    def _named(self, method: Any) -> list[str]:
+        """The outputs, as the last `return` names them; a single one as `__call__` does."""
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        last = max(returns, key=lambda node: node.lineno).value
+        if not isinstance(last, ast.Tuple):
+            return [name for name in self._call if is_embedding(name)][:1]
+        parts = (part.body if isinstance(part, ast.IfExp) else part for part in last.elts)
+        return [ast.unparse(part) for part in parts]
+
+    def _check(self, given: Sequence[str]) -> None:
+        wanted = [name for name in self._call if is_embedding(name)]
+        lacking = [name for name in wanted if name not in given]
+        if lacking or all(map(is_mask, given)):
+            what = ", ".join(lacking) or "no embedding"
+            raise UsageError(
+                f"{self.name} cannot be used for text: encode_prompt does not give {what}, which "
+                f"its __call__ takes: {ALONE}"
+            )
+
+    def _bound(self, length: int) -> dict[str, Any]:
+        bound = {}
+        for name, own in self._own.items():
+            if name in OURS or own.kind is own.VAR_KEYWORD:
+                continue
+            bound[name] = self._call[name].default if name in self._call else own.default
+            if bound[name] is inspect.Parameter.empty:
+                raise UsageError(
+                    f"{self.name} cannot be used for text: encode_prompt wants {name}: {ALONE}"
+                )
+        if length and LENGTH not in bound:
+            raise UsageError(f"--text-length: {self.name} has but one length of text")
+        return {**bound, LENGTH: length} if length else bound
+
+    def outputs(
+        self, pipeline: Any, captions: Sequence[str], *, guided: bool = False
+    ) -> dict[str, Any]:
+        """By name. The list is for them alone: some pipelines write to it."""
+        ours = {
+            "prompt": list(captions),
+            "device": pipeline.device,
+            "batch_size": len(captions),
+            GUIDED: guided,
+        }
+        ours = {name: value for name, value in ours.items() if name in self._own}
+        made = pipeline.encode_prompt(**self.arguments, **ours)
+        made = made if len(self._outputs) > 1 else (made,)
+        return dict(zip(self._outputs, made, strict=True))
+
+    def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
+        """What is kept, the batch being the first axis."""
+        value, lengths = _batched(made[self.first], BATCH_AXIS.get(self.first, 0))
+        if self._mask:
+            value, lengths = _compact(value, made[self._mask])
+        elif self.name in BY_ZEROS:
+            places = torch.arange(1, value.shape[1] + 1, device=value.device)
+            lengths = ((value != 0).flatten(2).any(2) * places).amax(1)
+        found: dict[str, Row] = {self.first: (value, lengths)}
+        for name in self.kept:
+            if name != self.first:
+                other = made[name]
+                if other is None and is_mask(name):
+                    other = value.new_ones(value.shape[:2])
+                found[name] = _batched(other, BATCH_AXIS.get(name, 0))
+        return {name: found[name] for name in self.kept}
+
+    @property
+    def is_trimmed(self) -> bool:
+        return bool(self._mask) or self.name in BY_ZEROS
+
+    def negative(self, pipeline: Any) -> dict[str, Row]:
+        """What stands for no caption: the pipeline's own way if it has one, else the empty one."""
+        made = self.outputs(pipeline, [""], guided=True)
+        names = [*self.kept, self._mask] if self._mask else self.kept
+        own = {name: made.get(f"negative_{name}") for name in names}
+        return self.rows(
+            {name: made[name] if own[self.first] is None else own[name] for name in own}
+        )
+
+
+def _batched(value: Any, axis: int) -> Row:
+    if isinstance(value, Tensor):
+        return value.movedim(axis, 0), None
+    lengths = torch.tensor([len(one) for one in value], device=value[0].device)
+    return pad_sequence(list(value), batch_first=True), lengths
+
+
+def _compact(value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the mask keeps of each row, at its start: a template may go on behind the padding."""
+    if mask is None:
+        return value, all_of(value)
+    order = (mask <= 0).long().argsort(dim=1, stable=True)
+    places = order.view(*order.shape, *[1] * (value.ndim - 2)).expand_as(value)
+    return value.gather(1, places), (mask > 0).sum(1)
+
+
+def all_of(value: Tensor) -> Tensor:
+    return torch.full((len(value),), value.shape[1], device=value.device)
+
+
+def pipeline_of(model: Model) -> Pipeline:
+    if model.pipeline is None:
+        raise UsageError(f"{model.name} has no pipeline for text: {ALONE}")
+    return model.pipeline
+
+
+def pipeline_class(model: Model) -> Any:
+    import diffusers
+    from diffusers.utils.dummy_pt_objects import DummyObject
+
+    name = pipeline_of(model).kind
+    found = getattr(diffusers, name, None)
+    if isinstance(found, DummyObject):  # in place of what lacks a package
+        needed = ", ".join(found._backends)
+        raise WorkError(f"{name} of {model.name} needs {needed}: install what is missing")
+    if found is None:
+        raise WorkError(
+            f"{model.name} is a {name}, which diffusers {diffusers.__version__} "
+            "does not have: upgrade it, or choose another --model"
+        )
+    return found
+
+
+def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
+    """The pipeline with what is for text alone. `load` is given each part and its class."""
+    kind, pipeline = pipeline_class(model), pipeline_of(model)
+    parts = {part.name: load(part, class_of(part)) for part in pipeline.components}
+    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    arguments = {name: value for name, value in pipeline.arguments.items() if name in names}
+    without = {
+        name: None
+        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        if name != "self" and parameter.default is parameter.empty
+    }
+    try:
+        return kind(**{**without, **arguments, **parts})
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        raise misbehaves(kind.__name__, error) from error
+
+
+def misbehaves(name: str, error: Exception) -> WorkError:
+    line = str(error).strip().partition("\n")[0]
+    return WorkError(f"{name} cannot be used for text ({type(error).__name__}: {line}): {ALONE}")
+
+
+def is_tower(part: Component) -> bool:
+    return "tokenizer" not in part.name and "processor" not in part.name
+
+
+def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
+    """`half` is each network's own half precision."""
+    if dtype != HALF:
+        return dtype
+    return "bf16" if pipeline in IN_ONE_PRECISION else half_of(tower)

@@ -1,0 +1,89 @@
+"""What captions become, whoever computes it: `clip_text` for SD1 and SD2, else `pipeline_text`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from wdsprep.dataset.arrays import BFLOAT16
+
+T = TypeVar("T")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+STORED = {torch.float16: "<f2", torch.bfloat16: BFLOAT16, torch.float32: BFLOAT16}
+"""As what the numbers of a half precision are stored, without loss; and those of a mixture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A caption as the tokenizers see it."""
+
+    caption: str
+    count: int = 0
+    """with start, end and template, before anything was cut"""
+    cut: bool = False
+    ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """by the member that would hold them, padded to what an encoder takes"""
+    shape: tuple[int, ...] = ()
+    """Captions of one shape may share a batch: what becomes of one does not depend on others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a network made: by field, (B, *shape). Where captions are of different lengths, what is
+    behind a row's own `lengths` is of no meaning."""
+
+    arrays: dict[str, Tensor]
+    lengths: Tensor | None = None
+
+
+class TextEncoder(Protocol):
+    batch_size: int
+    """of captions at a time; 0: as many as images"""
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        """May be called by several threads at once."""
+
+    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
+        """Of captions of one shape; in fp32 if `exact`. So may this."""
+
+    def empty(self, *, exact: bool) -> Rows:
+        """One row: what stands for a caption that is left out."""
+
+
+class InTwoPrecisions(Generic[T]):
+    """Something in the precision that it works in, and in fp32 once that is wanted."""
+
+    def __init__(self, load: Callable[[str], T], dtype: str) -> None:
+        self._load, self._lock = load, Lock()
+        self._working = load(dtype)
+        self._exact = self._working if dtype == "fp32" else None
+
+    def get(self, *, exact: bool) -> T:
+        if not exact:
+            return self._working
+        with self._lock:
+            if self._exact is None:
+                self._exact = self._load("fp32")
+            return self._exact
+
+
+class TokenIds:
+    """No more than the ids, which no network makes."""
+
+    batch_size = 0
+
+    def __init__(
+        self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
+    ) -> None:
+        self.tokens, self._device = tokens, device
+
+    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
+        names = texts[0].ids
+        found = {name: torch.tensor([list(text.ids[name]) for text in texts]) for name in names}
+        return Rows({name: ids.to(self._device) for name, ids in found.items()})
+
+    def empty(self, *, exact: bool) -> Rows:
+        return self.rows(self.tokens([""]), exact=exact)

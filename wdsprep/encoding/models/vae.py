@@ -1,0 +1,61 @@
+"""Pixels to what a VAE makes of them, and from there to the latents that a denoiser takes.
+
+Every VAE follows one of four rules, by its class and config: `find` reads them. What is stored is
+(patchify(z) - shift) * scale, where z is a sample or the mean of the VAE's distribution, or, of a
+VAE that has none, what it gives.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from wdsprep.dataset.latents import normalised
+from wdsprep.encoding.models.find import Model, rule_of
+from wdsprep.encoding.models.noise import normal
+
+
+class Moments(nn.Module):
+    """uint8 pixels to the means and log-variances of their latents, or to the latents where there
+    is no distribution. No decoder is kept."""
+
+    def __init__(self, vae: Any, layout: torch.memory_format) -> None:
+        super().__init__()
+        self.layout = layout
+        self.encoder = vae.encoder
+        self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
+        self.dtype = vae.dtype
+        self.takes_frames = isinstance(self._first_convolution(), nn.Conv3d)
+
+    def _first_convolution(self) -> nn.Module:
+        kinds = nn.Conv2d | nn.Conv3d
+        return next(module for module in self.encoder.modules() if isinstance(module, kinds))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        image = 2 * (pixels.float() / 255) - 1  # to the bit what diffusers makes of it
+        image = image.to(self.dtype, memory_format=self.layout)
+        if self.takes_frames:  # an image is a video of one frame
+            return cast(Tensor, self.quant(self.encoder(image.unsqueeze(2))).squeeze(2).float())
+        return cast(Tensor, self.quant(self.encoder(image)).float())
+
+
+class Rule:
+    """From moments to latents, in fp32."""
+
+    def __init__(self, model: Model, kept: str) -> None:
+        self._model, self._kept = model, kept
+
+    def __call__(self, moments: Tensor, noise: Tensor) -> Tensor:
+        """`noise` are the keys of the samples'."""
+        if self._kept == "moments":
+            return moments
+        if not self._model.is_sampled:
+            return self._normalised(moments)
+        latents, logvar = moments.chunk(2, dim=1)
+        if self._kept == "sample":
+            deviation = (0.5 * logvar.clamp(-30, 20)).exp()
+            latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
+        return self._normalised(latents)
+
+    def _normalised(self, latents: Tensor) -> Tensor:
+        return cast(Tensor, normalised(latents, rule_of(self._model)))
