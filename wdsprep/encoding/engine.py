@@ -361,7 +361,6 @@ class Engine:
                 ticket.arrays.update(arrays or {})
                 is_there = not ticket.missing
             if is_there and ticket.is_finite:
-                    assert ticket.tokens is not None
                 made = Result(crop=ticket.crop, tokens=ticket.tokens, arrays=ticket.arrays)
                 ticket.result.set_result(made)
             elif is_there:

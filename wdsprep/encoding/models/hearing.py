@@ -180,9 +180,7 @@ class Hearing:
         another way to clean it, are another model of text."""
         with self._lock:
             self._asked([SHORT])
-            asked = [
-                (call.name, call.texts, _listed(call.made["input_ids"])) for call in self._calls
-            ]
+            asked = [(one.name, one.texts, _listed(one.made["input_ids"])) for one in self._calls]
         return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
@@ -226,15 +224,10 @@ class Hearing:
 
 
 def _is_of(call: Call, ids: Tensor) -> bool:
-    made = call.made["input_ids"]
-    found = made if isinstance(made, Tensor) else torch.as_tensor(made) if _is_even(made) else None
-    return (
-        found is not None and found.numel() == ids.numel() and torch.equal(found.view_as(ids), ids)
-    )
-
-
-def _is_even(made: Any) -> bool:
-    return not made or not isinstance(made[0], list) or len({len(row) for row in made}) == 1
+    """Whether they are what the call gave: of one text it may be a list, of several a tensor."""
+    made = _listed(call.made["input_ids"])
+    rows = made if made and isinstance(made[0], list) else [made]
+    return bool(rows == ids.tolist())
 
 
 def _given(call: Call | None, row: int, ids: list[int], mask: list[int]) -> Given:

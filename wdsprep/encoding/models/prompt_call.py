@@ -134,9 +134,7 @@ class PromptCall:
         made = self.outputs(pipeline, [""], guided=True)
         names = [*self.kept, self._mask] if self._mask else self.kept
         own = {name: made.get(f"negative_{name}") for name in names}
-        return self.rows(
-            {name: made[name] if own[self.first] is None else own[name] for name in own}
-        )
+        return self.rows(made if own[self.first] is None else own)
 
 
 def _batched(value: Any, axis: int) -> Row:
