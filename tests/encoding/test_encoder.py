@@ -19,7 +19,7 @@ import wdsprep
 from tests.kit import packs
 from wdsprep.cli.demo.drawings import draw
 from wdsprep.encoding.models.decoder import Decoder
-from wdsprep.encoding.models.encoder import Encoded, LatentEncoder, load_encoder
+from wdsprep.encoding.models.encoder import Encoded, Encoder, LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.recipe import Recipe
@@ -55,16 +55,26 @@ def tiny(**recipe: Any) -> LatentEncoder:
     return encoder(**recipe)
 
 
-def token_ids(encoder: LatentEncoder, captions: Sequence[str]) -> Tensor:
-    return torch.tensor([found.ids for found in encoder.tokens(captions)])
-
-
 def run(encoder: LatentEncoder, pixels: Tensor, *, seed: int = 0, exact: bool = False) -> Encoded:
     count = len(pixels)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
-    ids = token_ids(encoder, captions) if len(encoder.fields) > 1 else None
     keys = noise_keys(seed, [f"{i:06}" for i in range(count)])
-    return encoder.encode(pixels, ids, keys, exact=exact)
+    return both(encoder, pixels, captions, keys, exact=exact)
+
+
+def both(
+    encoder: Encoder, pixels: Tensor, captions: Sequence[str], keys: Tensor, *, exact: bool = False
+) -> Encoded:
+    """The arrays of images and of captions, as one."""
+    made = encoder.encode_images(pixels, keys, exact=exact)
+    if not encoder.has_text:
+        return made
+    text = encoder.encode_texts(encoder.tokens(captions), exact=exact)
+    return Encoded(made.arrays | text.arrays, made.ok & text.ok)
+
+
+def ids_of(encoder: Encoder, captions: Sequence[str]) -> list[list[int]]:
+    return [list(found.ids["tokens.npy"]) for found in encoder.tokens(captions)]
 
 
 # The plain loop that everything is held against
@@ -122,11 +132,10 @@ def test_means_and_embeddings_are_those_of_diffusers_and_transformers() -> None:
     ours, pixels = tiny(latents="mean"), pictures(6)
     means = reference_posterior(TINY / "vae", pixels).mode() * 0.18215
     states = reference_states(TINY / "text_encoder", reference_inputs(TINY / "tokenizer", CAPTIONS))
-    with torch.inference_mode():
-        ids, keys = token_ids(ours, CAPTIONS), noise_keys(0, CAPTIONS)
-        found = ours.values(ours.networks, pixels, ids, keys)
-    assert (found["latent.npy"] - means).abs().max() < 1e-5
-    assert (found["emb.npy"] - states).abs().max() < 1e-5
+    latents = ours.image_rows(pixels, noise_keys(0, CAPTIONS)).arrays["latent.npy"]
+    embeddings = ours.text_rows(ours.tokens(CAPTIONS)).arrays["emb.npy"]
+    assert (latents - means).abs().max() < 1e-5
+    assert (embeddings - states).abs().max() < 1e-5
     stored = run(ours, pixels)
     assert stored.ok.all()
     assert {name: tuple(made.shape) for name, made in stored.arrays.items()} == {
@@ -150,11 +159,13 @@ def test_moments_rebuild_the_distribution() -> None:
 
 def noise_of(keys: Tensor) -> Tensor:
     """The noise in the latents that one picture has under each key."""
-    ours = tiny(latents="sample", text="none")
     pixels = pictures(1).expand(len(keys), -1, -1, -1)
-    with torch.inference_mode():
-        mean, logvar = ours.networks.moments(pixels).chunk(2, dim=1)
-        latents = ours.values(ours.networks, pixels, None, keys)["latent.npy"]
+    made = {
+        kept: tiny(latents=kept, text="none").image_rows(pixels, keys).arrays["latent.npy"]
+        for kept in ("moments", "sample")
+    }
+    mean, logvar = made["moments"].chunk(2, dim=1)
+    latents = made["sample"]
     return (latents / 0.18215 - mean) / (0.5 * logvar).exp()
 
 
@@ -171,11 +182,11 @@ def test_the_noise_of_samples_is_standard_normal_and_its_keys_own() -> None:
 
 def test_neighbours_and_padding_do_not_show() -> None:
     ours, pixels = tiny(), pictures(4)
-    ids, keys = token_ids(ours, CAPTIONS[:4]), noise_keys(0, list("abcd"))
-    whole = ours.encode(pixels, ids, keys)
-    order = torch.tensor([2, 0, 0, 0])
-    padded = ours.encode(pixels[order], ids[order], keys[order])
-    alone = ours.encode(pixels[2:3], ids[2:3], keys[2:3])
+    keys = noise_keys(0, list("abcd"))
+    whole = both(ours, pixels, CAPTIONS[:4], keys)
+    order = [2, 0, 0, 0]
+    padded = both(ours, pixels[order], [CAPTIONS[row] for row in order], keys[order])
+    alone = both(ours, pixels[2:3], CAPTIONS[2:3], keys[2:3])
     for name, made in whole.arrays.items():
         assert torch.equal(padded.arrays[name][0], made[2])
         assert (alone.arrays[name][0] - made[2]).abs().max() <= 1e-3 * made[2].abs().max()
@@ -235,8 +246,8 @@ def test_what_overflows_in_half_precision_is_right_in_fp32(tmp_path: Path) -> No
 def test_only_the_row_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
     folder = copy_of_tiny(tmp_path)
     path = folder / "text_encoder/model.safetensors"
-    ids = token_ids(tiny(), CAPTIONS[:3])
-    only = next(iter(set(ids[2].tolist()) - set(ids[:2].flatten().tolist())))
+    first, second, third = ids_of(tiny(), CAPTIONS[:3])
+    only = next(iter({*third} - {*first, *second}))
 
     def broken(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         name = next(n for n in weights if n.endswith("token_embedding.weight"))
@@ -246,7 +257,7 @@ def test_only_the_row_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
     change_weights(path, broken)
     ours = encoder(folder)
     for exact in (False, True):
-        made = ours.encode(pictures(3), ids, noise_keys(0, list("abc")), exact=exact)
+        made = both(ours, pictures(3), CAPTIONS[:3], noise_keys(0, list("abc")), exact=exact)
         assert made.ok.tolist() == [True, True, False]
 
 
@@ -267,7 +278,7 @@ def test_tokens_are_cut_and_padded_as_the_library_does(pad: str, tmp_path: Path)
         change_json(folder / "tokenizer" / name, pad_token=pad)
     found = encoder(folder, text="tokens").tokens(CAPTIONS)
     inputs = reference_inputs(folder / "tokenizer", CAPTIONS)
-    assert [tokens.ids for tokens in found] == inputs.input_ids.tolist()
+    assert [tokens.ids["tokens.npy"] for tokens in found] == inputs.input_ids.tolist()
     counts = inputs.attention_mask.sum(1).tolist()
     for tokens, count in zip(found, counts, strict=True):
         assert tokens.cut == (tokens.count > 77)
@@ -286,8 +297,7 @@ def test_a_text_encoder_that_wants_a_mask_gets_it(pad: str, tmp_path: Path) -> N
     ours = encoder(folder)
     inputs = reference_inputs(folder / "tokenizer", captions)
     states = reference_states(folder / "text_encoder", inputs, masked=True)
-    with torch.inference_mode():
-        found = ours.text_values(ours.networks, token_ids(ours, captions))["emb.npy"]
+    found = ours.text_rows(ours.tokens(captions)).arrays["emb.npy"]
     assert (found - states).abs().max() < 1e-5
 
 
@@ -301,11 +311,10 @@ def test_threads_may_ask_for_tokens_at_once() -> None:
 
 def test_tokens_are_stored_without_a_text_encoder() -> None:
     ours = tiny(text="tokens")
-    assert ours.networks.text is None
     stored = run(ours, pictures(3)).arrays["tokens.npy"]
     assert stored.dtype == torch.int32
-    assert torch.equal(stored.long(), token_ids(ours, CAPTIONS[:3]))
-    assert torch.equal(ours.empty()["tokens.npy"].long(), token_ids(ours, [""])[0])
+    assert stored.tolist() == ids_of(ours, CAPTIONS[:3])
+    assert ours.empty()["tokens.npy"].tolist() == ids_of(ours, [""])[0]
 
 
 def test_the_empty_caption_has_an_embedding() -> None:
@@ -318,7 +327,7 @@ def test_the_empty_caption_has_an_embedding() -> None:
 
 def test_without_text_nothing_is_made_of_it() -> None:
     ours = tiny(text="none")
-    assert [tokens.ids for tokens in ours.tokens(["a", "b"])] == [[], []]
+    assert [dict(tokens.ids) for tokens in ours.tokens(["a", "b"])] == [{}, {}]
     assert list(run(ours, pictures(1)).arrays) == ["latent.npy"]
 
 
@@ -346,8 +355,7 @@ def test_a_vae_alone_with_16_channels_and_a_shift(tmp_path: Path) -> None:
     with torch.no_grad():
         mode = vae.encode(pixels.float() / 127.5 - 1).latent_dist.mode()
     ours = encoder(tmp_path, text="none", latents="mean")
-    with torch.inference_mode():
-        found = ours.values(ours.networks, pixels, None, noise_keys(0, ["a", "b"]))
+    found = ours.image_rows(pixels, noise_keys(0, ["a", "b"])).arrays
     assert (found["latent.npy"] - (mode - 0.1159) * 0.3611).abs().max() < 1e-5
 
 
@@ -452,9 +460,9 @@ def test_a_gpu_agrees_with_the_cpu() -> None:
     wanted = run(tiny(), pixels)
     recipe = Recipe(resolution=64, dtype="fp16")
     ours = load_encoder(find_model("tiny", text="emb"), recipe, "cuda")
-    ids, keys = token_ids(tiny(), CAPTIONS[:4]), noise_keys(0, [f"{i:06}" for i in range(4)])
+    keys = noise_keys(0, [f"{i:06}" for i in range(4)])
     for exact in (False, True):
-        made = ours.encode(pixels.cuda(), ids.cuda(), keys.cuda(), exact=exact)
+        made = both(ours, pixels.cuda(), CAPTIONS[:4], keys.cuda(), exact=exact)
         for name, values in wanted.arrays.items():
             assert similarity(made.arrays[name].cpu(), values) > 0.9999
 

@@ -18,8 +18,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Result
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
-from wdsprep.encoding.models.device import Device, DeviceBatch
-from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.device import Device, ImageBatch
+from wdsprep.encoding.models.encoder import Encoded
 
 
 def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:
@@ -40,15 +40,15 @@ def fed(made: Engine, levels: Iterable[int]) -> "dict[int, Future[Result]]":
 
 
 def level_of(found: "Future[Result]") -> tuple[float, float]:
-    latent, emb = found.result(60).arrays
-    return latent.item(), emb.item()
+    arrays = found.result(60).arrays
+    return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
 
 class Cramped(Means):
     """Has memory for two images."""
 
-    def encode(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
-        found = super().encode(pixels, *rest, **options)
+    def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+        found = super().encode_images(pixels, *rest, **options)
         if len(pixels) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return found
@@ -57,8 +57,8 @@ class Cramped(Means):
 class Library(Means):
     """The same, in words of the libraries below torch."""
 
-    def encode(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
-        found = super().encode(pixels, *rest, **options)
+    def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+        found = super().encode_images(pixels, *rest, **options)
         if len(pixels) > 2:
             raise RuntimeError("GET was unable to find an engine to execute this computation")
         return found
@@ -67,8 +67,8 @@ class Library(Means):
 class Overflowing(Means):
     """Images over 100 overflow, those over 200 in fp32 too."""
 
-    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
-        found = super().encode(pixels, *rest)
+    def encode_images(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+        found = super().encode_images(pixels, *rest)
         most = 200 if exact else 100
         return Encoded(arrays=found.arrays, ok=found.arrays["latent.npy"].flatten() <= most)
 
@@ -76,8 +76,8 @@ class Overflowing(Means):
 class CrampedLater(Overflowing):
     """The same, and from its second batch on there is memory for two images."""
 
-    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
-        found = super().encode(pixels, *rest, exact=exact)
+    def encode_images(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+        found = super().encode_images(pixels, *rest, exact=exact)
         if len(pixels) > 2 and len(self.sizes) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return found
@@ -90,12 +90,12 @@ class CrampedInFp32(Overflowing):
         super().__init__()
         self.exact_sizes: list[int] = []
 
-    def encode(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
+    def encode_images(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
         if exact:
             self.exact_sizes.append(len(pixels))
             if len(pixels) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().encode(pixels, *rest, exact=exact)
+        return super().encode_images(pixels, *rest, exact=exact)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -220,9 +220,9 @@ class Launching(Means):
 
     is_compiled = True  # so that it is warmed up
 
-    def encode(self, *arguments: Any, **options: Any) -> Encoded:
+    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
         time.sleep(0.02)
-        return super().encode(*arguments, **options)
+        return super().encode_images(*arguments, **options)
 
 
 @dataclass
@@ -248,10 +248,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, encoder: Means, seconds: list[float]) -
     return made
 
 
-def some(size: int) -> DeviceBatch:
+def some(size: int) -> ImageBatch:
     pixels = torch.zeros((size, 3, 16, 16), dtype=torch.uint8)
-    tokens = [Tokens(ids=[1], count=1, cut=False)] * size
-    return DeviceBatch.of(pixels, tokens, ["key"] * size, seed=0)
+    return ImageBatch.of(pixels, ["key"] * size, seed=0)
 
 
 def test_waiting_for_the_host_is_not_busy_nor_is_warming_up(
@@ -294,9 +293,9 @@ class Counting(Means):
         super().__init__()
         self.cores: list[int] = []
 
-    def encode(self, *arguments: Any, **options: Any) -> Encoded:
+    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
         self.cores.append(torch.get_num_threads())
-        return super().encode(*arguments, **options)
+        return super().encode_images(*arguments, **options)
 
     def empty(self) -> dict[str, Tensor]:
         self.cores.append(torch.get_num_threads())

@@ -16,9 +16,10 @@ from torch.nn.functional import avg_pool2d
 
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.encoder import Encoded
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.store import base as store
 
@@ -50,6 +51,8 @@ class Plain:
 
     itemsize = 4
     is_compiled = False
+    has_text = True
+    text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)
@@ -58,32 +61,31 @@ class Plain:
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         length = self.fields[1].shape[0]
-        found = [list(caption.encode()[:length]) for caption in captions]
-        return [Tokens(ids=i + [0] * (length - len(i)), count=len(i), cut=False) for i in found]
+        counts = [min(length, len(caption.encode())) for caption in captions]
+        return [Tokens(text, count=n) for text, n in zip(captions, counts, strict=True)]
 
-    def encode(
-        self,
-        pixels: torch.Tensor,
-        ids: torch.Tensor | None,
-        noise: torch.Tensor,
-        *,
-        exact: bool = False,
+    def encode_images(
+        self, pixels: torch.Tensor, noise: torch.Tensor, *, exact: bool = False
     ) -> Encoded:
-        assert ids is not None
         assert not exact
         time.sleep(self._making.pause_s)
         if self._making.white and bool((pixels.amin((1, 2, 3)) == 255).any()):
             if self._making.white == "kills":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("an illegal memory access was encountered")
-        latent, emb = self.fields
+        latent = self.fields[0]
         small = avg_pool2d(pixels.float() / 255, self._factor)
         channels = [n % 3 for n in range(latent.shape[0])]
-        arrays = {
-            "latent.npy": (small[:, channels] + normal(noise, latent.shape)).half(),
-            "emb.npy": (ids / 256).half().unsqueeze(2).expand(-1, -1, emb.shape[1]).contiguous(),
-        }
+        arrays = {"latent.npy": (small[:, channels] + normal(noise, latent.shape)).half()}
         return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        assert not exact
+        length, width = self.fields[1].shape
+        rows = [list(text.caption.encode()[:length]) for text in texts]
+        ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+        made = (ids / 256).half().unsqueeze(2).expand(-1, -1, width).contiguous()
+        return Encoded(arrays={"emb.npy": made}, ok=torch.ones(len(texts), dtype=torch.bool))
 
     def empty(self) -> dict[str, torch.Tensor]:
         return {"emb.npy": torch.zeros(self.fields[1].shape, dtype=torch.float16)}

@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
-from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.text import Tokens
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome
 
@@ -188,25 +189,26 @@ class Means:
     device = torch.device("cpu")
     itemsize = 4
     is_compiled = False
+    has_text = True
+    text_batch_size = 0
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        """of the batches it was given"""
+        """of the batches of images that it was given"""
 
     def tokens(self, captions: Iterable[str]) -> list[Tokens]:
-        return [Tokens(ids=[len(text)], count=1, cut=False) for text in captions]
+        return [Tokens(text, count=1) for text in captions]
 
-    def encode(
-        self, pixels: Tensor, ids: Tensor | None, noise: Tensor, *, exact: bool = False
-    ) -> Encoded:
+    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
         del noise, exact
-        assert ids is not None
         self.sizes.append(len(pixels))
-        made = {
-            "latent.npy": pixels.float().mean((1, 2, 3)).reshape(-1, 1, 1, 1).half(),
-            "emb.npy": ids.half().reshape(-1, 1, 1),
-        }
+        made = {"latent.npy": pixels.float().mean((1, 2, 3)).reshape(-1, 1, 1, 1).half()}
         return Encoded(arrays=made, ok=torch.ones(len(pixels), dtype=torch.bool))
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        del exact
+        made = torch.tensor([len(text.caption) for text in texts]).half().reshape(-1, 1, 1)
+        return Encoded(arrays={"emb.npy": made}, ok=torch.ones(len(texts), dtype=torch.bool))
 
     def empty(self) -> dict[str, Tensor]:
         return {"emb.npy": torch.zeros(1, 1, dtype=torch.float16)}
@@ -215,8 +217,8 @@ class Means:
 class Broken(Means):
     """Fails at its third batch."""
 
-    def encode(self, *arguments: Any, **options: Any) -> Encoded:
-        found = super().encode(*arguments, **options)
+    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
+        found = super().encode_images(*arguments, **options)
         if len(self.sizes) > 2:
             raise ValueError("a kernel of 3 is wanted")
         return found

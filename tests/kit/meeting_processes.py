@@ -27,8 +27,8 @@ from wdsprep.encoding.recipe import Recipe
 
 
 class Own(Plain):
-    def encode(self, *what: Any, **how: Any) -> Encoded:
-        found = super().encode(*what, **how)
+    def encode_images(self, *what: Any, **how: Any) -> Encoded:
+        found = super().encode_images(*what, **how)
         latents = found.arrays["latent.npy"] + os.getpid() % 64
         return replace(found, arrays={**found.arrays, "latent.npy": latents.half()})
 

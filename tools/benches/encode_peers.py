@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from wdsprep.dataset.arrays import Field
-from wdsprep.encoding.models.encoder import Encoded, Tokens
+from wdsprep.encoding.models.encoder import Encoded
 from wdsprep.encoding.models.find import TINY
+from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 
 CORES = len(os.sched_getaffinity(0))
@@ -196,18 +197,24 @@ class FreeEncoder:
         return {field.name: torch.randn(field.shape).half() for field in self.fields}
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        return [Tokens(ids=[0] * 77, count=77, cut=False) for _ in captions]
+        return [Tokens(caption, count=77) for caption in captions]
 
-    def encode(
+    def encode_images(
         self,
         pixels: torch.Tensor,
-        ids: torch.Tensor | None,  # noqa: ARG002
         noise: torch.Tensor,  # noqa: ARG002
         *,
         exact: bool = False,  # noqa: ARG002
     ) -> Encoded:
-        arrays = {name: n.expand(len(pixels), *n.shape) for name, n in self._numbers.items()}
-        return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
+        return self._made("latent.npy", len(pixels))
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:  # noqa: ARG002
+        return self._made("emb.npy", len(texts))
+
+    def _made(self, name: str, count: int) -> Encoded:
+        array = self._numbers[name]
+        made = {name: array.expand(count, *array.shape)}
+        return Encoded(arrays=made, ok=torch.ones(count, dtype=torch.bool))
 
     def empty(self) -> dict[str, torch.Tensor]:
         return {"emb.npy": self._numbers["emb.npy"]}

@@ -243,10 +243,10 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._free, name)
 
-    def encode(self, pixels: Any, ids: Any, noise: Any, *, exact: bool = False) -> Any:
+    def encode_images(self, pixels: Any, noise: Any, *, exact: bool = False) -> Any:
         with self.device_is_free:
             time.sleep(len(pixels) * self._each_s)
-        return self._free.encode(pixels, ids, noise, exact=exact)
+        return self._free.encode_images(pixels, noise, exact=exact)
 
 
 class MakeSlow:

@@ -111,15 +111,22 @@ class LatentEncoder:
         return self._text.tokens(captions)
 
     def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        with self._whole(exact=exact), torch.inference_mode():
-            moments = self._moments.get(exact=exact)(pixels)
-            return self._stored(Rows({LATENT: self._rule(moments, noise)}))
+        return self._stored(self.image_rows(pixels, noise, exact=exact))
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        return self._stored(self.text_rows(texts, exact=exact))
+
+    def image_rows(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Rows:
+        """The same before it is stored."""
+        with self._whole(exact=exact), torch.inference_mode():
+            moments = self._moments.get(exact=exact)(pixels)
+            return Rows({LATENT: self._rule(moments, noise)})
+
+    def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
         if self._text is None:
             raise ValueError("nothing is made of captions here")
         with self._whole(exact=exact), torch.inference_mode():
-            return self._stored(self._text.rows(texts, exact=exact))
+            return self._text.rows(texts, exact=exact)
 
     def empty(self) -> dict[str, Tensor]:
         if self._text is None:
@@ -139,6 +146,10 @@ class LatentEncoder:
 
     def _stored(self, rows: Rows) -> Encoded:
         """With zeros behind what is shorter: what stood there may be no number."""
+        with torch.inference_mode():
+            return self._in_storage(rows)
+
+    def _in_storage(self, rows: Rows) -> Encoded:
         count = len(next(iter(rows.arrays.values())))
         ok = [torch.ones(count, dtype=torch.bool, device=self.device)]
         arrays = {}

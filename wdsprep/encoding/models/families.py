@@ -32,11 +32,6 @@ IN_ONE_PRECISION = frozenset({"StableDiffusion3Pipeline"})
 FIRST = "prompt_embeds"
 
 
-def is_trimmed(pipeline: str) -> bool:
-    """Whether embeddings of this class may be stored as long as their captions are."""
-    return pipeline in BY_MASK or pipeline in BY_ZEROS
-
-
 def is_embedding(name: str) -> bool:
     """Whether a parameter of `__call__` stands for something that `encode_prompt` makes."""
     wanted = re.search(r"prompt_(embeds|attention_mask|embeds_mask)|^attention_mask$", name)

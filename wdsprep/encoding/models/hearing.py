@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.arrays import BFLOAT16, OF_SIZES, Field
+from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.families import is_mask, member_of
@@ -62,8 +62,10 @@ def asked(model: Model, recipe: Recipe) -> Model:
     if layers := hearing.layers():
         settings["layers"] = layers
     fields = _fields(hearing, call)
-    fixed = [field for field in fields if not field.is_variable]
     variable = [field for field in fields if field.is_variable]
+    fixed = [field for field in fields if not field.is_variable]
+    if variable:  # captions of one length together have nothing to mask
+        fixed = [field for field in fixed if field.name != MASK]
     outputs = (*fixed, *_sizes(kind), *variable)
     return replace(model, outputs=outputs, text_settings=settings)
 

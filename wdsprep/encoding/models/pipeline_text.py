@@ -63,7 +63,8 @@ class PipelineText:
         return self._rows(self._call.negative(self._pipeline.get(exact=exact)))
 
     def _rows(self, found: Mapping[str, Row]) -> Rows:
-        arrays = {member_of(name, self._call.first): row[0] for name, row in found.items()}
+        named = {member_of(name, self._call.first): row[0] for name, row in found.items()}
+        arrays = {name: array for name, array in named.items() if name in self._fields}
         value, lengths = found[self._call.first]
         field = self._fields[member_of(self._call.first, self._call.first)]
         if field.is_variable and lengths is None:

@@ -55,7 +55,7 @@ class PromptCall:
         embeddings = [name for name in given if not is_mask(name)]
         self.first = next((n for n in embeddings if not n.startswith("pooled")), embeddings[0])
         masks = [name for name in given if is_mask(name)]
-        self._mask = masks[0] if masks and self.name in BY_MASK else ""
+        self._mask = masks[0] if masks and self.is_trimmed else ""
         self.kept = tuple(name for name in given if name != self._mask)
         self.arguments = self._bound(length)
 
@@ -111,7 +111,7 @@ class PromptCall:
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
         """What is kept, the batch being the first axis."""
         value, lengths = _batched(made[self.first], BATCH_AXIS.get(self.first, 0))
-        if self._mask:
+        if self._mask and self.name in BY_MASK:
             value, lengths = _compact(value, made[self._mask])
         elif self.name in BY_ZEROS:
             places = torch.arange(1, value.shape[1] + 1, device=value.device)
@@ -127,7 +127,8 @@ class PromptCall:
 
     @property
     def is_trimmed(self) -> bool:
-        return bool(self._mask) or self.name in BY_ZEROS
+        """Whether what is kept of an embedding is as long as its caption is."""
+        return self.name in BY_MASK or self.name in BY_ZEROS
 
     def negative(self, pipeline: Any) -> dict[str, Row]:
         """What stands for no caption: the pipeline's own way if it has one, else the empty one."""
