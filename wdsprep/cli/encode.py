@@ -13,6 +13,7 @@ from wdsprep.cli.output import (
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.encoding import HALF
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
@@ -132,6 +133,7 @@ class EncodeShow(RunShow):
             "samples": manifest.samples,
             "shards": len(manifest.shards),
             "shards_before": outcome.units_before,
+            "text_share": round(self._speeds.text, 4),
             "workers": {name: round(rate, 2) for name, rate in rates.items()},
         }
 
@@ -140,9 +142,10 @@ def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
     counted = f", {plural(begun.samples, 'image')}" if begun.samples else ""
+    precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
     lines = [
         f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}; "
-        f"model {begun.model.name} in {recipe.dtype} on {crew.device}"
+        f"model {begun.model.name} in {precision} on {crew.device}"
     ]
     if begun.model.note:
         lines.append(begun.model.note)

@@ -6,6 +6,9 @@ from typing import Any, cast
 from wdsprep.runners.run import RunProgress
 
 
+LEAST_SHOWN = 0.1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeProgress(RunProgress):
     """How far a shard has come, and what its worker has done since it began."""
@@ -14,6 +17,7 @@ class EncodeProgress(RunProgress):
     device: str
     done: int
     busy_s: float
+    text_s: float
     launch_s: float
     wall_s: float
     batch_size: int
@@ -42,6 +46,12 @@ class Speeds:
         return self._share(sum(w.busy_s for w in self.workers.values()))
 
     @property
+    def text(self) -> float:
+        """The share of what the devices computed that captions took."""
+        busy = sum(w.busy_s for w in self.workers.values())
+        return sum(w.text_s for w in self.workers.values()) / busy if busy else 0.0
+
+    @property
     def launching(self) -> float:
         """The share in which hosts told GPUs what to do: near 1 it is they that hold these up."""
         return self._share(sum(w.launch_s for w in self.workers.values()))
@@ -51,9 +61,10 @@ class Speeds:
         return seconds / wall if wall else 0.0
 
     def __str__(self) -> str:
-        """How busy the devices are, and with GPUs their hosts."""
+        """How busy the devices are, with text too where that shows, and with GPUs their hosts."""
+        text = f" ({self.text:.0%} of it with text)" if self.text >= LEAST_SHOWN else ""
         launching = f", launching {self.launching:.0%}" if self.launching else ""
-        return f"busy {self.busy:.0%}{launching}"
+        return f"busy {self.busy:.0%}{text}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
         """For the manifest of a trial, from which `plan` reckons: what was said before, where this
@@ -64,6 +75,8 @@ class Speeds:
         device = next(iter(self.workers.values())).device
         each = sum(rates.values()) / len(rates)
         found = {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}
+        if self.text >= LEAST_SHOWN:
+            found["text"] = round(self.text, 3)
         if self.launching:
             found["launching"] = round(self.launching, 3)
         return {"trial": found}

@@ -229,6 +229,7 @@ class EncodeWorker:
             device=device_name(self._encoder.device),
             done=stats.samples,
             busy_s=stats.busy_s,
+            text_s=stats.text_s,
             launch_s=stats.launch_s,
             wall_s=stats.wall_s,
             batch_size=stats.batch_size,

@@ -1,0 +1,269 @@
+"""What is stored of a caption and an image is what each family's own pipeline makes of them."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kit.encodes import CAPTIONS, command, encode_here, latents_of, packed, pictures
+from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
+from wdsprep.checks.verify import verify
+from wdsprep.dataset.arrays import OF_SIZES, text_fields
+from wdsprep.encoding.encode import settled_for
+from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
+from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
+from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.encoding.models.text import Tokens
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import UsageError, WdsprepError
+
+TEXTS = ("a red house by the sea", "two dogs", "", 'a sign that says "open" ' * 40)
+SIDE = 64
+
+Family = Callable[[str], Path]
+
+
+@cache
+def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
+    wanted = Recipe(**{"resolution": SIDE, "latents": "auto", **recipe})
+    wanted, model = settled_for(wanted, find_model(str(folder), text=wanted.text), "cpu")
+    made = load_encoder(model, wanted, "cpu")
+    assert isinstance(made, LatentEncoder)
+    return made
+
+
+def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> dict[str, Tensor]:
+    """What the first of these captions became, before it is stored; of its own length."""
+    found = made.text_rows(texts)
+    own = {name: array[0] for name, array in found.arrays.items()}
+    if found.lengths is not None:
+        (name,) = (field.name for field in made.fields if field.is_variable)
+        own[name] = own[name][: int(found.lengths[0])]
+    return own
+
+
+def wanted_of(outputs: dict[str, Any], fields: Sequence[str]) -> dict[str, Tensor]:
+    """The outputs of a pipeline for one caption, by the members that hold them."""
+    names = [name for name in outputs if "embeds" in name or name == "text_hiddens"]
+    first = next(name for name in names if "pooled" not in name and "mask" not in name)
+    found = {member_of(name, first): value for name, value in outputs.items()}
+    axis = {"llama3.npy": 1}
+    return {
+        name: value[0] if isinstance(value, list) else value.select(axis.get(name, 0), 0)
+        for name, value in found.items()
+        if name in fields
+    }
+
+
+def trimmed(name: str, outputs: dict[str, Any], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the first embedding as long as the caption is, for classes that may have it so."""
+    kind, value = f"{name}Pipeline", wanted["emb.npy"]
+    if kind in BY_MASK:
+        masks = [each for key, each in outputs.items() if "mask" in key and "2" not in key]
+        value = value[masks[0][0] > 0] if masks else value
+    elif kind in BY_ZEROS:
+        value = value[: int(value.abs().sum(1).nonzero().max()) + 1]
+    return {**wanted, "emb.npy": value}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_what_the_pipeline_makes_of_that_one_caption(name: str, family: Family) -> None:
+    folder = family(name)
+    made = encoder(folder)
+    fields = [field.name for field in text_fields(made.fields)]
+    for text in TEXTS:
+        outputs = prompt_of(folder, text)
+        wanted = trimmed(name, outputs, wanted_of(outputs, fields))
+        found = rows(made, made.tokens([text]))
+        assert sorted(found) == sorted(wanted) == sorted(fields)
+        for member, value in wanted.items():
+            assert found[member].shape == value.shape
+            assert (found[member] - value).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_companions_do_not_show_in_a_bit(name: str, family: Family) -> None:
+    made = encoder(family(name))
+    one, *others = made.tokens(["a red house", "two old dogs", "one big tree", "some blue ball"])
+    friends = [other for other in others if other.shape == one.shape] or [one]
+    first = rows(made, [one, friends[0]])
+    for other in friends:
+        again = rows(made, [one, other])
+        assert all(torch.equal(first[member], again[member]) for member in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_latent_is_what_the_denoiser_is_trained_on(name: str, family: Family) -> None:
+    folder, pixels = family(name), np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3))
+    pixels = pixels.astype(np.uint8)
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
+    keys = noise_keys(7, ["a"])
+    mean = encoder(folder, text="none", latents="mean")
+    found = mean.image_rows(images, keys).arrays["latent.npy"][0]
+    assert found.shape == mean.fields[0].shape
+    assert (found - latent_of(folder, pixels)).abs().max() <= 1e-5
+    if name == "Sana":  # no distribution
+        return
+    moments = encoder(folder, text="none", latents="moments")
+    shape = moments.fields[0].shape
+    noise = normal(keys, (shape[0] // 2, *shape[1:]))
+    drawn = encoder(folder, text="none").image_rows(images, keys).arrays["latent.npy"][0]
+    assert (drawn - latent_of(folder, pixels, noise=noise[0])).abs().max() <= 1e-5
+    assert moments.image_rows(images, keys).arrays["latent.npy"].shape[1:] == shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_caption_that_is_left_out_is_the_pipelines_own_way(name: str, family: Family) -> None:
+    folder = family(name)
+    made = encoder(folder)
+    outputs = negative_of(folder) or prompt_of(folder, "")
+    fields = [field.name for field in text_fields(made.fields)]
+    wanted = trimmed(name, outputs, wanted_of(outputs, fields))
+    empty = made.empty()
+    assert sorted(empty) == sorted(wanted)
+    for member, value in wanted.items():
+        assert empty[member].shape == value.shape
+        assert (empty[member].float() - value).abs().max() <= 2e-2
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("few")
+    return packed(pictures(root / "downloads", range(9)), root / "images")
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionXL", "Flux2Klein", "QwenImage", "Sana"])
+def test_a_dataset_holds_what_the_models_make_and_verifies(
+    name: str, family: Family, few: Path, tmp_path: Path
+) -> None:
+    folder, out = family(name), tmp_path / "latents"
+    encode_here(few, out, model=str(folder), resolution=SIDE)
+    assert not verify(str(out)).problems
+    samples = latents_of(out)
+    assert len(samples) == 9
+    made = encoder(folder)
+    stored = {field.name: field for field in made.fields}
+    for sample in samples.values():
+        found = rows(made, made.tokens([sample["txt"]]))
+        for member, value in found.items():
+            array = sample[member]
+            if stored[member].dtype == "bfloat16":
+                assert array.dtype == np.uint16
+                assert np.array_equal(array, value.bfloat16().view(torch.int16).numpy().view("u2"))
+            else:
+                assert np.array_equal(array, value.half().numpy())
+        facts = sample["json"]
+        if "time_ids.npy" in sample:
+            left, top, right, bottom = facts["crop"]
+            sizes = [facts["source_height"], facts["source_width"], top, left]
+            assert sample["time_ids.npy"].tolist() == [*sizes, bottom - top, right - left]
+        assert facts["tokens"] > 0
+    settings = json.loads((out / "wdsprep.json").read_bytes())["settings"]
+    assert settings["pipeline"] == f"{name}Pipeline"
+    assert len(settings["template"]) == 32
+    for field in text_fields(made.fields):
+        assert (out / f"empty.{field.name}").is_file()
+    assert not any((out / f"empty.{each}").exists() for each in OF_SIZES)
+
+
+@pytest.mark.parametrize("name", ["Flux", "StableDiffusionXL", "QwenImage", "Sana", "Kolors"])
+def test_tokens_are_those_that_the_encoders_get(name: str, family: Family) -> None:
+    made = encoder(family(name), text="tokens")
+    (short, long) = made.tokens(["two dogs", "word " * 3000])
+    assert (short.cut, long.cut) == (False, True)
+    assert 0 < short.count < 100 < long.count
+    found = made.encode_texts([short]).arrays
+    assert list(found) == [field.name for field in text_fields(made.fields)]
+    for field in text_fields(made.fields):
+        assert found[field.name].shape == (1, *field.shape)
+    names = [field.name for field in text_fields(made.fields) if "mask" not in field.name]
+    second = ["tokens_2.npy"] if name in ("Flux", "StableDiffusionXL") else []
+    assert names == ["tokens.npy", *second]
+
+
+def test_a_text_length_is_the_pipelines_or_it_is_refused(family: Family) -> None:
+    fields = {f.name: f.shape for f in encoder(family("Flux"), text_length=64).fields}
+    assert fields["emb.npy"][0] == 64
+    for name in ("StableDiffusionXL", "StableDiffusion"):
+        with pytest.raises(UsageError, match="has but one length of text"):
+            encoder(family(name), text_length=64)
+
+
+# Bad input
+
+
+def failure(folder: Path, **recipe: Any) -> str:
+    with pytest.raises(WdsprepError) as caught:
+        encoder(folder, **recipe)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def changed(folder: Path, into: Path, **values: object) -> Path:
+    """A copy whose index says something else; what is None is taken out."""
+    shutil.copytree(folder, into)
+    path = into / "model_index.json"
+    found = json.loads(path.read_bytes()) | values
+    path.write_text(json.dumps({name: one for name, one in found.items() if one is not None}))
+    return into
+
+
+def test_a_pipeline_that_makes_no_images_of_text_is_refused(family: Family, tmp_path: Path) -> None:
+    wrong = changed(family("Flux"), tmp_path / "a", _class_name="DDPMPipeline")
+    assert "DDPMPipeline makes no images of text" in failure(wrong)
+    lost = changed(family("Flux"), tmp_path / "b", _class_name="NoSuchPipeline")
+    assert "NoSuchPipeline" in failure(lost)
+
+
+def test_what_encode_prompt_cannot_give_is_named(family: Family, tmp_path: Path) -> None:
+    hunyuan = changed(family("StableDiffusionXL"), tmp_path / "a", _class_name="HunyuanDiTPipeline")
+    assert "encode_prompt does not give prompt_embeds_2" in failure(hunyuan)
+
+
+def test_a_pipeline_without_its_last_encoder_is_one_line(family: Family, tmp_path: Path) -> None:
+    bare = changed(
+        family("StableDiffusion3"),
+        tmp_path / "a",
+        text_encoder_3=[None, None],
+        tokenizer_3=[None, None],
+    )
+    assert "StableDiffusion3Pipeline cannot be used for text" in failure(bare)
+
+
+def test_a_chat_template_that_is_missing_is_one_line(family: Family, tmp_path: Path) -> None:
+    folder = changed(family("ZImage"), tmp_path / "a")
+    for path in (folder / "tokenizer").glob("chat_template*"):
+        path.unlink()
+    config = folder / "tokenizer/tokenizer_config.json"
+    found = json.loads(config.read_bytes())
+    found.pop("chat_template", None)
+    config.write_text(json.dumps(found))
+    assert "chat_template" in failure(folder)
+
+
+@pytest.mark.parametrize("latents", ["sample", "moments"])
+def test_a_vae_without_a_distribution_says_so(latents: str, family: Family) -> None:
+    assert "gives latents, and no distribution" in failure(family("Sana"), latents=latents)
+
+
+def test_a_side_that_the_family_cannot_take_is_refused(
+    family: Family, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(few, tmp_path / "out", "--model", str(family("Flux")), "--resolution", "72") == 2
+    assert "no multiple of 16" in capsys.readouterr().err
+
+
+def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:
+    made = encoder(family("PixArtSigma"))
+    short, long = made.tokens(["two dogs", CAPTIONS[2] * 9])
+    assert (short.cut, long.cut) == (False, True)
+    assert long.count > 300
