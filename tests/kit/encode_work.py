@@ -52,6 +52,7 @@ class Plain:
     itemsize = 4
     is_compiled = False
     has_text = True
+    is_split = False
     text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:

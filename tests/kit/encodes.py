@@ -190,6 +190,7 @@ class Means:
     itemsize = 4
     is_compiled = False
     has_text = True
+    is_split = False
     text_batch_size = 0
 
     def __init__(self) -> None:

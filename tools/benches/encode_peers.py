@@ -186,7 +186,8 @@ class FreeEncoder:
     def __init__(self, resolution: int) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
-        self.is_compiled, self.has_text, self.text_batch_size = False, True, 0
+        self.is_compiled = self.is_split = False
+        self.has_text, self.text_batch_size = True, 0
         self.fields = (
             Field(name="latent.npy", dtype="<f2", shape=(4, side, side)),
             Field(name="emb.npy", dtype="<f2", shape=(77, 1024)),

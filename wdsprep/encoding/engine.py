@@ -45,7 +45,7 @@ from wdsprep.encoding.models.device import (
     combined,
 )
 from wdsprep.encoding.models.encoder import Encoder
-from wdsprep.encoding.models.text import Tokens
+from wdsprep.encoding.models.text import Part, Tokens
 from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
@@ -53,6 +53,18 @@ QUEUED_BATCHES = 2
 TEXTS_WAITING = 8  # batches of captions that may wait for others of their shape
 UNDECODED_NBYTES = 1 << 30
 POLL_S = 0.2
+
+
+NO_CROP = Crop(
+    pixels=torch.empty((3, 0, 0), dtype=torch.uint8),
+    width=0,
+    height=0,
+    scaled_width=0,
+    scaled_height=0,
+    left=0,
+    top=0,
+)
+"""Of a sample whose caption alone is fed."""
 
 
 class EngineError(Exception):
@@ -89,6 +101,7 @@ class _Ticket:
 
     key: str
     caption: str
+    part: Part
     decoded: "Future[Crop]"
     result: Pending
     missing: int
@@ -189,14 +202,20 @@ class Engine:
         finally:
             self._turn.release()
 
-    def put(self, key: str, image: bytes, caption: str) -> Pending:
-        """Feed one sample when there is a place for it. Whoever waits for the result calls `check`
-        from time to time: it may never come."""
+    def put(self, key: str, image: bytes, caption: str, part: Part = Part.BOTH) -> Pending:
+        """Feed one sample, or a part of it, when there is a place for it. Whoever waits for the
+        result calls `check` from time to time: it may never come."""
+        if not self._encoder.has_text:
+            part &= Part.IMAGE
         self._until(partial(self._places.acquire, timeout=POLL_S))
-        self._until(partial(self._take_room, len(image)))
-        decoded = self._pool.submit(self._decode, image)
-        parts = 1 + self._encoder.has_text
-        ticket = _Ticket(key, caption, decoded, Pending(self._places), missing=parts)
+        decoded: Future[Crop] = Future()
+        if Part.IMAGE in part:
+            self._until(partial(self._take_room, len(image)))
+            decoded = self._pool.submit(self._decode, image)
+        else:
+            decoded.set_result(NO_CROP)
+        missing = (Part.IMAGE in part) + (Part.TEXT in part)
+        ticket = _Ticket(key, caption, part, decoded, Pending(self._places), missing)
         self._fed.put(ticket)
         return ticket.result
 
@@ -206,6 +225,8 @@ class Engine:
 
     def _warm_up(self) -> None:
         """On one core too, before anything waits for it. A broken device shows here already."""
+        if self._encoder.is_split:
+            return
         nothing: list[DeviceBatch] = [self._images([], self._size).batch]
         if self._encoder.has_text:
             nothing.append(TextBatch.of(self._encoder.tokens([""]), self._text_size))
@@ -274,11 +295,11 @@ class Engine:
         except CancelledError:
             return  # the engine is being closed
         else:
-            waiting.images.append(ticket)
-            if self._encoder.has_text:
+            ticket.tokens = Tokens(ticket.caption)
+            if Part.IMAGE in ticket.part:
+                waiting.images.append(ticket)
+            if Part.TEXT in ticket.part:
                 waiting.captions.append(ticket)
-            else:
-                (ticket.tokens,) = self._encoder.tokens([ticket.caption])
 
     def _loaded(self, waiting: _Waiting, *, all_of_it: bool) -> Iterator[_Load]:
         """Whole batches of what waits, or all of it."""

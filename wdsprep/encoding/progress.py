@@ -5,7 +5,6 @@ from typing import Any, cast
 
 from wdsprep.runners.run import RunProgress
 
-
 LEAST_SHOWN = 0.1
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import wait
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from queue import Empty
@@ -29,7 +30,9 @@ from wdsprep.encoding.engine import Engine, EngineError, Pending
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.device import device_name
+from wdsprep.encoding.models.text import Part
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.two_passes import ImagePass, TextPass
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import LeftOut
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 
 JOIN_S = 0.05
+Taking = LatentShard | TextPass | ImagePass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,16 @@ class Feeder:
     or the error that ended the reading."""
 
     def __init__(
-        self, engine: Engine, source: TarsSource, shard: ImageShard, content: Content
+        self,
+        engine: Engine,
+        source: TarsSource,
+        shard: ImageShard,
+        content: Content,
+        part: Part = Part.BOTH,
     ) -> None:
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
         self._engine, self._source, self._shard = engine, source, shard
-        self.left_out, self._content = LeftOut(), content
+        self.left_out, self._content, self._part = LeftOut(), content, part
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
 
@@ -102,7 +111,8 @@ class Feeder:
             return row.to_reject(key)
         if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        return Fed(key, replace(row, image=b""), self._engine.put(key, row.image, row.caption))
+        result = self._engine.put(key, row.image, row.caption, self._part)
+        return Fed(key, replace(row, image=b""), result)
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
@@ -154,6 +164,7 @@ class EncodeWorker:
             threads=work.threads,
             gpu_share=work.gpu_share,
         )
+        self._alone = threading.Lock()
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._empty = write_empty(
             self._edition,
@@ -174,16 +185,36 @@ class EncodeWorker:
             with Draft(self._edition, shard.name, settings) as draft:
                 output = LatentShard(draft, shard, self._encoder.fields)
                 content = Content(is_kept=self._work.keeps_content and shard.is_foreign)
-                with Feeder(self._engine, self._source, shard, content) as feeder:
-                    for _ in self._drain(feeder, output):
-                        yield self._working(shard, output)
-                    output.counts.update(feeder.left_out.counts())
+                for _ in self._encoded(shard, output, content):
+                    yield self._working(shard, output)
                 yield self._working(shard, output)
                 return output.finish(settings, {**self._empty, **content.file})
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
 
-    def _drain(self, feeder: Feeder, output: LatentShard) -> Iterator[None]:
+    def _encoded(self, shard: ImageShard, output: LatentShard, content: Content) -> Iterator[None]:
+        """In one pass; or in two, while no other shard of this worker is in one."""
+        if not self._encoder.is_split:
+            return (yield from self._passed(shard, output, content, Part.BOTH))
+        while not self._alone.acquire(timeout=PROGRESS_S):
+            yield
+        try:
+            with closing(TextPass()) as texts:
+                self._encoder.bring(Part.TEXT)
+                yield from self._passed(shard, texts, Content(is_kept=False), Part.TEXT)
+                self._encoder.bring(Part.IMAGE)
+                yield from self._passed(shard, ImagePass(output, texts), content, Part.IMAGE)
+        finally:
+            self._alone.release()
+
+    def _passed(
+        self, shard: ImageShard, output: Taking, content: Content, part: Part
+    ) -> Iterator[None]:
+        with Feeder(self._engine, self._source, shard, content, part) as feeder:
+            yield from self._drain(feeder, output)
+            output.counts.update(feeder.left_out.counts())
+
+    def _drain(self, feeder: Feeder, output: Taking) -> Iterator[None]:
         """Write what comes back; yields from time to time, and whenever nothing does."""
         told = time.monotonic()
         while True:
@@ -205,7 +236,7 @@ class EncodeWorker:
                 told = time.monotonic()
                 yield
 
-    def _write(self, fed: Fed, output: LatentShard) -> Iterator[None]:
+    def _write(self, fed: Fed, output: Taking) -> Iterator[None]:
         with fed.result as pending:
             try:
                 while not wait([pending], PROGRESS_S).done:

@@ -61,11 +61,11 @@ class ClipText:
 
         from transformers import CLIPTextModel
 
-        self._network = InTwoPrecisions(load, dtype)
+        self.network = InTwoPrecisions(load, dtype)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         ids = torch.tensor([text.ids[TOKENS] for text in texts]).to(self._device)
-        return Rows({EMB: self._network.get(exact=exact)(ids)})
+        return Rows({EMB: self.network.get(exact=exact)(ids)})
 
     def empty(self, *, exact: bool) -> Rows:
         return self.rows(self.tokens([""]), exact=exact)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import BFLOAT16, LATENT, Field, text_fields
-from wdsprep.encoding import HALF
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.find import Model
@@ -26,9 +25,11 @@ from wdsprep.encoding.models.hearing import token_source
 from wdsprep.encoding.models.loading import load_vae, silence
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.models.room import dtype_of_vae, is_split
 from wdsprep.encoding.models.text import (
     DTYPES,
     InTwoPrecisions,
+    Part,
     Rows,
     TextEncoder,
     TokenIds,
@@ -64,6 +65,11 @@ class Encoder(Protocol):
     """whether anything is made of captions"""
     text_batch_size: int
     """of captions at a time; 0: as many as images"""
+    is_split: bool
+    """whether the device holds what encodes images or captions, but never both"""
+
+    def bring(self, part: "Part") -> None:
+        """Where it is split: have the device hold what encodes this, and nothing else."""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once, as all the others may."""
@@ -96,14 +102,26 @@ class LatentEncoder:
         self._by_name = {field.name: field for field in self.fields}
         self._is_fp32 = recipe.dtype == "fp32"
         self._rule = Rule(model, recipe.latents)
-        dtype = vae_dtype(model, recipe.dtype)
+        dtype = dtype_of_vae(model, recipe.dtype)
         self.itemsize = DTYPES[dtype].itemsize
         prepare = _compiled if recipe.compile else _fixed
         self._moments = InTwoPrecisions(
             lambda wanted: prepare(_load_moments(model, DTYPES[wanted], device)), dtype
         )
+        self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
+
+        if not self.is_split:
+            self._moments.get()
+
+    def bring(self, part: Part) -> None:
+        text = self._text.network if self._text else None
+        if not self.is_split or text is None:
+            return
+        (self._moments if part is Part.TEXT else text).release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         if self._text is None:
@@ -172,12 +190,6 @@ class LatentEncoder:
 def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
     """For each row, whether all of it is finite and can be stored; NaN is less than nothing."""
     return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
-
-
-def vae_dtype(model: Model, dtype: str) -> str:
-    if dtype != HALF:
-        return dtype
-    return "fp16" if model.vae_kind == "AutoencoderKL" and not model.upcast else "bf16"
 
 
 def _text_encoder(

@@ -50,17 +50,17 @@ class PipelineText:
 
             return assembled(model, load_part)
 
-        self._pipeline = InTwoPrecisions(load, recipe.dtype)
+        self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._hearing.tokens
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        pipeline = self._pipeline.get(exact=exact)
+        pipeline = self.network.get(exact=exact)
         made = self._call.outputs(pipeline, [text.caption for text in texts])
         return self._rows(self._call.rows(made))
 
     def empty(self, *, exact: bool) -> Rows:
-        return self._rows(self._call.negative(self._pipeline.get(exact=exact)))
+        return self._rows(self._call.negative(self.network.get(exact=exact)))
 
     def _rows(self, found: Mapping[str, Row]) -> Rows:
         named = {member_of(name, self._call.first): row[0] for name, row in found.items()}

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,14 @@ T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 STORED = {torch.float16: "<f2", torch.bfloat16: BFLOAT16, torch.float32: BFLOAT16}
 """As what the numbers of a half precision are stored, without loss; and those of a mixture."""
+
+
+class Part(Flag):
+    """Of a sample."""
+
+    IMAGE = auto()
+    TEXT = auto()
+    BOTH = IMAGE | TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class Rows:
 class TextEncoder(Protocol):
     batch_size: int
     """of captions at a time; 0: as many as images"""
+    network: "InTwoPrecisions[Any] | None"
+    """what takes memory on the device"""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once."""
@@ -54,26 +65,28 @@ class TextEncoder(Protocol):
 
 
 class InTwoPrecisions(Generic[T]):
-    """Something in the precision that it works in, and in fp32 once that is wanted."""
+    """Something in the precision that it works in, and in fp32: each is loaded once it is wanted."""
 
     def __init__(self, load: Callable[[str], T], dtype: str) -> None:
-        self._load, self._lock = load, Lock()
-        self._working = load(dtype)
-        self._exact = self._working if dtype == "fp32" else None
+        self._load, self._lock, self._dtype = load, Lock(), dtype
+        self._loaded: dict[str, T] = {}
 
-    def get(self, *, exact: bool) -> T:
-        if not exact:
-            return self._working
+    def get(self, *, exact: bool = False) -> T:
+        dtype = "fp32" if exact else self._dtype
         with self._lock:
-            if self._exact is None:
-                self._exact = self._load("fp32")
-            return self._exact
+            if dtype not in self._loaded:
+                self._loaded[dtype] = self._load(dtype)
+            return self._loaded[dtype]
+
+    def release(self) -> None:
+        """Give its memory back until it is wanted again."""
+        self._loaded.clear()
 
 
 class TokenIds:
     """No more than the ids, which no network makes."""
 
-    batch_size = 0
+    batch_size, network = 0, None
 
     def __init__(
         self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device

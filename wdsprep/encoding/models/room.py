@@ -1,0 +1,74 @@
+"""Whether a GPU has room for what encodes images and captions: together, in turn, or not at all."""
+
+import json
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from wdsprep.encoding import HALF
+from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
+from wdsprep.encoding.models.families import half_of
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.prompt_call import dtype_of_tower, is_tower
+from wdsprep.encoding.models.text import DTYPES
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import WorkError
+from wdsprep.text import human_bytes
+
+
+def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
+    """Of a GPU that has room for the one or the other alone; an error where it has not."""
+    if device.type != "cuda":
+        return False
+    images = weights_nbytes(model, model.vae, itemsize) + peak_nbytes(
+        1, recipe.resolution, itemsize
+    )
+    text = _text_nbytes(model, recipe) if recipe.text == "emb" else 0
+    free = free_nbytes(device)
+    if images + text <= free:
+        return False
+    if max(images, text) > free:
+        raise WorkError(
+            f"{model.name} needs {human_bytes(max(images, text))} of a GPU "
+            f"({human_bytes(images)} for images, {human_bytes(text)} for text), which has "
+            f"{human_bytes(free)} free here: take a larger one, or --text none or tokens"
+        )
+    return True
+
+
+def _text_nbytes(model: Model, recipe: Recipe) -> int:
+    towers = [(tower.folder, half_of("CLIP")) for tower in model.towers]
+    if model.pipeline is not None:
+        kind = model.pipeline.kind
+        towers = [
+            (part.name, dtype_of_tower(HALF, kind, part.kind))
+            for part in model.pipeline.components
+            if is_tower(part)
+        ]
+    whole = {name: dtype if recipe.dtype == HALF else recipe.dtype for name, dtype in towers}
+    weights = (weights_nbytes(model, name, DTYPES[whole[name]].itemsize) for name in whole)
+    return sum(weights) + TEXT_NBYTES
+
+
+def dtype_of_vae(model: Model, dtype: str) -> str:
+    if dtype != HALF:
+        return dtype
+    return "fp16" if model.vae_kind == "AutoencoderKL" and not model.upcast else "bf16"
+
+
+def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
+    """What the weights in a folder of the model take, by the heads of their files."""
+    names = [name for name in model.files if name.rpartition("/")[0] == folder]
+    files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
+    return itemsize * sum(map(_numbers, files))
+
+
+def _numbers(path: Path) -> int:
+    with path.open("rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    shapes: list[Sequence[int]] = [
+        tensor["shape"] for name, tensor in head.items() if name != "__metadata__"
+    ]
+    return sum(map(prod, shapes))

@@ -1,0 +1,61 @@
+"""A shard in two passes, for a device that cannot hold what encodes images beside what encodes text.
+
+First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
+which meets its caption again on the way into the shard.
+"""
+
+import pickle
+from collections import Counter
+from dataclasses import replace
+
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.engine import Result
+from wdsprep.encoding.latent_shard import LatentShard
+from wdsprep.store.spool import Spool
+
+
+class TextPass:
+    """Takes the results of captions, in place of a latent shard."""
+
+    def __init__(self) -> None:
+        self._spool = Spool()
+        self._places: dict[str, tuple[int, int]] = {}
+        self.rejects, self.counts = _Lost(), Counter[str]()
+
+    def add(self, key: str, _sample: Sample, result: Result) -> None:
+        data = pickle.dumps((result.tokens, result.arrays), protocol=5)
+        self._places[key] = self._spool.put(data)
+
+    def joined(self, key: str, result: Result) -> Result:
+        """What became of an image, with what became of its caption."""
+        if key in self.rejects.keys:
+            raise RejectedError(Code.NOT_FINITE)
+        tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
+        return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+class _Lost:
+    """Captions without finite numbers. What else is rejected is rejected again with its image."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+
+    def add(self, reject: Reject) -> None:
+        if reject.code is Code.NOT_FINITE:
+            self.keys.add(reject.key)
+
+
+class ImagePass:
+    """A latent shard to which captions are brought."""
+
+    def __init__(self, output: LatentShard, texts: TextPass) -> None:
+        self._output, self._texts = output, texts
+        self.rejects, self.counts = output.rejects, output.counts
+
+    def add(self, key: str, sample: Sample, result: Result) -> None:
+        self._output.add(key, sample, self._texts.joined(key, result))
