@@ -1,4 +1,4 @@
-"""A shard in two passes, for a device that cannot hold what encodes images beside what encodes text.
+"""A shard in two passes, where a device cannot hold what encodes images and text together.
 
 First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
 which meets its caption again on the way into the shard.

@@ -113,7 +113,9 @@ class LatentEncoder:
         self.text_batch_size = self._text.batch_size if self._text else 0
 
         if not self.is_split:
-            self._moments.get()
+            for network in (self._moments, self._text.network if self._text else None):
+                if network is not None:
+                    network.get()
 
     def bring(self, part: Part) -> None:
         text = self._text.network if self._text else None

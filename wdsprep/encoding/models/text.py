@@ -65,7 +65,7 @@ class TextEncoder(Protocol):
 
 
 class InTwoPrecisions(Generic[T]):
-    """Something in the precision that it works in, and in fp32: each is loaded once it is wanted."""
+    """Something in the precision that it works in, and in fp32: each is loaded when wanted."""
 
     def __init__(self, load: Callable[[str], T], dtype: str) -> None:
         self._load, self._lock, self._dtype = load, Lock(), dtype
