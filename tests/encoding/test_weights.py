@@ -1,0 +1,133 @@
+"""The digest of large weights is computed once on a machine, and anew where a file is another."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding.models import weights
+from wdsprep.encoding.models.weights import LARGE_NBYTES, weights_digest
+
+FILES = ("a.safetensors", "b/config.json")
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding.models import weights
+weights.LARGE_NBYTES = 1
+real = weights._sum
+def slow(path, kind):
+    print(f"computed {path.name}")
+    time.sleep(0.5)
+    return real(path, kind)
+weights._sum = slow
+print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:], DigestKind.BLAKE3))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where digests are kept, of files of any size."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "LARGE_NBYTES", 1)
+    return tmp_path / "cache/wdsprep/weights"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Weights that were written an hour ago."""
+    for name in FILES:
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+        _age(path, 3600)
+    return tmp_path / "model"
+
+
+def _age(path: Path, seconds: float) -> None:
+    then = time.time_ns() - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+def anew(folder: Path, kind: DigestKind = DigestKind.BLAKE3) -> str:
+    """With nothing kept."""
+    sums = [(kind.hex((folder / name).read_bytes()), name) for name in FILES]
+    return kind.hex("".join(f"{found}  {name}\n" for found, name in sums).encode())
+
+
+@pytest.mark.parametrize("kind", DigestKind)
+def test_what_was_computed_is_read_the_next_time(
+    kind: DigestKind, cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert weights_digest(folder, FILES, kind) == anew(folder, kind)
+    (kept,) = cache.glob("*.json")
+    assert set(json.loads(kept.read_bytes())) == set(FILES)
+    monkeypatch.setattr(weights, "_sum", None)  # who computes now fails
+    assert weights_digest(folder, FILES, kind) == anew(folder, kind)
+    assert weights_digest(folder, FILES[:1], kind)
+
+
+@pytest.mark.parametrize("change", ["bytes", "time", "inode"])
+def test_a_file_that_may_be_another_is_read_again(change: str, cache: Path, folder: Path) -> None:
+    before, path = weights_digest(folder, FILES, DigestKind.BLAKE3), folder / FILES[0]
+    mtime = path.stat().st_mtime_ns
+    if change == "inode":  # as long as before, and dated back
+        path.rename(folder / "old")
+        path.write_bytes(b"A.SAFETENSORS")
+        os.utime(path, ns=(mtime, mtime))
+    else:
+        path.write_bytes(b"A.SAFETENSORS" if change == "time" else b"longer than it was")
+    found = weights_digest(folder, FILES, DigestKind.BLAKE3)
+    assert found == anew(folder) != before
+    assert cache.is_dir()
+
+
+def test_what_was_written_a_moment_ago_is_not_kept(cache: Path, folder: Path) -> None:
+    _age(folder / FILES[0], 0)
+    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    (kept,) = cache.glob("*.json")
+    assert set(json.loads(kept.read_bytes())) == {FILES[1]}
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{", b'{"a.safetensors": 7}'])
+def test_a_damaged_record_costs_the_time_alone(damage: bytes, cache: Path, folder: Path) -> None:
+    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    (kept,) = cache.glob("*.json")
+    kept.write_bytes(damage)
+    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+    assert set(json.loads(kept.read_bytes())) == set(FILES)
+
+
+def test_a_cache_that_cannot_be_written_costs_the_time_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "LARGE_NBYTES", 1)
+    (tmp_path / "file").write_bytes(b"")
+    for home in (tmp_path / "file", tmp_path / "file/in/it"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+
+
+def test_small_weights_leave_no_trace(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+    assert not (tmp_path / "cache").exists()
+    assert LARGE_NBYTES == 1_000_000_000
+
+
+def test_workers_that_begin_at_once_compute_once(folder: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", SCRIPT, str(folder), *FILES]
+    workers = [
+        subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = [worker.communicate(timeout=60)[0].splitlines() for worker in workers]
+    assert {lines[-1] for lines in said} == {anew(folder)}
+    assert sorted(len(lines) for lines in said) == [1, 1, 1 + len(FILES)]
