@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -32,7 +33,16 @@ VAE = {
     "latent_channels": 4,
 }
 TEXT = {"architectures": ["CLIPTextModel"], "hidden_size": 1024, "max_position_embeddings": 77}
-INDEX = {"_class_name": "StableDiffusionPipeline", "text_encoder": ["transformers", "C"]}
+INDEX = {
+    "_class_name": "StableDiffusionPipeline",
+    "_diffusers_version": "0.42.1",
+    "feature_extractor": [None, None],
+    "requires_safety_checker": False,
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
 
 
 def sd_files() -> dict[str, bytes]:
@@ -202,24 +212,33 @@ VAE_FILE = "vae/diffusion_pytorch_model"
             "none",
             "only pickled weights .vae/diffusion_pytorch_model.bin",
         ),
-        ((), {"vae/config.json": {"_class_name": "AutoencoderTiny"}}, "none", "AutoencoderTiny"),
-        ((), {"vae/config.json": {"_class_name": "AutoencoderDC"}}, "none", "AutoencoderDC"),
+        (
+            (),
+            {"vae/config.json": {"_class_name": "AutoencoderTiny"}},
+            "none",
+            "AutoencoderTiny; wdsprep encodes with AutoencoderKL, AutoencoderDC, .*: choose",
+        ),
         ((), {"vae/config.json": {**VAE, "in_channels": 4}}, "none", "4 channels, not RGB"),
-        ((), {"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "none", "latents_mean"),
+        ((), {"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "none", "names no latents_std"),
+        (
+            (),
+            {"vae/config.json": {"_class_name": "AutoencoderKLWan"}},
+            "none",
+            "names no z_dim",
+        ),
         ((), {"vae/config.json": []}, "none", "vae/config.json is no JSON object"),
         (
-            (),
+            ("model_index.json",),
             {"text_encoder/config.json": {"architectures": ["T5EncoderModel"]}},
             "emb",
-            "T5EncoderModel.*--text none",
+            "T5EncoderModel, and it lacks model_index.json.*--text none",
         ),
         (
-            (),
-            {"model_index.json": {**INDEX, "text_encoder_2": ["transformers", "C"]}},
-            "emb",
-            "several text encoders .text_encoder, text_encoder_2.*--text none",
+            ("model_index.json",),
+            {"text_encoder_2/config.json": {}},
+            "tokens",
+            "has text_encoder_2 and lacks model_index.json",
         ),
-        ((), {"text_encoder_2/config.json": {}}, "tokens", "several text encoders"),
     ],
 )
 def test_a_model_that_will_not_do_is_named_in_one_line(
@@ -235,12 +254,274 @@ def test_a_model_that_will_not_do_is_named_in_one_line(
 
 def test_a_part_left_out_is_no_second_tower(tmp_path: Path) -> None:
     index = json.dumps({**INDEX, "text_encoder_2": [None, None]}).encode()
-    find_model(str(lay_out(tmp_path, {**sd_files(), "model_index.json": index})), text="emb")
+    folder = lay_out(tmp_path, {**sd_files(), "model_index.json": index})
+    assert find_model(str(folder), text="emb").pipeline is None
+
+
+# Pipelines whose own code encodes text
+
+
+FLUX_INDEX = {
+    "_class_name": "FluxPipeline",
+    "feature_extractor": [None, None],
+    "image_encoder": [None, None],
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "text_encoder_2": ["transformers", "T5EncoderModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "tokenizer_2": ["transformers", "T5TokenizerFast"],
+    "transformer": ["diffusers", "FluxTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+FLUX_VAE = {**VAE, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
+
+
+def flux_files(index: dict[str, Any] | None = None, **changed: Any) -> dict[str, bytes]:
+    """A pipeline with two text encoders, one of them in parts, and all that is not needed."""
+    stem = "text_encoder_2/model"
+    configs = {
+        "model_index.json": {**(index or FLUX_INDEX), **changed},
+        "text_encoder_2/config.json": {"architectures": ["T5EncoderModel"]},
+        "tokenizer_2/tokenizer_config.json": {},
+        "vae/config.json": FLUX_VAE,
+    }
+    return {
+        **sd_files(),
+        **{name: json.dumps(value).encode() for name, value in configs.items()},
+        f"{stem}.safetensors.index.json": b"{}",
+        f"{stem}-00001-of-00002.safetensors": b"a part",
+        f"{stem}-00002-of-00002.safetensors": b"another",
+        "tokenizer_2/spiece.model": b"pieces",
+        "tokenizer_2/model.safetensors": b"no part of a tokenizer",
+        "transformer/config.json": b"{}",
+        "transformer/diffusion_pytorch_model.safetensors": b"never fetched",
+    }
+
+
+def test_a_pipeline_is_its_text_parts_and_its_vae(tmp_path: Path) -> None:
+    model = find_model(str(lay_out(tmp_path, flux_files(is_distilled=True))), text="emb")
+    assert model.pipeline is not None
+    assert model.pipeline.kind == "FluxPipeline"
+    assert model.pipeline.arguments == {"is_distilled": True}
+    assert [(part.name, part.kind, part.has_weights) for part in model.pipeline.components] == [
+        ("text_encoder", "CLIPTextModel", True),
+        ("text_encoder_2", "T5EncoderModel", True),
+        ("tokenizer", "CLIPTokenizer", False),
+        ("tokenizer_2", "T5TokenizerFast", False),
+    ]
+    assert model.towers == ()
+    assert {name for name in model.files if name.startswith(("tokenizer_2", "text_encoder_2"))} == {
+        "text_encoder_2/config.json",
+        "text_encoder_2/model-00001-of-00002.safetensors",
+        "text_encoder_2/model-00002-of-00002.safetensors",
+        "text_encoder_2/model.safetensors.index.json",
+        "tokenizer_2/spiece.model",
+        "tokenizer_2/tokenizer_config.json",
+    }
+    assert "model_index.json" in model.files
+    assert not [name for name in model.files if name.startswith(("transformer", "unet"))]
+    assert (model.scale, model.shift, model.factor, model.multiple) == (0.3611, 0.1159, 8, 16)
+
+
+def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path, flux_files())
+    tokens, none = (find_model(str(folder), text=text) for text in ("tokens", "none"))
+    assert {name for name in tokens.files if name.endswith(".safetensors")} == {
+        "vae/diffusion_pytorch_model.safetensors"
+    }
+    assert "text_encoder_2/config.json" in tokens.files
+    assert none.pipeline is None
+    assert set(none.files) == {"vae/config.json", "vae/diffusion_pytorch_model.safetensors"}
+    assert none.multiple == tokens.multiple == 16
+
+
+def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -> None:
+    flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
+    check_resolution(flux, 272)
+    with pytest.raises(UsageError, match="--resolution 264 is no multiple of 16, as the transfor"):
+        check_resolution(flux, 264)
+
+
+@pytest.mark.parametrize(
+    ("text", "gone", "lacking"),
+    [
+        ("emb", "text_encoder_2/config.json", ""),
+        ("tokens", "text_encoder_2/config.json", ""),
+        ("emb", "text_encoder_2/model-00002-of-00002.safetensors", ""),
+        ("tokens", "tokenizer_2/spiece.model", "tokenizer_2/tokenizer.json"),
+        ("emb", "tokenizer/merges.txt", ""),
+    ],
+)
+def test_a_missing_tower_or_tokenizer_is_named(
+    text: str, gone: str, lacking: str, tmp_path: Path
+) -> None:
+    folder = lay_out(tmp_path, without(flux_files(), gone))
+    assert f"lacks {lacking or gone}:" in failure(folder, text)
+    assert find_model(str(folder), text="none").channels == 16
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"_class_name": ["pipeline", "MyPipeline"]}, "trust_remote_code: model_index.json names"),
+        ({"text_encoder_2": ["my_tower", "MyModel"]}, "trust_remote_code: my_tower.MyModel"),
+        ({"_class_name": "NoSuchPipeline"}, "NoSuchPipeline, which the diffusers here does not"),
+        ({"_class_name": 7}, "names 7"),
+    ],
+)
+def test_code_that_comes_with_a_model_is_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = lay_out(tmp_path, {**flux_files(**changed), "my_tower.py": b"raise SystemExit"})
+    assert said in failure(folder)
+    assert "--text none" in failure(folder, text="tokens")
+    assert find_model(str(folder), text="none").channels == 16
+
+
+def test_a_tower_with_code_of_its_own_is_refused_where_transformers_has_no_such_class(
+    tmp_path: Path,
+) -> None:
+    files = flux_files(text_encoder_2=["transformers", "MyEncoderModel"])
+    config = {"auto_map": {"AutoModel": "modeling_my.MyEncoderModel"}}
+    files["text_encoder_2/config.json"] = json.dumps(config).encode()
+    said = failure(lay_out(tmp_path / "unknown", files))
+    assert "text_encoder_2 of" in said
+    assert "trust_remote_code: MyEncoderModel" in said
+    known = {**files, "model_index.json": flux_files()["model_index.json"]}
+    assert find_model(str(lay_out(tmp_path / "known", known)), text="emb").pipeline
+
+
+def test_a_pipeline_without_text_or_of_blocks_is_told(tmp_path: Path) -> None:
+    index = {"_class_name": "DiTPipeline", "transformer": ["diffusers", "DiTTransformer2DModel"]}
+    folder = lay_out(tmp_path / "a", {**sd_files(), "model_index.json": json.dumps(index).encode()})
+    assert "(DiTPipeline) has no text encoder: add --text none" in failure(folder)
+    blocks = without(sd_files(), "model_index.json") | {"modular_model_index.json": b"{}"}
+    assert "made of modular blocks" in failure(lay_out(tmp_path / "b", blocks))
+
+
+def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(tmp_path: Path) -> None:
+    hidream = {**FLUX_INDEX, "_class_name": "HiDreamImagePipeline"}
+    folder = lay_out(tmp_path, flux_files(hidream))
+    said = failure(folder)
+    assert "leaves out text_encoder_4 and tokenizer_4" in said
+    assert "`hf download meta-llama/Llama-3.1-8B-Instruct" in said
+    llama = {
+        "text_encoder_4/config.json": b"{}",
+        "text_encoder_4/model.safetensors": b"llama",
+        "tokenizer_4/tokenizer.json": b"{}",
+    }
+    model = find_model(str(lay_out(folder, llama)), text="emb")
+    assert model.pipeline is not None
+    assert [part.name for part in model.pipeline.components][-2:] == [
+        "text_encoder_4",
+        "tokenizer_4",
+    ]
+    assert llama.keys() <= set(model.files)
+
+
+def test_weights_of_a_tower_may_have_the_name_that_diffusers_gives(tmp_path: Path) -> None:
+    stem = "text_encoder_2/diffusion_pytorch_model.safetensors"
+    gone = [name for name in flux_files() if name.startswith("text_encoder_2/model")]
+    folder = lay_out(tmp_path, without(flux_files(), *gone) | {stem: b"weights"})
+    assert stem in find_model(str(folder), text="emb").files
+
+
+# VAEs
+
+
+def safetensors(**tensors: tuple[str, bytes]) -> bytes:
+    """A file of small tensors of one row, by the format's description."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, (dtype, values) in tensors.items():
+        size = len(values) // (2 if dtype == "BF16" else 4)
+        span = [len(data), len(data) + len(values)]
+        header[name.replace("__", ".")] = {"dtype": dtype, "shape": [size], "data_offsets": span}
+        data += values
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def bare(folder: Path, config: dict[str, Any], weights: bytes = b"weights") -> Model:
+    files = {"config.json": json.dumps(config).encode()}
+    files["diffusion_pytorch_model.safetensors"] = weights
+    return find_model(str(lay_out(folder, files)), text="none")
+
+
+def test_means_and_deviations_are_one_number_for_each_channel(tmp_path: Path) -> None:
+    qwen = {
+        "_class_name": "AutoencoderKLQwenImage",
+        "z_dim": 3,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.5, -1.0, 2.0],
+        "latents_std": [2.0, 4.0, 0.5],
+    }
+    model = bare(tmp_path / "qwen", qwen)
+    assert (model.channels, model.factor, model.vae_kind) == (3, 8, "AutoencoderKLQwenImage")
+    assert (model.shift, model.scale) == ((0.5, -1.0, 2.0), (0.5, 0.25, 2.0))
+    wan = {**qwen, "_class_name": "AutoencoderKLWan", "scale_factor_spatial": 16}
+    model = bare(tmp_path / "wan", wan)
+    assert (model.factor, model.scale) == (16, (0.5, 0.25, 2.0))
+    with pytest.raises(UsageError, match="takes 12 channels"):
+        bare(tmp_path / "squares", {**wan, "in_channels": 12, "patch_size": 2})
+
+
+@pytest.mark.parametrize(("denoiser", "scale"), [("unet", 0.25), ("transformer", 0.5)])
+def test_a_scale_beside_deviations_counts_where_there_is_a_unet(
+    denoiser: str, scale: float, tmp_path: Path
+) -> None:
+    vae = {**VAE, "latents_mean": [1.0] * 4, "latents_std": [2.0] * 4, "scaling_factor": 0.5}
+    index = {"_class_name": "SomePipeline", denoiser: ["diffusers", "Denoiser"]}
+    files = {**sd_files(), "vae/config.json": json.dumps(vae).encode()}
+    files["model_index.json"] = json.dumps(index).encode()
+    model = find_model(str(lay_out(tmp_path, files)), text="none")
+    assert (model.scale, model.shift) == ((scale,) * 4, (1.0,) * 4)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_batch_norm_is_read_from_the_weights(dtype: str, tmp_path: Path) -> None:
+    means = [number / 64 for number in range(8)]
+    variances = [0.25] * 8
+    flux2 = {
+        "_class_name": "AutoencoderKLFlux2",
+        "block_out_channels": [1, 1, 1, 1],
+        "latent_channels": 2,
+        "batch_norm_eps": 0.0,
+        "patch_size": [2, 2],
+    }
+
+    def packed(values: list[float]) -> tuple[str, bytes]:
+        wide = [struct.pack("<f", value) for value in values]
+        return dtype, b"".join(each[2:] if dtype == "BF16" else each for each in wide)
+
+    norm = {"bn__running_mean": packed(means), "bn__running_var": packed(variances)}
+    model = bare(tmp_path / "whole", flux2, safetensors(other=packed([7.0]), **norm))
+    assert (model.channels, model.factor, model.multiple, model.patch) == (8, 16, 16, 2)
+    assert model.shift == tuple(means)
+    assert model.scale == (2.0,) * 8
+    with pytest.raises(WorkError, match=r"lacks bn\.running_mean"):
+        bare(tmp_path / "lacking", flux2, safetensors(other=packed([7.0])))
+    with pytest.raises(WorkError, match="is no safetensors file"):
+        bare(tmp_path / "damaged", flux2, b"weights of another kind")
+
+
+def test_a_deterministic_vae_is_known_as_such(tmp_path: Path) -> None:
+    config = {
+        "_class_name": "AutoencoderDC",
+        "encoder_block_out_channels": [1] * 6,
+        "latent_channels": 32,
+        "scaling_factor": 0.41407,
+    }
+    model = bare(tmp_path, config)
+    assert not model.is_sampled
+    assert (model.channels, model.factor, model.multiple) == (32, 32, 32)
+    assert (model.scale, model.shift) == (0.41407, 0.0)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "~/nowhere"])
 def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(name: str) -> None:
     assert f"{name} is no folder here" in failure(name)
+    assert "`wdsprep models`" in failure(name)
 
 
 # Workers
@@ -274,6 +555,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.files = sd_files()
         self.error = ""
+        self.is_gated = False
         self.asked: list[str] = []
 
     @property
@@ -301,6 +583,8 @@ class _Answers(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             info = {"id": REPO, "sha": COMMIT, "siblings": siblings}
             return self._send(json.dumps(info).encode())
+        if self.server.is_gated:  # files alone: who may not fetch them may still list them
+            return self._send(b"{}", 401, {"X-Error-Code": "GatedRepo"})
         name = path.removeprefix(f"/{REPO}/resolve/{COMMIT}/")
         data = files[name]
         etag = hashlib.sha1(data).hexdigest()
@@ -399,6 +683,24 @@ def test_what_the_hub_refuses_is_told_in_one_line(
     with pytest.raises(kind, match=said) as caught:
         find_model(f"{REPO}@v9", text="emb")
     assert "\n" not in str(caught.value)
+
+
+def test_who_has_not_accepted_the_terms_is_told_each_step(hub: Hub) -> None:
+    hub.is_gated = True
+    said = failure(REPO)
+    assert f"{REPO} is gated: accept its terms at https://huggingface.co/{REPO}" in said
+    assert said.endswith("run `hf auth login` (or set HF_TOKEN) and the same command again")
+
+
+def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> None:
+    hub.files = flux_files()
+    model = find_model(REPO, text="emb")
+    there = {str(path.relative_to(model.folder)) for path in Path(model.folder).rglob("*.*")}
+    assert there == set(model.files)
+    assert model.pipeline is not None
+    assert check_weights(replace(model, folder="/on/the/driver")) == model
+    hub.error = "down 503"
+    assert find_model(REPO, text="emb") == model
 
 
 def test_a_cached_model_outlives_its_repository(hub: Hub, cache: Path) -> None:

@@ -23,7 +23,9 @@ Out: A latent dataset with the same keys; or the same arrays for a trainer that 
 Uses: dataset, images, runners, sources, store.
 """
 
-MODELS = ("sd2", "sd1", "tiny")
+from wdsprep.encoding.models.presets import PRESETS
+
+MODELS = tuple(PRESETS)
 """That have a name of their own."""
 LATENTS = ("auto", "sample", "mean", "moments")
 """What may be kept of the VAE's distribution; auto is a sample, where there is one."""

@@ -8,18 +8,19 @@ shard in parts.
 Where nothing has been measured, it goes by the speed of GPUs, and prices. The speeds are of
 diffusers and transformers as they come, not compiled, in fp16, with SD2's VAE and text encoder.
 They are derived from the operations of an image, the cards' data sheets and the share of the peak
-that convolutions and group norms leave, and have not been measured: a trial says more.
+that convolutions and group norms leave, and have not been measured: a trial says more. Other models
+are reckoned from their operations at the same share of the peak, though large text encoders leave
+more of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding import TEXTS
-from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.find import SHAPES
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset
 from wdsprep.errors import UsageError
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
@@ -54,7 +55,13 @@ class Choice:
     model: str = "sd2"
     latents: str = "sample"
     text: str = "emb"
+    tokens: int = TOKENS
+    """of a caption, which count where no more is stored of it"""
     samples_per_shard: int = 10_000
+
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.model]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +80,15 @@ class Phase:
     samples: int
     speed: Speed
     device_hours: float
+    text_share: float
+    """of the operations, and so of the hours, as far as these go by operations"""
     wall_hours: float
     dollars: float | None
     cores_each: float
     nbytes_read: int
     nbytes_written: int
+    text_nbytes: int
+    """of these"""
     shards: int
     gets: int
     puts: int
@@ -122,6 +133,7 @@ def _phase(
     decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items())
     hours = samples / speed.each / 3600
     each = sample_nbytes(resolution, choice)
+    alone = sample_nbytes(resolution, replace(choice, text="none"))
     shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
     nbytes = samples * each
     nbytes_read = sum(b.nbytes or b.samples * name**2 for name, b in buckets.items())
@@ -130,11 +142,13 @@ def _phase(
         samples=samples,
         speed=speed,
         device_hours=hours,
+        text_share=text_gflops(choice) / gflops(resolution, choice),
         wall_hours=hours / fleet.devices,
         dollars=hours * fleet.price if fleet.price else None,
         cores_each=decoding_s * DECODE_S_PER_PIXEL / samples * speed.each,
         nbytes_read=nbytes_read,
         nbytes_written=nbytes,
+        text_nbytes=samples * (each - alone),
         shards=shards,
         gets=shards * max(1, -(-nbytes_read // max(1, shards * CHUNK_NBYTES))),
         puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
@@ -143,9 +157,22 @@ def _phase(
 
 def sample_nbytes(resolution: int, choice: Choice) -> int:
     """Of a latent sample in its tar: arrays, json and caption, each with a header."""
-    recipe = Recipe(resolution=resolution, latents=choice.latents, text=choice.text)
-    arrays = fields(SHAPES[choice.model], recipe)
-    return sum(BLOCK + padded(array.nbytes) for array in arrays) + 4 * BLOCK
+    return sum(BLOCK + padded(array.nbytes) for array in _arrays(resolution, choice)) + 4 * BLOCK
+
+
+def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
+    preset = choice.preset
+    channels = preset.channels * (2 if choice.latents == "moments" else 1)
+    side = resolution // preset.factor
+    yield Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    if choice.text == "emb":
+        for array in preset.arrays:
+            dtype = "<f2" if array.dtype == "bfloat16" else array.dtype  # which takes as much
+            yield Field(name=array.name, dtype=dtype, shape=array.shape_at(choice.tokens))
+    if choice.text == "tokens":
+        for run in preset.runs:
+            tokens = min(choice.tokens, run.length) if preset.is_trimmed else run.length
+            yield Field(name="tokens.npy", dtype="<i4", shape=(tokens,))
 
 
 def parts(nbytes: int) -> int:
@@ -158,13 +185,19 @@ def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tupl
     return {
         (latents, text): samples
         * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
-        for latents in ("sample", "moments")
+        for latents in (("sample",) if choice.preset.vae == DC else ("sample", "moments"))
         for text in TEXTS
     }
 
 
-VAE_GFLOPS = {256: 272.7, 512: 1116.7}  # of an image, a multiplication and an addition being two
-TEXT_GFLOPS = {"sd2": 45.1, "sd1": 13.3}
+# Of an image at 256 and at 512, a multiplication and an addition being two: what torch's flop
+# counter says of the encoder of each class, built without weights from the config of the preset.
+VAE_GFLOPS: Mapping[str, tuple[float, float]] = {
+    KL: (272.7, 1116.7),
+    FLUX2: (272.7, 1116.7),
+    QWEN: (0.0, 0.0),
+    DC: (0.0, 0.0),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,19 +236,25 @@ def find_gpu(name: str) -> Gpu:
     return found
 
 
-def derived_rate(gpu: Gpu, resolution: int, *, model: str, text: str) -> float:
-    """Images a second, by the operations that are left to do."""
-    known = {256: gpu.at_256, 512: gpu.at_512}.get(resolution)
-    if known is None:
-        raise UsageError(f"no speed at {resolution} is known: give --rate {resolution}=N")
-    table = gflops(resolution, model="sd2", text="emb")
-    return known * table / gflops(resolution, model=model, text=text)
+def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
+    """Images a second, by the operations: from the size of the table that is nearer."""
+    at = 256 if resolution < 384 else 512
+    known = gpu.at_256 if at == 256 else gpu.at_512
+    return known * gflops(at, Choice()) / gflops(resolution, choice)
 
 
-def gflops(resolution: int, *, model: str, text: str) -> float:
+def gflops(resolution: int, choice: Choice) -> float:
     """Of an image and its caption. The VAE's convolutions grow with the pixels, and its attention
     with their square: two sizes tell how much each is."""
-    attention = (VAE_GFLOPS[512] - 4 * VAE_GFLOPS[256]) / 12
+    at_256, at_512 = VAE_GFLOPS[choice.preset.vae]
+    attention = (at_512 - 4 * at_256) / 12
     pixels = (resolution / 256) ** 2
-    vae = (VAE_GFLOPS[256] - attention) * pixels + attention * pixels**2
-    return vae + (TEXT_GFLOPS[model] if text == "emb" else 0.0)
+    return (at_256 - attention) * pixels + attention * pixels**2 + text_gflops(choice)
+
+
+def text_gflops(choice: Choice) -> float:
+    """Of a caption."""
+    if choice.text != "emb":
+        return 0.0
+    runs = choice.preset.runs
+    return sum(run.tower.operations(run.tokens(choice.tokens)) for run in runs) / 1e9

@@ -151,7 +151,7 @@ class _Translated:
         if isinstance(error, errors.GatedRepoError):
             return WorkError(
                 f"{what} is gated: accept its terms at https://huggingface.co/{repo}, then run "
-                '"hf auth login" (or set HF_TOKEN) and try again'
+                "`hf auth login` (or set HF_TOKEN) and the same command again"
             )
         if isinstance(error, errors.RevisionNotFoundError):
             return UsageError(
@@ -161,7 +161,7 @@ class _Translated:
         if isinstance(error, errors.RepositoryNotFoundError):
             return UsageError(
                 f"{what} is not on the hub, or it is private: check the name, or run "
-                '"hf auth login" (or set HF_TOKEN)'
+                "`hf auth login` (or set HF_TOKEN) and the same command again"
             )
         reached = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
         if reached or isinstance(error, OSError) or _is_network_error(error):

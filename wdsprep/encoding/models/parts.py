@@ -1,0 +1,294 @@
+"""Which parts of a repository are needed for latents and text, and which files are theirs.
+
+A pipeline's index says of what it consists. A prompt needs its text encoders, tokenizers and
+processors; its denoiser is never needed. What would run code of its own is refused here.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wdsprep.encoding.models.hub import ModelFiles
+from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.errors import UsageError, WorkError
+
+INDEX = "model_index.json"
+VAE_WEIGHTS = "diffusion_pytorch_model"
+TEXT_WEIGHTS = ("model", VAE_WEIGHTS)
+"""As transformers and diffusers name them."""
+HALVES = (".fp16", ".bf16")
+TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".vocab", ".tiktoken")
+VOCABULARY = ("tokenizer/vocab.json", "tokenizer/merges.txt")
+TOKENIZER = (
+    "tokenizer/added_tokens.json",
+    "tokenizer/special_tokens_map.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+    *VOCABULARY,
+)
+
+
+class Component(NamedTuple):
+    """A part of a pipeline, as `model_index.json` names it."""
+
+    name: str
+    """of its folder too"""
+    library: str
+    kind: str
+    """the class"""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it is a network, and no tokenizer or processor."""
+        return not re.search("tokenizer|processor", f"{self.name} {self.kind}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextPipeline:
+    """What a pipeline of diffusers needs to encode a prompt."""
+
+    kind: str
+    """the class"""
+    components: tuple[Component, ...]
+    """text encoders, tokenizers and processors"""
+    arguments: Mapping[str, Any]
+    """the plain values of `model_index.json`, which the class takes too"""
+
+
+TEXT_NAME = re.compile("text_encoder|tokenizer|processor")
+TEXT_KIND = re.compile("TextModel|TextEncoder|EncoderModel|ForCausalLM|Tokenizer")
+OTHER_NAME = re.compile(
+    "image|vision|siglip|audio|sound|feature_extractor|safety|prompt_enhancer|^pe$|^pe_|^prior_"
+)
+"""Of parts that no prompt is encoded with: of images and sounds, or what rewrites prompts."""
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+LEFT_OUT = {
+    "HiDreamImagePipeline": (
+        Component("text_encoder_4", "transformers", "LlamaForCausalLM"),
+        Component("tokenizer_4", "transformers", "PreTrainedTokenizerFast"),
+    )
+}
+"""Parts that a class needs and its repositories do not have, as their terms are another's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelParts:
+    """What a model consists of, by the names of its files and its index alone."""
+
+    index: Mapping[str, Any]
+    """empty where there is none"""
+    pipeline: TextPipeline | None
+    vae: str
+    files: tuple[str, ...]
+    """that are needed"""
+    missing: tuple[str, ...]
+    """of these"""
+    pickled: tuple[str, ...]
+    """that are there in place of some of those"""
+
+    @property
+    def kind(self) -> str:
+        """The class of the pipeline."""
+        return str(self.index.get("_class_name", ""))
+
+    @property
+    def is_best(self) -> bool:
+        return not self.missing and variant_of(self.files) is None
+
+
+def variant_of(files: Iterable[str]) -> str | None:
+    """The libraries' word for weights of half precision, where these files are such."""
+    halves = (half for file in files for half in HALVES if f"{half}." in file or f"{half}-" in file)
+    return next(halves, "").lstrip(".") or None
+
+
+def parts_of(place: ModelFiles, text: str) -> ModelParts:
+    names = place.names()
+    index = read_json(place.fetch([INDEX]) / INDEX) if INDEX in names else {}
+    is_bare = "config.json" in names and not names & {"vae/config.json", INDEX}
+    vae = "" if is_bare else "vae"
+    prefix = f"{vae}/" if vae else ""
+    wanted = [f"{prefix}config.json", *_weights(names, f"{prefix}{VAE_WEIGHTS}")]
+    pipeline = None if text == "none" or is_bare else _pipeline(place, index)
+    if pipeline:
+        wanted += [INDEX, *_text_files(names, pipeline, text)]
+    elif text != "none":
+        wanted += _files_of_tower(names, text)
+    wanted = sorted(set(wanted))
+    missing = tuple(name for name in wanted if name not in names)
+    stems = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
+    pickled = (n for n in sorted(names) if n.endswith(".bin") and n.rpartition("/")[0] in stems)
+    return ModelParts(
+        index=index,
+        pipeline=pipeline,
+        vae=vae,
+        files=tuple(wanted),
+        missing=missing,
+        pickled=tuple(pickled),
+    )
+
+
+def _files_of_tower(names: frozenset[str], text: str) -> list[str]:
+    wanted = [name for name in TOKENIZER if name in names]
+    wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
+    if text == "emb":
+        wanted += ["text_encoder/config.json", *_weights(names, "text_encoder/model")]
+    return wanted
+
+
+def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Iterator[str]:
+    """Of a pipeline's text encoders and tokenizers. Shapes are in the configs of the former, so
+    these are needed for tokens too."""
+    for part in pipeline.components:
+        if not part.has_weights:
+            yield from _tokenizer_files(names, part)
+            continue
+        yield f"{part.name}/config.json"
+        if text == "emb":
+            stems = [f"{part.name}/{stem}" for stem in TEXT_WEIGHTS]
+            there = [stem for stem in stems if any(name.startswith(stem) for name in names)]
+            yield from _weights(names, (there or stems)[0])
+
+
+def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
+    """All of its folder but weights, and what it cannot do without where that is not there."""
+    split = (name.partition("/") for name in names if name.endswith(TOKENIZER_SUFFIXES))
+    inside = {name for folder, _, name in split if folder == part.name}
+    yield from (f"{part.name}/{name}" for name in inside)
+    if "tokenizer" not in part.name:
+        if not inside:
+            yield f"{part.name}/preprocessor_config.json"
+    elif {"vocab.json", "merges.txt"} & inside and "tokenizer.json" not in inside:
+        yield from (f"{part.name}/vocab.json", f"{part.name}/merges.txt")
+    elif not any(name.endswith((".model", ".txt", ".tiktoken")) for name in inside):
+        is_bytes = part.kind.startswith("ByT5")  # which has no vocabulary
+        yield f"{part.name}/{'tokenizer_config.json' if is_bytes else 'tokenizer.json'}"
+
+
+def _weights(names: frozenset[str], stem: str) -> list[str]:
+    """One file, or an index and the parts that it is of. Half precision only where there is nothing
+    else: fp32 is computed from the same files."""
+    whole = f"{stem}.safetensors"
+    for half in ("", *HALVES):
+        if (one := f"{stem}{half}.safetensors") in names:
+            return [one]
+        if (index := f"{stem}.safetensors.index{half}.json") in names:
+            return [index, *_numbered(names, stem + half)]
+    return [whole]
+
+
+def _numbered(names: frozenset[str], stem: str) -> list[str]:
+    """All that the name of one tells of."""
+    named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
+    of = max((match[1] for name in names if (match := named.fullmatch(name))), default="00001")
+    return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, int(of) + 1)]
+
+
+def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
+    """None where one CLIPTextModel is all there is, which needs no code of a pipeline."""
+    if not index:
+        _check_one_tower(place)
+        return None
+    used = {name: value for name, value in index.items() if _is_part(value)}
+    parts = [Component(name, *value) for name, value in used.items() if all(value)]
+    parts = [part for part in parts if _is_of_text(part)]
+    kind = index.get("_class_name")
+    if _is_stable_diffusion(str(kind), index, parts):
+        return None
+    lacking = [part for part in LEFT_OUT.get(str(kind), ()) if not all(used.get(part.name, [None]))]
+    parts += lacking
+    _check_code(place, kind, parts)
+    _check_left_out(place, lacking)
+    if not any(part.has_weights for part in parts):
+        raise UsageError(
+            f"{place.what} ({kind}) has no text encoder: add --text none to encode the images alone"
+        )
+    plain = {
+        name: value
+        for name, value in index.items()
+        if not name.startswith("_") and not _is_part(value)
+    }
+    return TextPipeline(kind=str(kind), components=tuple(parts), arguments=plain)
+
+
+def _is_part(value: object) -> bool:
+    """A pipeline's index names a library and a class for each part, and nulls for one left out."""
+    words = value if isinstance(value, list) else []
+    return len(words) == 2 and all(word is None or isinstance(word, str) for word in words)
+
+
+def _is_of_text(part: Component) -> bool:
+    if OTHER_NAME.search(part.name):
+        return False
+    is_foreign = part.library == "transformers" and bool(TEXT_KIND.search(part.kind))
+    return bool(TEXT_NAME.search(part.name)) or is_foreign
+
+
+def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Component]) -> bool:
+    towers = [(part.name, part.kind) for part in parts if part.has_weights]
+    is_clip = towers == [("text_encoder", "CLIPTextModel")]
+    return is_clip and "transformer" not in index and not kind.startswith("StableDiffusionXL")
+
+
+def _check_one_tower(place: ModelFiles) -> None:
+    """Without an index nobody knows how several work together."""
+    names = place.names()
+    folders = {name.partition("/")[0] for name in names}
+    if "modular_model_index.json" in names:
+        raise UsageError(
+            f"{place.what} is made of modular blocks, which wdsprep does not run: choose another"
+        )
+    if more := sorted(folder for folder in folders if folder.startswith("text_encoder_")):
+        raise UsageError(
+            f"{place.what} has {', '.join(more)} and lacks {INDEX}, which says how they are used: "
+            "copy that there too, or add --text none to encode the images alone"
+        )
+
+
+def _check_code(place: ModelFiles, kind: object, parts: Iterable[Component]) -> None:
+    """That all classes are the libraries' own."""
+    diffusers = find_spec("diffusers")
+    if diffusers is None or diffusers.origin is None:
+        raise WorkError("diffusers is not installed here, which has the code of pipelines")
+    inside = Path(diffusers.origin).parent
+    known = {"diffusers", "transformers", *(path.name for path in (inside / "pipelines").iterdir())}
+    foreign = [f"{p.library}.{p.kind}" for p in parts if p.library not in known]
+    foreign = foreign if isinstance(kind, str) else [f"{INDEX} names {kind}", *foreign]
+    if foreign:
+        raise UsageError(
+            f"{place.what} wants to run code that comes with it (trust_remote_code: {foreign[0]}), "
+            "which wdsprep never does: choose another --model, or add --text none"
+        )
+    if f'"{kind}"' not in Path(diffusers.origin).read_text():
+        raise UsageError(
+            f"{place.what} is {kind}, which the diffusers here does not know: install a newer one, "
+            "or add --text none to encode the images alone"
+        )
+
+
+def _check_left_out(place: ModelFiles, lacking: Iterable[Component]) -> None:
+    folders = {name.partition("/")[0] for name in place.names()}
+    if not (lost := [part.name for part in lacking if part.name not in folders]):
+        return
+    raise UsageError(
+        f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its own: "
+        f"accept them at https://huggingface.co/{LLAMA}, then run `hf auth login`; "
+        f'`hf download {PRESETS["hidream"].repo} --exclude "transformer/*" --local-dir hidream`; '
+        f'`hf download {LLAMA} --exclude "original/*" --local-dir hidream/text_encoder_4`; '
+        f'`hf download {LLAMA} --include "*token*" --local-dir hidream/tokenizer_4`; '
+        "and pass --model ./hidream"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is no JSON object")
+    return value
