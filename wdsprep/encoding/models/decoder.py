@@ -9,6 +9,7 @@ import torch
 
 from wdsprep.encoding.models.encoder import load_vae, silence
 from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.vaes import VIDEO_KINDS
 
 
 class Decoder:
@@ -20,12 +21,26 @@ class Decoder:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         vae = load_vae(model, torch.float32, needed=("decoder.", "post_quant_conv."))
         self._vae = vae.eval().requires_grad_(False).to(self._device)
+        self._scale, self._shift = map(self._by_channel, (model.scale, model.shift))
+
+    def _by_channel(self, numbers: float | tuple[float, ...]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device).view(-1, 1, 1)
 
     def decode(self, latent: Any) -> Any:
         """A latent as a trainer takes it, to levels (height, width, 3)."""
-        values = torch.as_tensor(latent, dtype=torch.float32, device=self._device)[None]
+        stored = torch.as_tensor(latent, dtype=torch.float32, device=self._device)
+        values = _unpatched(stored / self._scale + self._shift, self._model.patch)[None]
+        is_video = self._model.vae_kind in VIDEO_KINDS
         with torch.inference_mode():
-            values = values / self._model.scale + self._model.shift
-            pixels = self._vae.decode(values).sample[0]
+            pixels = self._vae.decode(values[:, :, None] if is_video else values).sample
+            pixels = (pixels[:, :, 0] if is_video else pixels)[0]
             levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
             return levels.permute(1, 2, 0).contiguous().cpu().numpy()
+
+
+def _unpatched(stored: torch.Tensor, patch: int) -> torch.Tensor:
+    """What was a square of places back in its place, in the order of Flux.2's pipelines."""
+    channels, height, width = stored.shape
+    squares = stored.view(channels // patch**2, patch, patch, height, width)
+    rows = squares.permute(0, 3, 1, 4, 2)
+    return rows.reshape(channels // patch**2, height * patch, width * patch)

@@ -62,7 +62,9 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
 
 def _check_channels(model: Model, latents: ReportDataset) -> None:
     settings = latents.manifest.settings
-    channels = settings["layout"][0]["shape"][0] // (2 if settings["latents"] == "moments" else 1)
+    channels = settings["layout"][0]["shape"][0]
+    if settings["latents"] == "moments":  # as the VAE gives them
+        channels = channels // 2 * model.patch**2
     if channels != model.channels:
         raise UsageError(
             f"--model {model.name} has {model.channels} latent channels, {latents.shown} has "
