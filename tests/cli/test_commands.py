@@ -18,7 +18,6 @@ from wdsprep.cli import cli, main
 from wdsprep.cli.options import Command, Option
 from wdsprep.cli.pack import next_command
 from wdsprep.encoding import MODELS
-from wdsprep.encoding.models.find import PRESETS
 from wdsprep.version import __version__
 
 PROGRAM = Path(sys.executable).with_name("wdsprep")
@@ -182,8 +181,33 @@ def test_a_shell_completes_and_nothing_heavy_is_imported(typed: str, wanted: lis
     assert not set(json.loads(done.stderr)) & {"numpy", "PIL", "pyarrow", "ray", "torch", "boto3"}
 
 
-def test_the_models_that_complete_are_those_that_have_a_name() -> None:
-    assert {*MODELS} == {*PRESETS, "tiny"}
+def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["models"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in said[3 : 3 + len(MODELS)]] == list(MODELS)
+    (flux,) = (line for line in said if line.startswith("flux "))
+    assert flux.split() == [
+        *("flux", "9.8", "GB", "4.3", "MB", "4.7", "MB", "black-forest-labs/FLUX.1-dev", "(login)")
+    ]
+    assert max(map(len, said)) <= 120
+    assert main(["models", "--json"]) == 0
+    models = {model["name"]: model for model in json.loads(capfd.readouterr().out)["models"]}
+    sana = models["sana"]
+    assert sana["arrays"] == [
+        {"dtype": "bfloat16", "name": "emb.npy", "shape": [300, 2304], "trimmed": True}
+    ]
+    trimmed = sana["sample_nbytes"]["512"] - sana["sample_nbytes_at_60_tokens"]["512"]
+    assert trimmed == (300 - 60) * 2304 * 2
+
+
+def test_models_needs_nothing_heavy() -> None:
+    script = "import sys; from wdsprep.cli import main; main(['models']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not set(done.stdout.split()) & {"numpy", "torch", "diffusers", "huggingface_hub"}
 
 
 @pytest.mark.usefixtures("downloads")

@@ -21,6 +21,7 @@ from wdsprep.encoding.estimate import (
     parts,
     sample_nbytes,
 )
+from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.store.s3.uploads import PART_NBYTES
 
 COUNTS = {256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)}
@@ -121,7 +122,7 @@ def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> N
         (["--counts", "256"], "write 256=490M,512=300M"),
         (["--counts", "256=0", "--gpu", "A100"], "no images to plan for"),
         (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
-        (["--counts", "384=1M", "--gpu", "A100"], "no speed at 384 is known"),
+        (["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"], "'tiny' is not one of"),
     ],
 )
 def test_what_cannot_be_planned_is_said(
@@ -131,6 +132,67 @@ def test_what_cannot_be_planned_is_said(
     assert said in capfd.readouterr().err
 
 
+def operations(side: int, model: str = "sd2", text: str = "emb", tokens: int = 60) -> float:
+    return gflops(side, Choice(model=model, text=text, tokens=tokens))
+
+
 def test_operations_are_those_counted_and_attention_grows_with_the_square_of_pixels() -> None:
-    found = [gflops(side, model="sd2", text="none") for side in (256, 512, 1024)]
+    found = [operations(side, text="none") for side in (256, 512, 1024)]
     assert found == pytest.approx([272.7, 1116.7, 1.093 * 4 * 1116.7], rel=1e-3)
+    texts = [operations(256, name) - operations(256, name, "none") for name in ("sd1", "sd2")]
+    assert texts == pytest.approx([13.3, 45.1], abs=0.05)
+
+
+def test_only_a_tower_that_pads_to_no_length_saves_on_short_captions() -> None:
+    assert operations(256, "qwen-image", tokens=20) < operations(256, "qwen-image", tokens=200)
+    assert operations(256, "flux", tokens=20) == operations(256, "flux", tokens=200)
+    few, many = (operations(256, "sana", "tokens", tokens) for tokens in (20, 200))
+    assert few == many == operations(256, "sana", "none")
+
+
+@pytest.mark.parametrize("model", [name for name in PRESETS if name != "tiny"])
+def test_each_model_can_be_planned_at_any_size(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--counts", "256=1M,512=1M,1024=1M", "--gpu", "A100", "--model", model]
+    assert main([*words, "--json"]) == 0
+    phases = json.loads(capfd.readouterr().out)["phases"]
+    assert [phase["resolution"] for phase in phases] == [256, 512, 1024]
+    speeds = [phase["speed"]["each"] for phase in phases]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(0 < phase["text_share"] < 1 for phase in phases)
+    assert all(0 < phase["text_nbytes"] < phase["nbytes_written"] for phase in phases)
+
+
+def test_what_text_alone_costs_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--counts", "512=1M", "--gpu", "A100", "--model", "pixart-sigma"]
+    assert main(words) == 0
+    said = capfd.readouterr().out
+    assert "of these GPU hours, by the operations; 492.5 GB (" in said
+    assert (
+        "captions: 60 tokens each (--tokens); if all had 300, phase 512 would take 2.5 TB" in said
+    )
+    assert main([*words, "--tokens", "10"]) == 0
+    assert "; 82.9 GB (" in capfd.readouterr().out
+    assert main([*words, "--text", "none"]) == 0
+    assert "text  " not in capfd.readouterr().out.partition("stored by")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "full", "at_60"),
+    [
+        *[("sdxl", 0.32, 0.32), ("sd3", 2.73, 2.73), ("flux", 4.20, 4.20)],
+        *[("flux2-klein", 7.9, 7.9), ("pixart-sigma", 2.46, 0.49), ("sana", 1.38, 0.28)],
+        *[("lumina2", 1.18, 0.28), ("qwen-image", 3.67, 0.43), ("z-image", 2.62, 0.31)],
+        *[("auraflow", 1.05, 0.25), ("chroma", 4.19, 0.50), ("kolors", 2.11, 2.11)],
+        *[("hidream", 34.6, 34.6)],
+    ],
+)
+def test_text_takes_what_its_shapes_say(model: str, full: float, at_60: float) -> None:
+    """In MB; headers and padding are a few kB."""
+    for tokens, wanted in ((10**6, full), (60, at_60)):
+        each, none = (
+            sample_nbytes(512, Choice(model=model, text=text, tokens=tokens))
+            for text in ("emb", "none")
+        )
+        assert (each - none) / 1e6 == pytest.approx(wanted, rel=0.02)

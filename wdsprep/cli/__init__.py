@@ -295,6 +295,22 @@ def plan_command(**options: Any) -> None:
 
 
 @cli.command(
+    "models",
+    cls=Command,
+    examples=("wdsprep models", "wdsprep models --json"),
+)
+@OUTPUT
+def models_command(as_json: bool) -> None:
+    """List the models that have a name, and what a sample of each takes.
+
+    Any other text-to-image pipeline of diffusers will do too, by its name on the hub or its folder.
+    """
+    from wdsprep.cli.models import model_lines
+
+    echo(model_lines(as_json=as_json))
+
+
+@cli.command(
     "verify",
     cls=LibraryCommand,
     function="wdsprep.checks.verify:verify",

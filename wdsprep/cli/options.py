@@ -461,9 +461,10 @@ PLANNED = options(
     "Model",
     option(
         "--model",
-        type=click.Choice(["sd2", "sd1"]),
+        type=click.Choice([name for name in MODELS if name != "tiny"]),
+        metavar="NAME",
         show_default=True,
-        help="Reckon for this family of models.",
+        help="Reckon for this model of those that wdsprep models lists.",
     ),
     option(
         "--latents",
@@ -476,6 +477,12 @@ PLANNED = options(
         type=click.Choice(TEXTS),
         show_default=True,
         help="Reckon with this kept of each caption.",
+    ),
+    option(
+        "--tokens",
+        type=click.IntRange(1),
+        show_default=True,
+        help="Reckon with captions of so many tokens, where a model stores no more than they have.",
     ),
 )
 CREW = options(

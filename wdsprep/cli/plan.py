@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdsprep.checks.inspect import overview
 from wdsprep.dataset.state import open_dataset
 from wdsprep.encoding.estimate import (
+    VAE_GFLOPS,
     Bucket,
     Choice,
     Fleet,
@@ -18,8 +19,10 @@ from wdsprep.encoding.estimate import (
     estimate,
     find_gpu,
     gflops,
+    sample_nbytes,
     stored_by_choice,
 )
+from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.errors import UsageError
 from wdsprep.text import human_bytes, plural, printed
 
@@ -75,6 +78,7 @@ def plan_lines(
     model: str = Choice.model,
     latents: str = Choice.latents,
     text: str = Choice.text,
+    tokens: int = Choice.tokens,
     samples_per_shard: int = Choice.samples_per_shard,
     published: bool = False,
     as_json: bool = False,
@@ -84,7 +88,13 @@ def plan_lines(
         return printed(_published())
     if bool(images) is bool(counts):
         raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
-    choice = Choice(model=model, latents=latents, text=text, samples_per_shard=samples_per_shard)
+    choice = Choice(
+        model=model,
+        latents=latents,
+        text=text,
+        tokens=tokens,
+        samples_per_shard=samples_per_shard,
+    )
     given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
@@ -132,7 +142,7 @@ def _speeds(
         elif tried:
             found[resolution] = _nearest(tried, resolution, choice)
         elif gpu:
-            each = derived_rate(find_gpu(gpu), resolution, model=choice.model, text=choice.text)
+            each = derived_rate(find_gpu(gpu), resolution, choice)
             found[resolution] = Speed(each=each, source=f"derived for {gpu.upper()}, not measured")
     if not found:
         raise UsageError(
@@ -142,29 +152,43 @@ def _speeds(
     return found
 
 
-def _trial(url: str) -> tuple[int, tuple[Speed, str]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A speed that was measured, and of what."""
+
+    speed: Speed
+    model: str
+    text: str
+
+    def at(self, choice: Choice) -> Choice:
+        """What was measured; a model that nobody counted is taken for the one that is planned."""
+        known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
+        return replace(choice, text=self.text, model=self.model if known else choice.model)
+
+
+def _trial(url: str) -> tuple[int, Trial]:
     """The speed that an `encode --limit` has left in its manifest."""
     _, manifest = open_dataset(url)
     trial = manifest.extra.get("trial")
     if manifest.dataset != "latents" or trial is None:
         raise UsageError(f'{url} is no trial: "wdsprep encode --limit N" makes one')
-    resolution = manifest.settings["resolution"]
-    what = f"{manifest.extra['model']} on {trial['device']} at {resolution}"
+    resolution, model = manifest.settings["resolution"], manifest.extra["model"]
+    what = f"{model} on {trial['device']} at {resolution}"
     launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
     source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
-    return resolution, (Speed(each=trial["each"], source=source), manifest.settings["text"])
+    speed = Speed(each=trial["each"], source=source)
+    return resolution, Trial(speed=speed, model=model, text=manifest.settings["text"])
 
 
-def _nearest(tried: Mapping[int, tuple[Speed, str]], resolution: int, choice: Choice) -> Speed:
+def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
     """A speed that was measured, scaled by the operations where it was at something else."""
     at = min(tried, key=lambda other: abs(other - resolution))
-    speed, text = tried[at]
-    share = gflops(at, model=choice.model, text=text) / gflops(
-        resolution, model=choice.model, text=choice.text
-    )
+    trial = tried[at]
+    share = gflops(at, trial.at(choice)) / gflops(resolution, choice)
     if share == 1:
-        return speed
-    return Speed(each=speed.each * share, source=f"{speed.source}, scaled by the operations")
+        return trial.speed
+    source = f"{trial.speed.source}, scaled by the operations"
+    return Speed(each=trial.speed.each * share, source=source)
 
 
 def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str) -> Iterator[str]:
@@ -172,6 +196,13 @@ def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str)
         yield from _phase(phase, fleet)
         yield ""
     last = phases[-1]
+    if choice.preset.is_trimmed and choice.text != "none":
+        longest = max(run.length for run in choice.preset.runs)
+        each = sample_nbytes(last.resolution, replace(choice, tokens=longest))
+        yield (
+            f"captions: {choice.tokens} tokens each (--tokens); if all had {longest}, phase "
+            f"{last.resolution} would take {human_bytes(last.samples * each)}"
+        )
     yield f"stored by choice, phase {last.resolution}:"
     for (latents, text), nbytes in stored_by_choice(last.samples, last.resolution, choice).items():
         yield f"  --latents {latents:8} --text {text:7} {human_bytes(nbytes):>10}"
@@ -190,6 +221,8 @@ def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
     yield f"phase {phase.resolution}: {plural(phase.samples, 'image')}"
     yield f"  speed     {speed.each:,.0f} images/s a GPU ({speed.source})"
     yield f"  GPUs      {hours:,.1f} GPU hours{dollars}; {_wall(phase)} on {fleet.devices:,}"
+    if phase.text_nbytes:
+        yield f"  text      {_text(phase)}"
     yield f"  cores     {phase.cores_each:.1f} a GPU to decode, and one to read, write and hash"
     each = human_bytes(phase.bytes_a_second_each)
     yield (
@@ -201,6 +234,18 @@ def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
         f"{plural(phase.gets + phase.puts, 'request')} "
         f"(${phase.request_dollars:,.2f}), ${phase.month_dollars:,.0f} a month to keep"
     )
+
+
+def _text(phase: Phase) -> str:
+    """What of all that the captions take."""
+    nbytes = human_bytes(phase.text_nbytes)
+    share = phase.text_nbytes / phase.nbytes_written
+    each = human_bytes(phase.text_nbytes / phase.samples)
+    stored = f"{nbytes} ({share:.0%} of what is written, {each} a caption)"
+    if not phase.text_share:
+        return stored
+    hours = phase.text_share * phase.device_hours
+    return f"{hours:,.1f} of these GPU hours, by the operations; {stored}"
 
 
 def _wall(phase: Phase) -> str:
@@ -221,9 +266,7 @@ def _published() -> Iterator[str]:
     for run in PUBLISHED:
         gpu = find_gpu(run.gpu)
         speeds = {
-            resolution: Speed(
-                each=derived_rate(gpu, resolution, model="sd2", text="emb"), source="derived"
-            )
+            resolution: Speed(each=derived_rate(gpu, resolution, Choice()), source="derived")
             for resolution in run.buckets
         }
         fleet = Fleet(devices=run.devices, price=gpu.price)

@@ -1,0 +1,72 @@
+"""What `wdsprep models` prints: the models that have a name, and what a sample of each weighs."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from wdsprep.encoding.estimate import Choice, sample_nbytes
+from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
+from wdsprep.text import human_bytes, printed
+
+SIDES = (512, 1024)
+
+
+def model_lines(*, as_json: bool = False) -> str:
+    """What the command line asks for, as text."""
+    if as_json:
+        return json.dumps({"models": [facts(name) for name in PRESETS]}, sort_keys=True)
+    return printed(_lines())
+
+
+def facts(name: str) -> dict[str, Any]:
+    """For a program. A sample is a latent and an embedding with all that belongs to them."""
+    preset = PRESETS[name]
+    longest = max(run.length for run in preset.runs)
+    return {
+        "arrays": [
+            {
+                "dtype": array.dtype,
+                "name": array.name,
+                "shape": array.shape,
+                "trimmed": array.is_trimmed,
+            }
+            for array in preset.arrays
+        ],
+        "login": preset.needs_login,
+        "name": name,
+        "note": preset.note,
+        "repository": preset.repo,
+        "sample_nbytes": _by_side(name, longest),
+        f"sample_nbytes_at_{TOKENS}_tokens": _by_side(name, min(TOKENS, longest)),
+        "text_tower_nbytes": round(preset.tower_nbytes),
+        "text_towers": [run.tower.name for run in preset.runs],
+    }
+
+
+def _by_side(name: str, tokens: int) -> dict[int, int]:
+    return {side: sample_nbytes(side, Choice(model=name, tokens=tokens)) for side in SIDES}
+
+
+def _lines() -> Iterator[str]:
+    yield f"{'':33} bytes a sample: latent, text, json"
+    yield f"{'':13} {'text':>9} {'longest captions':>19} {f'of {TOKENS} tokens':>19}"
+    sides = " ".join(f"{f'at {side}':>9}" for side in SIDES)
+    yield f"{'model':13} {'towers':>9} {sides} {sides}  repository"
+    for name, preset in PRESETS.items():
+        yield _row(name, preset)
+    yield ""
+    yield "login: accept the terms on https://huggingface.co/REPOSITORY, then run `hf auth login`"
+    for name, preset in PRESETS.items():
+        if preset.note:
+            yield f"{name}: {preset.note}"
+    yield "any other text-to-image pipeline of diffusers: --model OWNER/NAME, or its folder"
+
+
+def _row(name: str, preset: Preset) -> str:
+    found = facts(name)
+    longest = " ".join(f"{human_bytes(each):>9}" for each in found["sample_nbytes"].values())
+    trimmed = found[f"sample_nbytes_at_{TOKENS}_tokens"].values()
+    short = " ".join(f"{human_bytes(each) if preset.is_trimmed else '':>9}" for each in trimmed)
+    login = " (login)" if preset.needs_login else ""
+    towers = human_bytes(preset.tower_nbytes)
+    return f"{name:13} {towers:>9} {longest} {short}  {preset.repo or 'in the package'}{login}"
