@@ -167,8 +167,8 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
     yield Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
     if choice.text == "emb":
         for array in preset.arrays:
-            dtype = "<f2" if array.dtype == "bfloat16" else array.dtype  # which takes as much
-            yield Field(name=array.name, dtype=dtype, shape=array.shape_at(choice.tokens))
+            shape = array.shape_at(choice.tokens)
+            yield Field(name=array.name, dtype=array.dtype, shape=shape)
     if choice.text == "tokens":
         for run in preset.runs:
             tokens = min(choice.tokens, run.length) if preset.is_trimmed else run.length

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from wdsprep.encoding.models.encoder import load_vae, silence
 from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.loading import load_vae, silence
 from wdsprep.encoding.models.vaes import VIDEO_KINDS
 
 

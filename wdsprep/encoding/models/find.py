@@ -56,20 +56,7 @@ class Tower:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
-    """What of a model decides the shapes of the arrays that it makes."""
-
-    channels: int
-    """of a latent as it is stored"""
-    factor: int
-    """how many pixels of a side become one of a stored latent's"""
-    multiple: int
-    """what the sides of an image have to be a multiple of"""
-    towers: tuple[Tower, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model(ModelShape):
+class Model:
     """A VAE and what encodes text on this machine, and what their configs say.
 
     A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
@@ -89,6 +76,12 @@ class Model(ModelShape):
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
     """the class"""
+    channels: int
+    """of a latent as it is stored"""
+    factor: int
+    """how many pixels of a side become one of a stored latent's"""
+    multiple: int
+    """what the sides of an image have to be a multiple of"""
     scale: float | tuple[float, ...]
     shift: float | tuple[float, ...]
     patch: int
@@ -99,6 +92,7 @@ class Model(ModelShape):
     """whether the VAE's config warns that half precision overflows"""
     note: str
     """what a user should know of it, or nothing"""
+    towers: tuple[Tower, ...] = ()
     pipeline: TextPipeline | None = None
     """whose own code encodes text; None where `towers` do, or where there is no text"""
     outputs: tuple[Field, ...] = ()

@@ -21,8 +21,9 @@ from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.families import is_mask, member_of
-from wdsprep.encoding.models.find import Component, Model
+from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, silence
+from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wdsprep.encoding.models.find import Component, Model
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.parts import Component, variant_of
 from wdsprep.errors import WorkError
 from wdsprep.text import plural
 
@@ -31,12 +32,11 @@ def load_weights(
     from safetensors import SafetensorError
 
     files = [name for name in model.files if name.rpartition("/")[0] == folder]
-    variant = "fp16" if any(".fp16." in name for name in files) else None
     path = Path(model.folder, folder)
     try:
         made, info = kind.from_pretrained(
             str(path),
-            variant=variant,
+            variant=variant_of(files),
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,

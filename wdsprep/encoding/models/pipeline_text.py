@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from wdsprep.encoding.models.families import member_of
-from wdsprep.encoding.models.find import Component, Model
+from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.hearing import Hearing, calling
 from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,

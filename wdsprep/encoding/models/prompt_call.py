@@ -26,8 +26,9 @@ from wdsprep.encoding.models.families import (
     is_embedding,
     is_mask,
 )
-from wdsprep.encoding.models.find import Component, Model, Pipeline
+from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import class_of
+from wdsprep.encoding.models.parts import Component, TextPipeline
 from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
@@ -158,7 +159,7 @@ def all_of(value: Tensor) -> Tensor:
     return torch.full((len(value),), value.shape[1], device=value.device)
 
 
-def pipeline_of(model: Model) -> Pipeline:
+def pipeline_of(model: Model) -> TextPipeline:
     if model.pipeline is None:
         raise UsageError(f"{model.name} has no pipeline for text: {ALONE}")
     return model.pipeline
