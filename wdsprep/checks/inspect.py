@@ -6,7 +6,6 @@ packed follow no rule. For them the first header of every shard is read, and if 
 all headers are.
 """
 
-import io
 import os
 import re
 from bisect import bisect_right
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from wdsprep.dataset.arrays import field_of
+from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
@@ -238,16 +237,16 @@ def member_facts(name: str, data: bytes) -> dict[str, Any]:
     facts: dict[str, Any] = {"nbytes": len(data)}
     if name.endswith(".npy"):
         try:
-            field_of(name, data)
+            item = field_of(name, data)
         except FormatError as error:
             return facts | {"problem": str(error)}
         import numpy as np
 
-        array = np.load(io.BytesIO(data), allow_pickle=False)
+        array = values_of(item, data)
         values = array.astype(np.float64)
         sound = values[np.isfinite(values)]
-        facts |= {"dtype": str(array.dtype), "finite": sound.size == values.size}
-        facts |= {"shape": list(array.shape)}
+        dtype = BFLOAT16 if item.dtype == BFLOAT16 else str(array.dtype)
+        facts |= {"dtype": dtype, "finite": sound.size == values.size, "shape": list(item.shape)}
         if sound.size:
             measures = {"max": sound.max(), "mean": sound.mean(), "min": sound.min()}
             measures["std"] = sound.std()

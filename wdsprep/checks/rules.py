@@ -4,14 +4,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.arrays import BFLOAT16, Field, fields_of
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Shard
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
 # The bits that are all set in what is not finite: infinities and not-a-numbers.
-EXPONENTS = {"<f2": ("<u2", 0x7C00), "<f4": ("<u4", 0x7F80_0000)}
+EXPONENTS = {
+    "<f2": ("<u2", 0x7C00),
+    "<f4": ("<u4", 0x7F80_0000),
+    BFLOAT16: ("<u2", 0x7F80),
+}
 IMAGE_FACTS: dict[str, type] = {
     **dict.fromkeys(("key", "source", "caption"), str),
     **dict.fromkeys(("width", "height", "source_width", "source_height", "bucket"), int),
@@ -95,14 +99,14 @@ class LatentRules:
 
 def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
     """What is wrong with a member that must be this array."""
-    length = len(field.header)
-    if nbytes != field.nbytes or bytes(data[:length]) != field.header:
-        return f"{field.name} is not the array of {field.dtype} {field.shape} that it should be"
+    header = field.header_of(nbytes)
+    if not header or bytes(data[: len(header)]) != header:
+        return f"{field.name} is not the array of {field} that it should be"
     if field.dtype in EXPONENTS:
         unsigned, exponent = EXPONENTS[field.dtype]
         import numpy as np
 
-        bits = np.frombuffer(data, unsigned, offset=length)
+        bits = np.frombuffer(data, unsigned, offset=len(header))
         if bits.size and int((bits & exponent).max()) == exponent:
             return f"{field.name} has values that are not finite"
     return ""

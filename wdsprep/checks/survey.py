@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.names import (
@@ -244,7 +244,8 @@ def empty_names(found: DatasetSurvey) -> list[str]:
     """The files for the empty caption: of latents that have been made, one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
-    return [empty_name(item.name) for item in fields_of(found.receipts[0].settings["layout"])[1:]]
+    fields = fields_of(found.receipts[0].settings["layout"])
+    return [empty_name(item.name) for item in text_fields(fields)]
 
 
 def smallest_unit(found: DatasetSurvey) -> str:

@@ -12,7 +12,7 @@ from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
@@ -80,7 +80,7 @@ def check_empty(found: DatasetSurvey) -> None:
         return
     store, unit = opened(found.place.url), smallest_unit(found)
     digest = DigestKind.of(found.receipts[0].settings)
-    for item in fields_of(found.receipts[0].settings["layout"])[1:]:
+    for item in text_fields(fields_of(found.receipts[0].settings["layout"])):
         name = empty_name(item.name)
         if name not in found.there:
             continue

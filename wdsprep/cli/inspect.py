@@ -6,6 +6,7 @@ from typing import Any
 
 from wdsprep.checks.inspect import Looked, Overview, inspect
 from wdsprep.cli.output import ProgressLine
+from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import UsageError
@@ -69,8 +70,8 @@ def _range(least: int, most: int) -> str:
 def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
     """Those that say something: what is off or empty is left out."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
-    for item in settings.get("layout", ()):
-        shown[item["name"]] = f"{item['dtype']} {tuple(item['shape'])}"
+    for item in fields_of(settings.get("layout", ())):
+        shown[item.name] = str(item)
     parts = []
     for name, value in shown.items():
         if value not in (0, "", [], {}, None, False):

@@ -26,7 +26,7 @@ LATENT, EMB, TOKENS = "latent.npy", "emb.npy", "tokens.npy"
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
 """Those that are made of an image's sizes; all others but the latent are made of its caption."""
 MASK = "mask.npy"
-"""What a batch calls the lengths of its variable field."""
+"""What the loader tells lengths by, so that no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
 """NumPy lacks it: `.npy` files hold its bits, as unsigned integers."""
 DTYPES = {"<f2": 2, "<f4": 4, "<i4": 4, "|u1": 1, BFLOAT16: 2}
@@ -47,7 +47,7 @@ class Field:
         if not self.is_variable:
             return
         has_rows = len(self.shape) in (2, 3) and min(self.shape) > 0
-        if not has_rows or len(self.of_length(1).header) != len(self.header):
+        if not has_rows or len(self.header_for(1)) != len(self.header):
             raise FormatError(f"{self.name} of shape {self.shape} cannot be of variable length")
 
     @cached_property
@@ -59,12 +59,16 @@ class Field:
         """What a variable one is in a sample whose array is so long."""
         return Field(name=self.name, dtype=self.dtype, shape=(length, *self.shape[1:]))
 
+    def header_for(self, length: int) -> bytes:
+        """What stands before a variable array of this length."""
+        return _header(self.dtype, (length, *self.shape[1:]))
+
     def header_of(self, nbytes: int) -> bytes:
         """What a member of so many bytes begins with; nothing where none of this field has them."""
         if not self.is_variable:
             return self.header if nbytes == self.nbytes else b""
         length, rest = divmod(nbytes - len(self.header), self.row_nbytes)
-        return self.of_length(length).header if not rest and 0 < length <= self.shape[0] else b""
+        return self.header_for(length) if not rest and 0 < length <= self.shape[0] else b""
 
     @property
     def row_nbytes(self) -> int:

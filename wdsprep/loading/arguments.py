@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.arrays import MASK, text_fields
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
-from wdsprep.loading.effects import TEXT_ARRAYS, TEXTS, Effects
+from wdsprep.loading.effects import TEXTS, Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 THREADS = 3
 CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
+FULL, LONGEST = PADS = ("full", "longest")
+"""How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
 OF_IMAGES = ("image", "txt", "key")
 OF_ALL = (*TEXTS, "json", "key")
 
@@ -43,12 +46,15 @@ class LoadPlan:
     ahead: int
     pin: bool
     device: torch.device | None
+    pad: str
     skip_missing: bool
     cache: CacheDir | None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
+        if self.pad not in PADS:
+            raise UsageError(f"pad {self.pad!r}: give one of {', '.join(PADS)}")
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
@@ -161,8 +167,8 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
     """Refuse to leave out captions where a batch can have none."""
-    arrays = {short(field.name) for dataset in datasets for field in dataset.fields}
-    has_texts = not {*TEXTS, *TEXT_ARRAYS, "json"}.isdisjoint({*names, *arrays})
+    has_texts = not {*TEXTS, "json"}.isdisjoint(names)
+    has_texts = has_texts or any(text_fields(dataset.fields) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
         raise UsageError(
             f"{datasets[0].store.url} was made with --text none: leave out drop_text, or ask for "
@@ -178,8 +184,7 @@ def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: 
         )
     if (dataset.kind == "latents") != (first.kind == "latents"):
         raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
-    same = (dataset.fields, dataset.has_moments) == (first.fields, first.has_moments)
-    if not same and not homogeneous:
+    if dataset.shapes != first.shapes and not homogeneous:
         raise UsageError(
             f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
             "homogeneous=True keeps each batch to one stream"
@@ -194,6 +199,8 @@ def names_of(
     """What a batch holds; where streams differ, what any of them has."""
     arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.fields))
     if datasets[0].kind == "latents":
+        if any(field.is_variable for dataset in datasets for field in dataset.fields):
+            arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
         usual, known = (*arrays, "key"), {*arrays, *OF_ALL}
     else:
         usual, known = OF_IMAGES, {"image", *OF_ALL}

@@ -104,6 +104,16 @@ class Dataset:
     def has_moments(self) -> bool:
         return self.settings.get("latents") == "moments"
 
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """What decides the shapes in a batch of it."""
+        return self.fields, self.has_moments and self.patch
+
+    @property
+    def patch(self) -> int:
+        """The cells a side that latents have as channels."""
+        return int(self.settings.get("patch", 1))
+
     def urls(self) -> list[str]:
         """Of a folder from the root on, wherever the program goes."""
         place = self.store.root if isinstance(self.store, LocalStore) else self.store.url

@@ -4,7 +4,6 @@ Chance is a function of the step, the place in the global batch and the key. So 
 any number of ranks and threads, and after a resume; each pass over the data gets its own.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, field_of
+from wdsprep.dataset.arrays import LATENT, text_fields
+from wdsprep.dataset.latents import normalised
 from wdsprep.dataset.names import empty_name
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
@@ -21,7 +21,7 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
-from wdsprep.loading.memory import Batch
+from wdsprep.loading.memory import TENSORS, Batch
 from wdsprep.loading.order.chance import draw, key_of
 from wdsprep.text import real
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Prepared
 
 
-TEXT_ARRAYS = (short(EMB), short(TOKENS))
 TEXTS = ("txt", "caption")
 Empty = dict[str, torch.Tensor]
 
@@ -77,25 +76,25 @@ class Effects:
             self._sample(batch, batch.moments, rows)
         if self.drop_text:
             self._drop(batch, rows)
+        batch.mask(rows)
 
     def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
-        """(z - shift) * scale, with z from the distribution that the moments are of."""
+        """What `encode` would have stored, of the distribution that the moments are of."""
         some = slice(rows.start, rows.stop)
         mean, logvar = moments[some].float().chunk(2, dim=1)
         names = [f"{batch.step}:{key}" for key in batch.keys[some]]
         noise = normal(noise_keys(self.seed, names), tuple(mean.shape[1:]))
         z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
+        latent = batch.out[short(LATENT)][some]
         for number in set(batch.stream[some]):
             settings = self.datasets[number].settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
-            z[own] = (z[own] - settings["shift"]) * settings["scale"]
-        batch.out[short(LATENT)][some] = z
+            latent[own] = normalised(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
         for row in self.dropped(batch, rows):
             for name, array in (self.empty[batch.stream[row]] if self.empty else {}).items():
-                if name in batch.out:
-                    batch.out[name][row] = array
+                batch.put(name, row, array[None])
             for name in TEXTS:
                 if name in batch.out:
                     batch.out[name][row] = ""
@@ -141,15 +140,15 @@ def effects_of(
 def empty_of(dataset: Dataset) -> Empty:
     """What the dataset stores for the empty caption."""
     found = {}
-    for item in dataset.fields:
-        name = short(item.name)
-        if name in TEXT_ARRAYS:
-            what = empty_name(item.name)
-            try:
-                data = dataset.store.read(what)
-            except NotFoundError as error:
-                raise NotFoundError(f"{error}: drop_text needs the empty caption's array") from None
-            if field_of(item.name, data) != item:
-                raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
-            found[name] = torch.from_numpy(np.load(io.BytesIO(data)))
+    for item in text_fields(dataset.fields):
+        what = empty_name(item.name)
+        try:
+            data = dataset.store.read(what)
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}: drop_text needs the empty caption's array") from None
+        header = item.header_of(len(data))
+        if not header or not data.startswith(header):
+            raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
+        values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
+        found[short(item.name)] = values.view(-1, *item.shape[1:])
     return found

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
@@ -28,10 +27,10 @@ from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
 from wdsprep.encoding.tee import Tee
 from wdsprep.errors import FormatError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.arguments import LONGEST, LoadPlan
 from wdsprep.loading.effects import TEXTS
 from wdsprep.loading.grid import short
-from wdsprep.loading.memory import Batch, Memory
+from wdsprep.loading.memory import Arrays, Batch, Memory
 from wdsprep.loading.reading import ATTEMPTS, Reader
 from wdsprep.loading.serving import filled, open_reader
 
@@ -126,8 +125,7 @@ class BatchLayout:
     """Lays rows out as the batches that stored latents would give."""
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._effects = plan.effects
-        self._fields = tuple(field.name for field in plan.datasets[0].fields)
+        self._effects, self._pad = plan.effects, plan.pad
         memory = Memory(pin=plan.pinned, keep=2 * (READY + 4))
         self._reader = Reader(
             datasets=plan.datasets,
@@ -138,30 +136,25 @@ class BatchLayout:
         )
 
     def batch(
-        self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Sequence[torch.Tensor]] = ()
+        self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Mapping[str, Arrays]] = ()
     ) -> Batch:
-        """`runs` have the arrays of some rows after others, by field, where rows have none."""
+        """`runs` have the arrays of some rows after others, where rows have none."""
         made = Batch(read.step, read.first, read.stream, read.shard, read.index)
         self._reader.begin(made)
         for number, row in enumerate(rows):
             made.keys[number] = row.key
-            self._put(made, number, row.result.arrays)
+            for member, array in row.result.arrays.items():
+                made.put(short(member), number, array[None])
             self._put_texts(made, number, row)
         start = 0
         for arrays in runs:
-            end = start + len(arrays[0])
-            self._put(made, slice(start, end), arrays)
-            start = end
+            for member, some in arrays.items():
+                made.put(short(member), start, some)
+            start += len(some)
         self._effects.finish(made, range(len(made)))
+        if self._pad == LONGEST:
+            made.shorten()
         return made
-
-    def _put(self, made: Batch, rows: "int | slice", arrays: Sequence[torch.Tensor]) -> None:
-        for member, array in zip(self._fields, arrays, strict=False):
-            name = short(member)
-            if member == LATENT and made.moments is not None:
-                made.moments[rows] = array
-            elif name in made.out:
-                made.out[name][rows] = array
 
     def _put_texts(self, made: Batch, number: int, row: EncodedRow) -> None:
         for name in TEXTS:

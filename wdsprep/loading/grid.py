@@ -1,7 +1,6 @@
 """The fixed part of a latent sample: what to read where, and headers checked for many at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import eq
 
@@ -12,17 +11,20 @@ from numpy.typing import NDArray
 from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
-from wdsprep.loading.order.chance import Words
+from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.worker_memory import Bytes
 
 _DIGITS = 8 ** np.arange(5, -1, -1)
+_SIZE_DIGITS = 8 ** np.arange(10, -1, -1)
 _NAME = slice(100)
+_SIZE = slice(124, 136)
 _SUM = slice(148, 154)
 
 
 class Grid:
     """Where the arrays of a sample lie, as far as the last one wanted. Between them lie *heads*:
-    the padding of the array before, a tar header, and the header of the `.npy`."""
+    the padding of the array before, a tar header, and the header of the `.npy`. The last array may
+    be of variable length, and each sample says how long it is."""
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[str]) -> None:
         last = max((n for n, f in enumerate(fields) if short(f.name) in wanted), default=0)
@@ -36,16 +38,23 @@ class Grid:
             start += nbytes
             ends.append(line["offset"] + item.array_nbytes)
         self.heads_nbytes = start
-        self.padding = padded(ends[-1]) - ends[-1]
-        self._usual = [_usual(item) for item in self.fields]
+        self._ends = ends[-1]
+        self.last_start = line["offset"]
+        self._kinds = [_Heads(item) for item in self.fields]
+
+    @property
+    def variable(self) -> Field | None:
+        return self.fields[-1] if self.fields[-1].is_variable else None
 
     def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
         """The heads and arrays of many samples, as they lie there. An array that nobody wants goes
-        where all rows are one."""
+        where all rows are one; one of variable length is left out then, with all behind it."""
         columns = []
         for item, place in zip(self.fields, self.heads, strict=True):
             columns.append(heads[:, place])
             into = arrays.get(short(item.name))
+            if into is None and item.is_variable:
+                break
             if into is None:
                 into = as_strided(
                     np.empty(item.array_nbytes, np.uint8), (len(heads), item.array_nbytes), (0, 1)
@@ -53,16 +62,24 @@ class Grid:
             columns.append(into)
         return columns
 
+    def padding(self, length: int = 0) -> int:
+        """How far it is to the next member: from the end of the last array, or from the beginning
+        of a variable one of this length."""
+        if self.variable is None:
+            return padded(self._ends) - self._ends
+        return padded(self.last_start + length * self.variable.row_nbytes) - self.last_start
+
+    def lengths(self, heads: Bytes) -> Ints:
+        """Of the variable array, as its head says; 0 where that is none of this field."""
+        return self._kinds[-1].lengths(heads[:, self.heads[-1]])
+
     def keys(self, heads: Bytes) -> list[str | None]:
         """The key of each row, or None where a head is not what it should be."""
         good = np.ones(len(heads), np.bool_)
         names = []
-        for item, place, usual in zip(self.fields, self.heads, self._usual, strict=True):
-            own = heads[:, place.stop - len(item.header) - BLOCK : place.stop]
-            sound = usual.fits(own)
-            if not sound.all():
-                sound[~sound] = _sound(own[~sound], item)
-            good &= sound
+        for place, kind in zip(self.heads, self._kinds, strict=True):
+            own = heads[:, place.stop - kind.nbytes : place.stop]
+            good &= kind.sound(own)
             names.append(_names(own))
         ends = [f".{item.name}".encode() for item in self.fields]
         stems = [name[: -len(ends[0])] for name in names[0]]
@@ -75,30 +92,61 @@ class Grid:
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Usual:
-    """What we write before an array: the same bytes but for a name, which is short, and its sum."""
+class _Heads:
+    """What stands before the arrays of a field. We write the same bytes but for a name, which is
+    short, and its sum; before a variable one its size and the header of the `.npy` change too."""
 
-    words: Words
-    mask: Words
-    rest_sum: int
+    def __init__(self, item: Field) -> None:
+        self._item = item
+        tar = header(item.name, item.nbytes)
+        self.nbytes = BLOCK + len(item.header)
+        mask = np.full(self.nbytes, 255, np.uint8)
+        mask[_NAME] = mask[_SUM] = 0
+        if item.is_variable:
+            mask[_SIZE] = mask[BLOCK:] = 0
+        self._words = _bytes(tar + item.header).view(np.uint64)
+        self._mask = mask.view(np.uint64)
+        self._rest_sum = int(tar[_SUM], 8) - sum(tar[_NAME]) - sum(tar[_SIZE])
+        kinds = [item]
+        if item.is_variable:
+            kinds = [item.of_length(length) for length in range(1, item.shape[0] + 1)]
+        self._headers = _table([kind.header for kind in kinds])
+        self._sizes = _table([header(item.name, kind.nbytes)[_SIZE] for kind in kinds])
 
-    def fits(self, heads: Bytes) -> NDArray[np.bool_]:
-        others = (heads.view(np.uint64) ^ self.words) & self.mask
-        total = heads[:, _NAME].sum(axis=1, dtype=np.uint32) + self.rest_sum
+    def sound(self, heads: Bytes) -> NDArray[np.bool_]:
+        sound = self._are_ours(heads)
+        if not sound.all():
+            sound[~sound] = self._are_of_others(heads[~sound])
+        return sound & (self.lengths(heads) > 0) if self._item.is_variable else sound
+
+    def _are_ours(self, heads: Bytes) -> NDArray[np.bool_]:
+        others = (heads.view(np.uint64) ^ self._words) & self._mask
+        total = heads[:, _NAME].sum(axis=1, dtype=np.uint32) + self._rest_sum
+        total += heads[:, _SIZE].sum(axis=1, dtype=np.uint32)
         same: NDArray[np.bool_] = (_stated_sums(heads) == total) & ~others.any(axis=1)
         return same
 
+    def _are_of_others(self, heads: Bytes) -> NDArray[np.bool_]:
+        """Whether others may have written them: they state the size and their own checksum."""
+        tar = heads[:, :BLOCK]
+        field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
+        total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
+        same: NDArray[np.bool_] = _stated_sums(tar) == total
+        return same if self._item.is_variable else same & self._fit(heads, 0)
 
-def _usual(item: Field) -> _Usual:
-    tar = header(item.name, item.nbytes)
-    mask = np.full(BLOCK + len(item.header), 255, np.uint8)
-    mask[_NAME] = mask[_SUM] = 0
-    return _Usual(
-        words=_bytes(tar + item.header).view(np.uint64),
-        mask=mask.view(np.uint64),
-        rest_sum=int(tar[_SUM], 8) - sum(tar[_NAME]),
-    )
+    def lengths(self, heads: Bytes) -> Ints:
+        """What size and shape agree on, or 0."""
+        own = heads[:, -self.nbytes :]
+        nbytes = (own[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
+        lengths = (nbytes - len(self._item.header)) // self._item.row_nbytes
+        lengths[(lengths < 1) | (lengths > len(self._sizes))] = 0
+        lengths[~self._fit(own, lengths - 1)] = 0
+        return lengths
+
+    def _fit(self, heads: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
+        """Whether they have the size and the header with this number."""
+        same: NDArray[np.bool_] = (heads[:, _SIZE] == self._sizes[number]).all(axis=1)
+        return same & (heads[:, BLOCK:] == self._headers[number]).all(axis=1)
 
 
 @lru_cache(64)
@@ -115,16 +163,8 @@ def _bytes(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _sound(heads: Bytes, item: Field) -> NDArray[np.bool_]:
-    """Whether others may have written them: they state the size and their own checksum."""
-    tar = heads[:, :BLOCK]
-    size = header(item.name, item.nbytes)[124:136]
-    field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
-    total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
-    same: NDArray[np.bool_] = _stated_sums(tar) == total
-    same &= (tar[:, 124:136] == _bytes(size)).all(axis=1)
-    same &= (heads[:, BLOCK:] == _bytes(item.header)).all(axis=1)
-    return same
+def _table(rows: Sequence[bytes]) -> Bytes:
+    return _bytes(b"".join(rows)).reshape(len(rows), -1)
 
 
 def _stated_sums(tar: Bytes) -> NDArray[np.int64]:

@@ -35,7 +35,15 @@ from wdsprep.dataset.digests import FIRST_FORM
 from wdsprep.dataset.state import form_there
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.loading.arguments import LoadPlan, ahead_of, encoding_of, names_of, placed, threads_for
+from wdsprep.loading.arguments import (
+    FULL,
+    LoadPlan,
+    ahead_of,
+    encoding_of,
+    names_of,
+    placed,
+    threads_for,
+)
 from wdsprep.loading.catalog import Streams, of_phase, open_all, to_be_encoded
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.order import MAX_STEP, RUN, Order
@@ -78,6 +86,7 @@ def load(
     skip_missing: bool = False,
     cache: str | Path | None = None,
     cache_nbytes: int | None = None,
+    pad: str = FULL,
     pin: bool = False,
     device: str | torch.device | None = None,
 ) -> "Loader":
@@ -95,12 +104,15 @@ def load(
     inside a shard, and `run` how many neighbours stay together there, as one request to S3.
     `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
     at most `cache_nbytes` of what comes from S3, which all processes of a machine may share.
-    `device` copies batches there one step ahead, `pin` leaves that to the trainer.
+    Arrays as long as their captions come with `mask` and zeros up to the length that is the same
+    for all, or to the batch's longest with `pad="longest"`. `device` copies batches there one step
+    ahead, `pin` leaves that to the trainer.
 
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
     """
-    if raw and (pixels or drop_text or pin or fields is not None or device is not None):
+    is_plain = not (pixels or drop_text or pin) and pad == FULL
+    if raw and not (is_plain and fields is None and device is None):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
     pixels, step = whole("pixels", pixels), whole("step", step)
@@ -149,6 +161,7 @@ def load(
         raw=raw,
         threads=threads,
         ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
+        pad=pad,
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,

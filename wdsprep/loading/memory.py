@@ -7,6 +7,7 @@ machine whose host takes back what is free gets those at 3.4 ms for each MB, and
 
 import mmap
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,21 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from wdsprep.dataset.arrays import BFLOAT16, LATENT, MASK, Field
 from wdsprep.dataset.rejects import Reject
+from wdsprep.loading.grid import short
+from wdsprep.loading.order.chance import Ints
+from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.worker_memory import Bytes, ring
 
+TENSORS = {
+    "<f2": torch.float16,
+    "<f4": torch.float32,
+    "<i4": torch.int32,
+    "|u1": torch.uint8,
+    BFLOAT16: torch.bfloat16,
+}
+USED_NBYTES = 8
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -26,33 +39,39 @@ class Blocks:
 
     def __init__(self, *, keep: int, step: int = 1) -> None:
         self._keep, self._step = keep, step
-        self._free: dict[int, list[Bytes]] = {}
+        self._free: dict[tuple[int, int], list[Bytes]] = {}
 
-    def take(self, nbytes: int) -> Bytes:
-        """So many bytes, of any value. The block is free again when no view of them is left."""
+    def take(self, nbytes: int, rows: int = 0) -> Bytes:
+        """So many bytes: zeros, or what others have left there who gave the same number of `rows`.
+        The block is free again when no view of them is left."""
         size = -(-nbytes // self._step) * self._step
+        free = self._free.setdefault((size, rows), [])
         try:
-            base = self._free.setdefault(size, []).pop()
+            base = free.pop()
         except IndexError:
             base = np.frombuffer(mmap.mmap(-1, max(1, size), _PRIVATE), np.uint8, size)
         # From bytes, not as a slice: views of a slice would hold the whole block, and not it.
         used = np.frombuffer(base.data, np.uint8, nbytes)
-        weakref.finalize(used, self._give_back, base).atexit = False
+        weakref.finalize(used, self._give_back, base, free).atexit = False
         return used
 
-    def _give_back(self, base: Bytes) -> None:
-        free = self._free[base.nbytes]
+    def _give_back(self, base: Bytes, free: list[Bytes]) -> None:
         if len(free) < self._keep:
             free.append(base)
+
+
+Arrays = torch.Tensor | Sequence[torch.Tensor]
+"""One of each of some samples; those of variable length are not one tensor."""
 
 
 @dataclass(slots=True)
 class Batch:
     """A step's rows: where each comes from, and what has been read. `first` is the place of the
     first row in the global batch, `views` are the bytes of each row of the tensors in `out`, and
-    `moments` what a latent is yet to be sampled from. `refused` are samples that gave their place
-    to others: by shard and index, and what `encode` says of them, or None where that is a damaged
-    shard."""
+    `moments` what a latent is yet to be sampled from. `variable` is what `out` calls the array of
+    variable length, if that or its mask is wanted; `lengths` are those of its rows, and `padded` is
+    where they lie. `refused` are samples that gave their place to others: by shard and index, and
+    what `encode` says of them, or None where that is a damaged shard."""
 
     step: int
     first: int
@@ -63,10 +82,40 @@ class Batch:
     views: dict[str, Bytes] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     moments: torch.Tensor | None = None
+    variable: str = ""
+    lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    padded: PaddedRows | None = None
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.shard)
+
+    def put(self, name: str, start: int, arrays: Arrays) -> None:
+        """Arrays that are there already, for the rows from this one on, if they are wanted."""
+        if name == self.variable:
+            for row, array in enumerate(arrays, start):
+                self.lengths[row] = len(array)
+                if self.padded is not None:
+                    self.padded.put(row, array)
+            return
+        is_latent = name == short(LATENT) and self.moments is not None
+        into = self.moments if is_latent else self.out.get(name)
+        if into is not None:
+            into[start : start + len(arrays)] = arrays
+
+    def mask(self, rows: range) -> None:
+        """Mark what is no padding."""
+        if self.variable and short(MASK) in self.out:
+            some = slice(rows.start, rows.stop)
+            mask = self.out[short(MASK)].numpy()[some]
+            np.less(np.arange(mask.shape[1]), self.lengths[some, None], out=mask)
+
+    def shorten(self) -> None:
+        """Leave out what is padding in every row."""
+        longest = int(self.lengths.max(initial=0))
+        names = {self.variable, short(MASK)} if self.variable else set()
+        for name in names & self.out.keys():
+            self.out[name] = self.out[name][:, :longest]
 
 
 class Memory:
@@ -76,9 +125,20 @@ class Memory:
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
         self._pin, self._blocks = pin, Blocks(keep=keep)
 
-    def take(self, nbytes: int) -> torch.Tensor:
+    def take(self, nbytes: int, rows: int = 0) -> torch.Tensor:
+        """As of `Blocks`; of pinned memory any value."""
         if get_worker_info() is not None:
-            return ring().take(nbytes)
+            return ring().take(nbytes, rows)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return torch.from_numpy(self._blocks.take(nbytes))
+        return torch.from_numpy(self._blocks.take(nbytes, rows))
+
+    def take_padded(self, field: Field, count: int) -> "tuple[torch.Tensor, PaddedRows]":
+        """For so many rows of a variable field. Behind them is kept how much of each was used."""
+        nbytes = count * field.array_nbytes
+        start = -(-nbytes // USED_NBYTES) * USED_NBYTES
+        made = self.take(start + count * USED_NBYTES, count)
+        used = made[start:].view(torch.int64).numpy()
+        if self._pin:
+            used[:] = field.array_nbytes
+        return made[:nbytes], PaddedRows(field, made[:nbytes].numpy().reshape(count, -1), used)

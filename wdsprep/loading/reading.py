@@ -5,6 +5,10 @@ each. In latent shards all arrays lie at fixed places, so a read of a sample put
 straight into its row of a tensor and the headers between them into a scratch row; headers are then
 checked for many rows at once. Most of a thread's time is the one call that reads all rows of a run,
 which needs no lock of the interpreter; a tenth is checking headers.
+
+An array of variable length is read as far as the sample or its row goes, and with it what stands
+behind it in the sample. The header says what of that is the array: the rest is taken out if it is
+wanted, and zeros take its place.
 """
 
 import logging
@@ -15,7 +19,8 @@ from math import prod
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import LATENT
+from wdsprep.dataset.arrays import LATENT, MASK, Field
+from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import END
@@ -24,17 +29,17 @@ from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.effects import TEXTS, Effects
-from wdsprep.loading.grid import grid_of, short
-from wdsprep.loading.memory import Batch, Blocks, Memory
+from wdsprep.loading.grid import Grid, grid_of, short
+from wdsprep.loading.memory import TENSORS, Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
-from wdsprep.loading.shelves.local import ByteColumns, SamplePlaces, Shelf
+from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
-DTYPES = {"<f2": torch.float16, "<f4": torch.float32, "<i4": torch.int32, "|u1": torch.uint8}
+NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 _log = logging.getLogger("wdsprep")
 
@@ -64,25 +69,45 @@ class Reader:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        shapes = {short(f.name): (DTYPES[f.dtype], f.shape) for f in dataset.fields}
-        if self.effects.pixels:
+        for item in dataset.fields:
+            self._begin_array(batch, item)
+        if self.effects.pixels and "pixels" in self.names:
             side = self.effects.pixels
-            shapes["pixels"] = (torch.uint8, (3, side, side))
+            self._begin_tensor(batch, "pixels", torch.uint8, (3, side, side))
         for name in self.names:
-            if name in shapes:
-                dtype, shape = shapes[name]
-                made = self.memory.take(count * prod(shape) * dtype.itemsize)
-                batch.views[name] = made.numpy().reshape(count, -1)
-                batch.out[name] = made.view(dtype).view(count, *shape)
-            elif name in LISTED:
+            if name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
         if dataset.has_moments and short(LATENT) in self.names:
             batch.moments = batch.out[short(LATENT)]
-            _, channels, *sides = batch.moments.shape
+            channels, *sides = batch.moments.shape[1:]
             made = self.memory.take(batch.moments.nbytes // 2)
-            values = made.view(batch.moments.dtype)
-            batch.out[short(LATENT)] = values.view(-1, channels // 2, *sides)
+            shape = patched_shape((channels // 2, *sides), dataset.patch)
+            batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
+        batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
+
+    def _begin_array(self, batch: Batch, item: Field) -> None:
+        name, dtype = short(item.name), TENSORS[item.dtype]
+        if not item.is_variable:
+            if name in self.names:
+                self._begin_tensor(batch, name, dtype, item.shape)
+            return
+        if name in self.names:
+            made, batch.padded = self.memory.take_padded(item, len(batch))
+            batch.views[name] = batch.padded.rows
+            batch.out[name] = made.view(dtype).view(len(batch), *item.shape)
+        if short(MASK) in self.names:
+            made = self.memory.take(len(batch) * item.shape[0])
+            batch.out[short(MASK)] = made.view(torch.bool).view(len(batch), -1)
+        if {name, short(MASK)} & {*self.names}:
+            batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
+
+    def _begin_tensor(
+        self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
+        made = self.memory.take(len(batch) * prod(shape) * dtype.itemsize)
+        batch.views[name] = made.numpy().reshape(len(batch), -1)
+        batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read these rows. A damaged sample gives its place to another one of its stream, which
@@ -162,18 +187,19 @@ class Reader:
         _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
 
     def _get(
-        self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool
-    ) -> "list[memoryview | str]":
-        """Of each row what follows its part of the columns, or why the sample cannot be had."""
+        self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool, spare: int = 0
+    ) -> "list[Came | str]":
+        """Of each row what has come beside its part of the columns, or why the sample cannot be
+        had."""
         some = slice(rows.start, rows.stop)
         streams, shards, indices = batch.stream[some], batch.shard[some], batch.index[some]
-        found: list[memoryview | str] = [""] * len(rows)
+        found: list[Came | str] = [""] * len(rows)
         for stream in set(streams):
             own = [number for number, other in enumerate(streams) if other == stream]
             places = SamplePlaces(own, [shards[n] for n in own], [indices[n] for n in own])
-            came = self.shelves[stream].fill(places, columns, rest=rest)
+            came = self.shelves[stream].fill(places, columns, spare=spare, rest=rest)
             for number, one in zip(own, came, strict=True):
-                found[number] = one if isinstance(one, memoryview) else self._fault(one)
+                found[number] = one if isinstance(one, Came) else self._fault(one)
         return found
 
     def _fault(self, error: "BadSampleError | NotFoundError") -> str:
@@ -186,8 +212,8 @@ class Reader:
     def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
         faults = {}
         came = self._get(batch, rows, (), rest=True)
-        for row, data in zip(rows, came, strict=True):
-            sample = data if isinstance(data, str) else parsed(data)
+        for row, one in zip(rows, came, strict=True):
+            sample = one if isinstance(one, str) else parsed(one.rest)
             fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
             if fault:
                 faults[row] = fault
@@ -242,30 +268,56 @@ class Reader:
         return ""
 
     def _read_arrays(self, batch: Batch, rows: range) -> dict[int, str]:
-        fields = self.datasets[batch.stream[0]].fields
-        grid = grid_of(fields, tuple(batch.views))
+        fields, padded = self.datasets[batch.stream[0]].fields, batch.padded
+        grid = grid_of(fields, (*batch.views, batch.variable))
         heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
         own = {name: view[rows.start : rows.stop] for name, view in batch.views.items()}
         rest = not {*TEXTS, "json"}.isdisjoint(self.names)
-        came = self._get(batch, rows, grid.columns(heads, own), rest=rest)
+        spare = 0
+        if padded is not None:
+            padded.open(rows)
+            spare = padded.row_nbytes
+        came = self._get(batch, rows, grid.columns(heads, own), spare=spare, rest=rest)
         keys = grid.keys(heads)
         batch.keys[rows.start : rows.stop] = [key or "" for key in keys]
+        if batch.variable:
+            batch.lengths[rows.start : rows.stop] = grid.lengths(heads)
         faults: dict[int, str] = {}
-        for row, tail, key in zip(rows, came, keys, strict=True):
-            if isinstance(tail, str):
-                faults[row] = tail
-            elif key is None or rest:
-                fault = self._take_tail(batch, row, tail, grid.padding, key)
+        for row, one, key in zip(rows, came, keys, strict=True):
+            if isinstance(one, str):
+                faults[row] = one
+            elif key is None:
+                faults[row] = "its headers are not those of the dataset"
+            elif rest or batch.variable:
+                fault = self._take_rest(batch, row, one, grid, key, is_wanted=rest)
                 if fault:
                     faults[row] = fault
         return faults
 
-    def _take_tail(
-        self, batch: Batch, row: int, tail: memoryview, padding: int, key: "str | None"
+    def _take_rest(
+        self, batch: Batch, row: int, came: Came, grid: Grid, key: str, *, is_wanted: bool
     ) -> str:
-        if key is None:
-            return "its headers are not those of the dataset"
-        sample = parsed(tail[padding:])
+        """Take out what is behind the arrays, some of it perhaps in the row of the last one."""
+        held = NOTHING
+        length = array_nbytes = 0
+        if grid.variable is not None:
+            nbytes, length = came.nbytes - grid.last_start, int(batch.lengths[row])
+            array_nbytes = length * grid.variable.row_nbytes
+            if array_nbytes > nbytes:
+                return str(too_short())
+            if batch.padded is not None:
+                held = batch.padded.rows[row, :nbytes]
+        fault = ""
+        if is_wanted:
+            start = grid.padding(length)
+            rest = b"".join((held[start:], came.rest[max(0, start - len(held)) :]))
+            fault = self._take_last(batch, row, rest, key)
+        if batch.padded is not None and not fault:
+            batch.padded.close(row, array_nbytes, len(held))
+        return fault
+
+    def _take_last(self, batch: Batch, row: int, data: bytes, key: str) -> str:
+        sample = parsed(data)
         if isinstance(sample, str):
             return sample
         if sample.key != key:
@@ -273,7 +325,7 @@ class Reader:
         return self._take_texts(batch, row, sample)
 
 
-def parsed(data: memoryview) -> "TarSample | str":
+def parsed(data: "bytes | memoryview") -> "TarSample | str":
     """The one sample in these bytes of a tar, or what is wrong with it."""
     whole = bytes(data) + END
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from wdsprep.errors import UsageError
-from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.arguments import LONGEST, LoadPlan
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.order import Samples
@@ -96,10 +96,10 @@ def filled(
             parts = [range(top, min(top + at_once, len(batch))) for top in tops]
             queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
             if len(queue) > min(plan.ahead, served):
-                yield _finished(*queue.popleft())
+                yield _finished(*queue.popleft(), plan.pad)
                 served += 1
         while queue:
-            yield _finished(*queue.popleft())
+            yield _finished(*queue.popleft(), plan.pad)
     finally:
         close()
 
@@ -120,9 +120,11 @@ def _close(pool: ThreadPoolExecutor, shelves: tuple[Shelf, ...]) -> None:
         shelf.close()
 
 
-def _finished(batch: Batch, filling: list[Future[None]]) -> Batch:
+def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
     for part in filling:
         part.result()
+    if pad == LONGEST:
+        batch.shorten()
     return batch
 
 

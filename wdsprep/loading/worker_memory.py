@@ -16,7 +16,6 @@ import os
 import secrets
 import weakref
 from dataclasses import dataclass
-from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -38,6 +37,7 @@ class _Block:
     number: int
     tensor: torch.Tensor
     data: Bytes
+    rows: int
     known: bool = False
     """Whether the trainer has it."""
     held: bool = False
@@ -55,6 +55,7 @@ class _Sent:
     block: torch.Tensor | None
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class WorkerBlocks:
@@ -64,16 +65,17 @@ class WorkerBlocks:
         self.worker = (os.getpid(), secrets.token_hex(8))
         self._blocks: dict[int, _Block] = {}  # by address
 
-    def take(self, nbytes: int) -> torch.Tensor:
-        """So many bytes, of any value, until neither this worker nor the trainer has them."""
+    def take(self, nbytes: int, rows: int = 0) -> torch.Tensor:
+        """So many bytes, until neither this worker nor the trainer has them: zeros, or what others
+        have left there who gave the same number of `rows`."""
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
-        free = (b for b in unused if len(b.data) == WORD + nbytes)
+        free = (b for b in unused if (len(b.data), b.rows) == (WORD + nbytes, rows))
         block = next(free, None)
         if block is None:
             new = _shared(WORD + nbytes)
             if len(self._blocks) == MOST:
                 return new[WORD:]
-            block = _Block(len(self._blocks), new, new.numpy())
+            block = _Block(len(self._blocks), new, new.numpy(), rows)
             self._blocks[new.data_ptr() + WORD] = block
         block.data[0], block.held, block.sent = 1, True, False
         used = block.data[WORD:]
@@ -89,19 +91,20 @@ class WorkerBlocks:
 
     def send(self, value: Any) -> Any:
         """What to pickle for a value: a block's number, where it lies in one."""
-        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+        if not isinstance(value, torch.Tensor):
             return value
         block = self._blocks.get(value.data_ptr())
         if block is None or block.sent:
             return value
         told = None if block.known else block.tensor
         block.known = block.sent = True
-        return _Sent(self.worker, block.number, told, value.dtype, tuple(value.shape))
+        shape, strides = tuple(value.shape), value.stride()
+        return _Sent(self.worker, block.number, told, value.dtype, shape, strides)
 
 
 def _shared(nbytes: int) -> torch.Tensor:
     """Memory that torch sends without a copy."""
-    memory = torch.empty(nbytes, dtype=torch.uint8)
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
     memory.share_memory_()  # type: ignore[no-untyped-call]
     return memory
 
@@ -134,9 +137,10 @@ def _tensor(sent: _Sent) -> torch.Tensor:
         _forget_the_ended()
         _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
     data = _received[sent.worker][sent.number]
-    used = data[WORD : WORD + prod(sent.shape) * sent.dtype.itemsize]
+    last = sum((n - 1) * stride for n, stride in zip(sent.shape, sent.strides, strict=True))
+    used = data[WORD : WORD + (last + 1) * sent.dtype.itemsize]
     weakref.finalize(used, _free, data, os.getpid()).atexit = False
-    return torch.from_numpy(used).view(sent.dtype).view(sent.shape)
+    return torch.from_numpy(used).view(sent.dtype).as_strided(sent.shape, sent.strides)
 
 
 def _free(data: Bytes, owner: int) -> None:

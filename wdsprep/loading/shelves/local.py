@@ -43,7 +43,14 @@ class SamplePlaces(NamedTuple):
     indices: Sequence[int]
 
 
-ShelfFound = memoryview | BadSampleError | NotFoundError  # what follows, or why nothing came
+class Came(NamedTuple):
+    """The bytes of a whole sample, and those of them that follow what went into the columns."""
+
+    nbytes: int
+    rest: memoryview
+
+
+ShelfFound = Came | BadSampleError | NotFoundError  # or why nothing came
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
@@ -55,10 +62,11 @@ class Shelf(Protocol):
         """Whether it makes use of being told what to expect."""
 
     def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
     ) -> list[ShelfFound]:
         """Put the first bytes of each sample into its row of the columns, one after another, and
-        give the rest of it, if that is wanted. With no columns that is all of it."""
+        give the rest of it, if that is wanted. With no columns that is all of it. A sample may have
+        fewer bytes than the columns, by the `spare` ones of the last column."""
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Say what will be asked for, each sample once, and what will be said next; it may be
@@ -159,6 +167,8 @@ class _Reads(NamedTuple):
     fds: list[int]
     starts: list[int]
     sizes: list[int]
+    """What is to be read, which may be less than all of it."""
+    wholes: list[int]
 
 
 class LocalShelf:
@@ -174,18 +184,18 @@ class LocalShelf:
         _in_use.add(self)
 
     def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
     ) -> list[ShelfFound]:
-        least = sum(column.shape[1] for column in columns)
-        found: list[ShelfFound] = [NONE] * len(places.rows)
-        reads = _Reads([], [], [], [], [])
+        most = sum(column.shape[1] for column in columns)
+        found: list[ShelfFound] = [Came(0, NONE)] * len(places.rows)
+        reads = _Reads([], [], [], [], [], [])
         opened: dict[int, OpenShard] = {}  # until all is read
         for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
             try:
                 if shard not in opened:
                     opened[shard] = self._shards.get(shard)
                 start, end = reach(opened[shard], index)
-                if end - start < least:
+                if end - start < most - spare:
                     raise too_short()
             except (BadSampleError, NotFoundError) as error:
                 found[number] = error
@@ -194,9 +204,10 @@ class LocalShelf:
                 reads.rows.append(row)
                 reads.fds.append(opened[shard].fd)
                 reads.starts.append(start)
-                reads.sizes.append(end - start if rest else least)
+                reads.sizes.append(end - start if rest else min(end - start, most))
+                reads.wholes.append(end - start)
         if reads.numbers:
-            came = _done(reads, columns, least if rest else None)
+            came = _done(reads, columns, most if rest else None)
             for number, one in zip(reads.numbers, came, strict=True):
                 found[number] = one
         return found
@@ -229,21 +240,27 @@ def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[S
     """What each has after its first bytes, if it is wanted."""
     tails: list[Bytes] = []
     if tails_from is not None:
-        tails = [np.empty(size - tails_from, np.uint8) for size in reads.sizes]
+        tails = [np.empty(max(0, size - tails_from), np.uint8) for size in reads.sizes]
+    before = 0
     vectors = np.empty((len(reads.rows), len(columns) + bool(tails), 2), np.uint64)
     for part, column in enumerate(columns):
         last = column[max(reads.rows)].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
             raise ValueError("the rows of a column must be bytes to write to, one after another")
         vectors[:, part, 0] = address_of(column) + np.multiply(reads.rows, column.strides[0])
-        vectors[:, part, 1] = column.shape[1]
+        vectors[:, part, 1] = np.minimum(np.subtract(reads.sizes, before), column.shape[1])
+        before += column.shape[1]
     if tails:
         vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
-    found: list[ShelfFound] = [tail.data for tail in tails] or [NONE] * len(reads.rows)
+    rests = [tail.data for tail in tails] or [NONE] * len(reads.rows)
+    found: list[ShelfFound] = list(map(Came, reads.wholes, rests))
     short = read_all(reads.fds, reads.starts, vectors) != reads.sizes
     for number in np.flatnonzero(short).tolist():
-        row = reads.rows[number]
-        buffers = [column[row] for column in columns] + list(tails[number : number + 1])
+        buffers = [
+            column[reads.rows[number]][: int(nbytes)]
+            for column, nbytes in zip(columns, vectors[number, :, 1], strict=False)
+        ]
+        buffers += tails[number : number + 1]
         try:
             _fill_slowly(reads.fds[number], buffers, reads.starts[number])
         except BadSampleError as error:

@@ -18,6 +18,7 @@ from wdsprep.loading.shelves.local import (
     NONE,
     OPEN_SHARDS,
     ByteColumns,
+    Came,
     OpenShards,
     SamplePlaces,
     ShelfFound,
@@ -73,25 +74,21 @@ class RemoteShelf:
         self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, rest: bool = False
+        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
     ) -> list[ShelfFound]:
+        least = sum(column.shape[1] for column in columns) - spare
         found: list[ShelfFound] = []
         for row, shard, index in zip(*places, strict=True):
             try:
-                found.append(self._fill(shard, index, [column[row] for column in columns], rest))
+                data = np.frombuffer(self._bytes(shard, index), np.uint8)
+                if len(data) < least:
+                    raise too_short()
             except (BadSampleError, NotFoundError) as error:
                 found.append(error)
+            else:
+                left = _spread(data, [column[row] for column in columns])
+                found.append(Came(len(data), left.data if rest else NONE))
         return found
-
-    def _fill(self, shard: int, index: int, buffers: Sequence[Bytes], rest: bool) -> memoryview:
-        data = np.frombuffer(self._bytes(shard, index), np.uint8)
-        if len(data) < sum(map(len, buffers)):
-            raise too_short()
-        start = 0
-        for buffer in buffers:  # NumPy lets other threads go on meanwhile
-            np.copyto(buffer, data[start : start + len(buffer)])
-            start += len(buffer)
-        return data[start:].data if rest else NONE
 
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)
@@ -142,6 +139,14 @@ class RemoteShelf:
     def close(self) -> None:
         self._coming.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
+    """Copy to the buffers in turn; what is left."""
+    for buffer in buffers:  # NumPy lets other threads go on meanwhile
+        part, data = data[: len(buffer)], data[len(buffer) :]
+        np.copyto(buffer[: len(part)], part)
+    return data
 
 
 def pieces_of(

@@ -32,6 +32,7 @@ import ray
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import UsageError
+from wdsprep.loading.arguments import FULL
 from wdsprep.loading.catalog import Stream, as_streams
 from wdsprep.loading.loader import load
 from wdsprep.loading.order import RUN
@@ -62,6 +63,7 @@ def stream(
     run: int = RUN,
     epoch_steps: int | None = None,
     skip_missing: bool = False,
+    pad: str = FULL,
     tee: str = "",
     decoders: Pool | None = None,
     encoders: Pool | None = None,
@@ -105,6 +107,7 @@ def stream(
             run=run,
             epoch_steps=epoch_steps,
             skip_missing=skip_missing,
+            pad=pad,
             threads=1,
         )
         if state is not None:

@@ -1,9 +1,10 @@
 """The two stages of a stream, each a class that its workers make once and call for each piece.
 
 A decoder reads a piece's images and crops them, one core a worker; an encoder makes arrays of the
-crops. Pieces travel as rows of Ray Data: uint8 pixels, then fp16 arrays, with what else is known of
-the samples beside them. Neither stage keeps anything between calls, so a worker that dies is
-replaced, and its piece is made again, the same.
+crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, with what else
+is known of the samples beside them. Arrays of variable length stand one behind the other. Neither
+stage keeps anything between calls, so a worker that dies is replaced, and its piece is made again,
+the same.
 """
 
 import os
@@ -61,6 +62,8 @@ class PieceFacts:
 
     batch: Batch
     rows: tuple[EncodedRow, ...] = ()
+    lengths: tuple[int, ...] = ()
+    """of each row's array of variable length, where there is one"""
     worked: tuple[Worked, ...] = ()
 
 
@@ -112,7 +115,7 @@ class EncodeStage:
             batch_size=encoding.batch_size,
         )
         self._encoding = EncodingReader(pieces.plan, encoder)
-        self._fields = tuple(field.name for field in encoder.encoder.fields)
+        self._fields = pieces.plan.datasets[0].fields
         self._pin = is_cuda
         self._encoder = encoder
 
@@ -127,13 +130,17 @@ class EncodeStage:
         number, facts, tensors = unpacked(wire)
         batch = facts.batch
         rows = self._encoded(batch, tensors["pixels"])
-        arrays = {
-            name: torch.stack([row.result.arrays[n] for row in rows])
-            for n, name in enumerate(self._fields)
-        }
-        rows = [replace(row, result=replace(row.result, arrays=())) for row in rows]
-        bare = _bare(batch)
-        facts = PieceFacts(batch=bare, rows=tuple(rows), worked=(*facts.worked, self._worked()))
+        arrays, lengths = {}, ()
+        for item in self._fields:
+            own = [row.result.arrays[item.name] for row in rows]
+            arrays[item.name] = torch.cat(own) if item.is_variable else torch.stack(own)
+            lengths = tuple(map(len, own)) if item.is_variable else ()
+        facts = PieceFacts(
+            batch=_bare(batch),
+            rows=tuple(replace(row, result=replace(row.result, arrays={})) for row in rows),
+            lengths=lengths,
+            worked=(*facts.worked, self._worked()),
+        )
         return packed(number, facts, arrays)
 
     def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
@@ -164,16 +171,21 @@ def _bare(batch: Batch) -> Batch:
 
 
 def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) -> PackedPiece:
-    """A piece as one row."""
-    arrays = {name: tensor.numpy()[None] for name, tensor in tensors.items()}
+    """A piece as one row. NumPy does not know all dtypes of torch."""
+    arrays = {name: tensor.view(torch.uint8).numpy()[None] for name, tensor in tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     data = np.empty(1, object)
-    data[0] = pickle.dumps(facts)
+    data[0] = pickle.dumps((facts, dtypes))
     return {"number": np.array([number]), "facts": data, **arrays}
 
 
 def unpacked(wire: PackedPiece, row: int = 0) -> tuple[int, PieceFacts, dict[str, torch.Tensor]]:
     """The tensors are copies: what comes out of Ray's memory must not be written to."""
-    facts: PieceFacts = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
-    names = wire.keys() - {"number", "facts"}
-    tensors = {name: torch.from_numpy(np.array(wire[name][row])) for name in names}
+    facts: PieceFacts
+    dtypes: dict[str, torch.dtype]
+    facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
+    tensors = {
+        name: torch.from_numpy(np.array(wire[name][row])).view(dtype)
+        for name, dtype in dtypes.items()
+    }
     return int(wire["number"][row]), facts, tensors

@@ -23,7 +23,7 @@ from wdsprep.encoding.tee import Tee
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
-from wdsprep.loading.memory import Batch
+from wdsprep.loading.memory import Arrays, Batch
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
 from wdsprep.loading.streaming.workers import new_trainer
@@ -52,7 +52,7 @@ class Piece:
 
     number: int
     facts: PieceFacts
-    arrays: list[torch.Tensor]
+    arrays: Mapping[str, Arrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,15 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
-        self._names = [field.name for field in pieces.plan.datasets[0].fields]
+        self._fields = pieces.plan.datasets[0].fields
 
     def __call__(self, wire: PackedPiece) -> Piece:
         number, facts, tensors = unpacked(wire)
-        return Piece(number, facts, [tensors[name] for name in self._names])
+        arrays: dict[str, Arrays] = {**tensors}
+        for item in self._fields:
+            if item.is_variable:
+                arrays[item.name] = tensors[item.name].split(facts.lengths)
+        return Piece(number, facts, arrays)
 
 
 class Trainer:
@@ -193,7 +197,8 @@ class Trainer:
     def _keep(self, tee: Tee, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             for number, row in enumerate(piece.facts.rows):
-                result = replace(row.result, arrays=tuple(array[number] for array in piece.arrays))
+                arrays = {name: of_all[number] for name, of_all in piece.arrays.items()}
+                result = replace(row.result, arrays=arrays)
                 tee.add(row.shard, row.index, row.key, row.sample, result)
             tee.refuse(piece.facts.batch.refused)
 

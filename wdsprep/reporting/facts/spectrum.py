@@ -4,7 +4,6 @@ A diffusion model begins with noise of mean 0 and deviation 1, and its latents a
 that. Where a channel is far from it, the wrong scale, shift or VAE is the first thing to look for.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erf, sqrt
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import LATENT, field_of
+from wdsprep.dataset.arrays import LATENT, field_of, values_of
+from wdsprep.dataset.latents import patchified
 from wdsprep.dataset.receipts import Settings
 from wdsprep.errors import FormatError
 from wdsprep.reporting.sheet.picking import SheetSample
@@ -69,12 +69,14 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
     wanted = next(tuple(line["shape"]) for line in settings["layout"] if line["name"] == LATENT)
     if found.shape != wanted:
         raise FormatError(f"{LATENT} of {sample.key} is {found.shape}, not {wanted}")
-    array = np.load(io.BytesIO(data), allow_pickle=False).astype(np.float32)
+    array = values_of(found, data).astype(np.float32)
     if not np.isfinite(array).all():
         raise FormatError(f"{LATENT} of {sample.key} has values that are not finite")
-    if settings["latents"] == "moments":
-        return (array[: len(array) // 2] - settings["shift"]) * settings["scale"]
-    return array
+    if settings["latents"] != "moments":
+        return array
+    mean = patchified(array[: len(array) // 2], settings.get("patch", 1))
+    shift, scale = (np.reshape(np.float32(settings[of]), (-1, 1, 1)) for of in ("shift", "scale"))
+    return (mean - shift) * scale
 
 
 def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:

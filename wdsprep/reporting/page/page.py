@@ -141,7 +141,9 @@ def _settings_section(facts: ReportFacts) -> Html:
         manifest = given.manifest
         shown = {**manifest.extra, **manifest.settings}
         for line in shown.pop("layout", ()):
-            shown[line["name"]] = f"{line['dtype']} {by(*line['shape'])}"
+            first, *others = line["shape"]
+            length = f"1 to {first}" if line.get("variable") else first
+            shown[line["name"]] = f"{line['dtype']} {by(length, *others)}"
         rows = ((name.replace("_", "-"), el("code", _value(shown[name]))) for name in sorted(shown))
         parts += [
             el("h3", given.shown),
