@@ -12,7 +12,7 @@ import pytest
 from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
-from wdsprep.checks.inspect import Looked, inspect, look, overview, patterns
+from wdsprep.checks.inspect import Looked, inspect, look, member_facts, overview, patterns
 from wdsprep.cli import main
 from wdsprep.dataset.counts import bin_name, quantile
 from wdsprep.dataset.manifest import Manifest
@@ -127,6 +127,13 @@ def latents(root: Path, keys: list[list[str]]) -> str:
     manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
     write_bytes(store, MANIFEST, manifest.to_bytes())
     return store.url
+
+
+def test_bfloat16_is_described_by_its_numbers() -> None:
+    found = member_facts("emb.npy", npy(np.array([[0x3F80, 0xC000], [0x4040, 0x4110]], "<u2")))
+    assert (found["dtype"], found["shape"], found["finite"]) == ("bfloat16", [2, 2], True)
+    assert (found["min"], found["max"], found["mean"]) == (-2, 9, 2.75)
+    assert not member_facts("emb.npy", npy(np.array([0x7F80, 0], "<u2")))["finite"]
 
 
 def test_arrays_are_described_and_members_written(

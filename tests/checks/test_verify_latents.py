@@ -14,10 +14,11 @@ import pytest
 from tests.kit.damaged import check, findings, flip, packing_here, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
-from tests.kit.latent_sets import npy
+from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.inspect import Looked, look
 from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.checks.rules import array_problem
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.state import open_dataset, write_rebuilt
@@ -174,6 +175,26 @@ def test_latents_that_break_the_format_are_found_although_their_hash_is_right(
     found = check(latents).findings
     assert [finding.name for finding in found] == ["64/000000.tar"]
     assert problem in found[0].what
+
+
+def test_arrays_as_long_as_their_captions_are_held_against_the_longest() -> None:
+    emb = field("emb", (7, 3), "bfloat16", is_variable=True)
+
+    def problem(bits: object) -> str:
+        data = npy(bits)
+        return array_problem(emb, memoryview(data), len(data))
+
+    for length in (1, 2, 7):
+        assert problem(np.full((length, 3), 0x7F7F, "<u2")) == ""
+        assert problem(np.full((length, 3), 0xFF7F, "<u2")) == ""
+    for special in (0x7F80, 0xFF80, 0x7FC0, 0x7F81):  # infinities, and what is no number
+        assert problem(np.full((2, 3), special, "<u2")) == "emb.npy has values that are not finite"
+    other = "emb.npy is not the array of bfloat16 (1 to 7, 3) that it should be"
+    for shape in ((0, 3), (8, 3), (2, 4), (3,), (2, 3, 1)):
+        assert problem(np.zeros(shape, "<u2")) == other
+    assert problem(np.zeros((2, 3), "<f2")) == other
+    whole = npy(np.zeros((2, 3), "<u2"))
+    assert array_problem(emb, memoryview(whole)[:-2], len(whole) - 2) == other
 
 
 def test_keys_in_another_order_than_the_images_are_found(pair: Pair) -> None:

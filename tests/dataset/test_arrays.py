@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from wdsprep.dataset.arrays import Field, field_of, fields_of, layout
+from wdsprep.dataset.arrays import Field, field_of, fields_of, layout, values_of
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
@@ -62,6 +62,39 @@ def test_layout_record_is_read_back_or_refused() -> None:
     shifted = [{**line, "offset": line["offset"] + 512} for line in layout(fields)]
     with pytest.raises(FormatError, match="layout"):
         fields_of(shifted)
+
+
+def test_a_variable_array_begins_at_one_place_whatever_its_length() -> None:
+    emb = Field(name="emb.npy", dtype="bfloat16", shape=(512, 2560), is_variable=True)
+    for length in (1, 9, 10, 99, 100, 512):
+        array = np.ones((length, 2560), "<u2")
+        assert saved(array) == emb.header_of(len(saved(array))) + array.tobytes()
+        assert len(emb.header_for(length)) == 128
+    for nbytes in (0, 128, 127 + 5120, 128 + 5120 + 2, 128 + 513 * 5120):
+        assert emb.header_of(nbytes) == b""
+    latent = Field(name="latent.npy", dtype="<f2", shape=(4, 8, 8))
+    record = layout((latent, emb))
+    assert record[1]["variable"] is True
+    assert "variable" not in record[0]
+    assert fields_of(record) == (latent, emb)
+    with pytest.raises(FormatError, match="behind an array of variable length"):
+        layout((emb, latent))
+    mask = Field(name="mask.npy", dtype="|u1", shape=(512,))
+    with pytest.raises(FormatError, match="layout"):
+        fields_of(layout((mask, emb)))
+    for shape in ((512,), (1, 2, 3, 4), (0, 7), (10**60, 8)):
+        with pytest.raises(FormatError, match="cannot be of variable length"):
+            Field(name="emb.npy", dtype="<f2", shape=shape, is_variable=True)
+
+
+def test_bfloat16_is_kept_as_its_bits() -> None:
+    values = np.array([[1.0, -2.5, 0.0], [3e38, 1e-38, -1.0]], "<f4")
+    bits = (values.view("<u4") >> 16).astype("<u2")
+    field = Field(name="x.npy", dtype="bfloat16", shape=(2, 3))
+    assert field.header + bits.tobytes() == saved(bits)
+    assert field_of("x.npy", saved(bits)) == field
+    assert np.array_equal(values_of(field, saved(bits)).view("<u4") >> 16, bits)
+    assert np.allclose(values_of(field, saved(bits)), values, rtol=0.01)
 
 
 def test_a_pickled_or_cut_array_is_refused() -> None:

@@ -2,12 +2,12 @@
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.write import TarWriter, Written
@@ -18,14 +18,31 @@ LATENT = (4, 8, 8)
 EMB = (7, 16)
 
 
-def field(name: str, shape: tuple[int, ...], dtype: str = "<f2") -> Field:
-    return Field(name=f"{name}.npy", dtype=dtype, shape=shape)
+def field(
+    name: str, shape: tuple[int, ...], dtype: str = "<f2", *, is_variable: bool = False
+) -> Field:
+    return Field(name=f"{name}.npy", dtype=dtype, shape=shape, is_variable=is_variable)
 
 
 def array_of(key: str, item: Field) -> Any:
+    """As NumPy reads it; where lengths vary, so long that some captions fill their row."""
     seed = hashlib.sha256(f"{key}/{item.name}".encode()).digest()[:4]
-    values = np.random.default_rng(list(seed)).standard_normal(item.shape)
+    chance = np.random.default_rng(list(seed))
+    length = 1 + int(chance.integers(item.shape[0])) if item.is_variable else item.shape[0]
+    return stored(chance.standard_normal((length, *item.shape[1:])), item)
+
+
+def stored(values: Any, item: Field) -> Any:
+    """Numbers in the dtype that the field has in its file."""
+    if item.dtype == BFLOAT16:
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2")
     return values.astype(item.dtype)
+
+
+def empty_of(item: Field) -> Any:
+    """What stands for the empty caption: nines, and two tokens of them where lengths vary."""
+    length = 2 if item.is_variable else item.shape[0]
+    return stored(np.full((length, *item.shape[1:]), 9.0), item)
 
 
 def npy(array: Any) -> bytes:
@@ -57,8 +74,10 @@ def write_latents(
     base: int = 0,
     fields: Sequence[Field] = (),
     moments: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
-    """A dataset of shards with so many samples; its keys are numbers from `base` on."""
+    """A dataset of shards with so many samples; its keys are numbers from `base` on. `more` are
+    settings."""
     fields = fields or (field("latent", LATENT), field("emb", EMB))
     if moments:
         fields = (field("latent", (2 * LATENT[0], *LATENT[1:])), *fields[1:])
@@ -68,6 +87,7 @@ def write_latents(
         "layout": layout(fields),
         "scale": 0.18215,
         "shift": 0.1,
+        **(more or {}),
     }
     receipts = []
     for number, size in enumerate(sizes):
@@ -85,8 +105,8 @@ def write_latents(
                 rejects={},
             )
         )
-    for item in fields[1:]:
-        write_bytes(store, f"empty.{item.name}", npy(np.full(item.shape, 9, item.dtype)))
+    for item in text_fields(fields):
+        write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
     manifest = Manifest(
         dataset="latents", settings=settings, receipts=tuple(receipts), complete=True
     )

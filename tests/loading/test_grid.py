@@ -13,6 +13,7 @@ from wdsprep.dataset.tar.write import header
 from wdsprep.loading.grid import Grid, grid_of
 
 FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
+VARIABLE = (*FIELDS[:2], field("emb", (7, 16), "bfloat16", is_variable=True))
 Make = Callable[[str, int], bytes]
 
 
@@ -42,26 +43,40 @@ def rows_of(*rows: bytes) -> np.ndarray:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
 
 
-def grid() -> Grid:
-    return grid_of(FIELDS, ("latent", "emb"))
+def grid(fields: tuple[Field, ...] = FIELDS) -> Grid:
+    return grid_of(fields, ("latent", "emb"))
 
 
+@pytest.mark.parametrize("fields", [FIELDS, VARIABLE])
 @pytest.mark.parametrize("make", [header, others])
 @pytest.mark.parametrize("key", ["a", "folder/0012", "f" * 60 + "/" + "g" * 80, "ünïcode"])
-def test_keys_are_those_of_the_members(make: Make, key: str) -> None:
-    assert grid().keys(rows_of(heads_of("first", header), heads_of(key, make))) == ["first", key]
+def test_keys_are_those_of_the_members(make: Make, key: str, fields: tuple[Field, ...]) -> None:
+    heads = rows_of(heads_of("first", header, fields), heads_of(key, make, fields))
+    assert grid(fields).keys(heads) == ["first", key]
 
 
 @pytest.mark.parametrize("make", [header, others])
-def test_no_byte_of_a_header_can_change_unseen(make: Make) -> None:
+def test_lengths_are_those_of_the_members(make: Make) -> None:
+    samples = [(*VARIABLE[:2], VARIABLE[2].of_length(length)) for length in range(1, 8)]
+    heads = rows_of(*(heads_of(f"k{n}", make, fields) for n, fields in enumerate(samples)))
+    assert grid(VARIABLE).lengths(heads).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert grid(VARIABLE).keys(heads) == [f"k{n}" for n in range(7)]
+    longer = rows_of(heads_of("a", make, (*VARIABLE[:2], VARIABLE[2].of_length(8))))
+    assert grid(VARIABLE).lengths(longer).tolist() == [0]
+    assert grid(VARIABLE).keys(longer) == [None]
+
+
+@pytest.mark.parametrize("fields", [FIELDS, VARIABLE])
+@pytest.mark.parametrize("make", [header, others])
+def test_no_byte_of_a_header_can_change_unseen(make: Make, fields: tuple[Field, ...]) -> None:
     """Two that stand after the digits of the checksum mean nothing."""
-    whole = heads_of("some-key", make)
+    whole = heads_of("some-key", make, fields)
     rows = np.repeat(rows_of(whole), len(whole), axis=0)
     np.fill_diagonal(rows, rows.diagonal() ^ 1)
-    unseen = {n for n, key in enumerate(grid().keys(rows)) if key is not None}
+    unseen = {n for n, key in enumerate(grid(fields).keys(rows)) if key is not None}
     between = set(range(len(whole)))
     after_sums = set()
-    for item, place in zip(FIELDS, grid().heads, strict=True):
+    for item, place in zip(fields, grid(fields).heads, strict=True):
         top = place.stop - BLOCK - len(item.header)
         between -= set(range(top, place.stop))
         after_sums |= {top + 154, top + 155}

@@ -37,7 +37,7 @@ from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
-from wdsprep.reporting.facts.spectrum import spectrum_of
+from wdsprep.reporting.facts.spectrum import latent_of, spectrum_of
 from wdsprep.reporting.page.markup import UNREADABLE, el
 from wdsprep.reporting.page.sections import _example
 from wdsprep.reporting.sheet.items import _facts_of_image
@@ -325,6 +325,22 @@ def test_statistics_of_latents_show_what_is_wrong_with_them() -> None:
     assert sum(wide.shares) == pytest.approx(1)
     assert (found.extremes[0].key, found.extremes[0].channel) == ("7", 2)
     assert spectrum_of(samples[64:], {"layout": layout([field]), "latents": "sample"}) is None
+
+
+def test_latents_are_shown_as_a_trainer_takes_them() -> None:
+    """Of moments the mean, its cells folded, shifted and scaled by channel."""
+    means = np.random.default_rng(1).standard_normal((2, 4, 6)).astype("<f4")
+    bits = (np.concatenate([means, means]).view("<u4") >> 16).astype("<u2")
+    kept = (bits[:2].astype("<u4") << 16).view("<f4")
+    field = Field(name="latent.npy", dtype="bfloat16", shape=(4, 4, 6))
+    scale, shift = [0.5 + n for n in range(8)], [n / 4 for n in range(8)]
+    options = {"layout": layout([field]), "latents": "moments", "patch": 2}
+    found = latent_of(latent_sample("a", bits), {**options, "scale": scale, "shift": shift})
+    assert found.shape == (8, 2, 3)
+    for channel, row, column in np.ndindex(8, 2, 3):
+        cell = kept[channel // 4, 2 * row + channel % 4 // 2, 2 * column + channel % 2]
+        wanted = (cell - shift[channel]) * scale[channel]
+        assert found[channel, row, column] == pytest.approx(wanted, rel=1e-5)
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from wdsprep.dataset.arrays import OF_SIZES, Field
 from wdsprep.encoding.step_batches import BatchEncoder
 from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.memory import Batch
@@ -130,11 +131,7 @@ class EncodeStage:
         number, facts, tensors = unpacked(wire)
         batch = facts.batch
         rows = self._encoded(batch, tensors["pixels"])
-        arrays, lengths = {}, ()
-        for item in self._fields:
-            own = [row.result.arrays[item.name] for row in rows]
-            arrays[item.name] = torch.cat(own) if item.is_variable else torch.stack(own)
-            lengths = tuple(map(len, own)) if item.is_variable else ()
+        arrays, lengths = joined(self._fields, [row.result.arrays for row in rows])
         facts = PieceFacts(
             batch=_bare(batch),
             rows=tuple(replace(row, result=replace(row.result, arrays={})) for row in rows),
@@ -168,6 +165,20 @@ def _bare(batch: Batch) -> Batch:
         keys=batch.keys,
         refused=batch.refused,
     )
+
+
+def joined(
+    fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
+) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+    """The arrays of all rows as one tensor for each field, and the lengths of those that vary."""
+    arrays: dict[str, torch.Tensor] = {}
+    lengths: tuple[int, ...] = ()
+    for item in fields:
+        own = [row[item.name] for row in rows]
+        arrays[item.name] = torch.cat(own) if item.is_variable else torch.stack(own)
+        if item.is_variable:
+            lengths = tuple(map(len, own))
+    return arrays, lengths
 
 
 def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) -> PackedPiece:

@@ -1,0 +1,398 @@
+"""Arrays as long as their captions, in batches: padded, masked, never another sample's bytes."""
+
+import io
+import itertools
+import logging
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import wdsprep
+from tests.kit.latent_sets import array_of, field, npy, write_latents
+from tests.kit.packs import upload
+from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.latents import normalised, patchified
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.write import header
+from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.errors import UsageError
+from wdsprep.images.crop import Crop
+from wdsprep.loading.encoded import BatchLayout, EncodedRow
+from wdsprep.loading.memory import TENSORS, Batch
+from wdsprep.loading.shelves import aio
+from wdsprep.loading.shelves import local as shelf
+from wdsprep.loading.streaming.stages import PieceFacts, joined, packed
+from wdsprep.loading.streaming.trainer import _Collate
+
+BATCH, LENGTH = 32, 40
+EMB = field("emb", (LENGTH, 24), "bfloat16", is_variable=True)
+FIELDS = (
+    field("latent", (4, 8, 8)),
+    field("time_ids", (6,), "<i4"),
+    field("pooled", (32,), "bfloat16"),
+    EMB,
+)
+USUAL = ("latent", "time_ids", "pooled", "emb", "mask", "key")
+ALL = (*USUAL, "txt", "json")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 samples, whose texts are longer than what many arrays leave of their rows."""
+    return write_latents(str(tmp_path_factory.mktemp("variable")), fields=FIELDS)
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    return tensor.contiguous().view(torch.int16).numpy().view("<u2")
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for one, other in itertools.zip_longest(found, wanted, fillvalue={}):
+        assert list(one) == list(other)
+        for name, value in other.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            assert torch.equal(one[name], value) if is_tensor else one[name] == value, name
+
+
+def assert_right(batch: dict[str, Any], length: int = LENGTH) -> None:
+    """Padded to this length, and what NumPy would read, to the bit."""
+    assert batch["emb"].dtype == batch["pooled"].dtype == torch.bfloat16
+    assert batch["mask"].dtype == torch.bool
+    assert batch["emb"].shape == (len(batch["key"]), length, 24)
+    for row, key in enumerate(batch["key"]):
+        wanted = array_of(key, EMB)
+        count = len(wanted)
+        assert np.array_equal(bits(batch["emb"][row, :count]), wanted)
+        assert not bits(batch["emb"][row, count:]).any()
+        assert batch["mask"][row].tolist() == [n < count for n in range(length)]
+        assert np.array_equal(bits(batch["pooled"][row]), array_of(key, FIELDS[2]))
+
+
+def longest(batch: dict[str, Any]) -> int:
+    return max(len(array_of(key, EMB)) for key in batch["key"])
+
+
+@pytest.mark.parametrize("names", [None, ALL])
+@pytest.mark.parametrize("reads", ["at once", "one by one", "slowly", "in pieces"])
+def test_batches_hold_what_numpy_reads_from_the_tar(
+    data: str, monkeypatch: pytest.MonkeyPatch, reads: str, names: tuple[str, ...] | None
+) -> None:
+    monkeypatch.setattr(aio, "_spare", [])
+    if reads == "one by one":
+        monkeypatch.setattr(aio, "_NUMBERS", {})
+    if reads in ("slowly", "in pieces"):
+        preadv = os.preadv
+        monkeypatch.setattr(shelf, "read_all", lambda fds, *_: np.zeros(len(fds), np.int64))
+    if reads == "in pieces":
+        monkeypatch.setattr(os, "preadv", lambda fd, b, start: preadv(fd, [b[0][:1000]], start))
+    stored = {}
+    for path in Path(data).glob("*/*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                stored[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    for batch in load(data, fields=names, epochs=2):
+        assert tuple(batch) == (names or USUAL)
+        assert_right(batch)
+        for row, key in enumerate(batch["key"]):
+            for name in ("latent", "time_ids"):
+                wanted = np.load(io.BytesIO(stored[f"{key}.{name}.npy"]))
+                assert np.array_equal(batch[name][row].numpy(), wanted)
+            assert npy(array_of(key, EMB)) == stored[f"{key}.emb.npy"]
+            if names:
+                assert batch["txt"][row] == stored[f"{key}.txt"].decode()
+                assert batch["json"][row] == {"key": key}
+
+
+def test_arrays_of_three_axes_and_of_half_precision_vary_too(tmp_path: Path) -> None:
+    item = field("emb", (9, 3, 5), "<f2", is_variable=True)  # 30 bytes a token
+    url = write_latents(str(tmp_path), [70], fields=(item,))
+    for batch in load(url):
+        for row, key in enumerate(batch["key"]):
+            wanted = array_of(key, item)
+            assert np.array_equal(batch["emb"][row, : len(wanted)].numpy(), wanted)
+            assert not batch["emb"][row, len(wanted) :].any()
+            assert int(batch["mask"][row].sum()) == len(wanted)
+
+
+@pytest.mark.parametrize("names", [None, ALL])
+def test_padding_may_end_with_the_longest_caption_of_a_batch(
+    data: str, names: tuple[str, ...] | None
+) -> None:
+    shorter = 0
+    for batch in load(data, pad="longest", fields=names, global_batch=4, epochs=2):
+        assert_right(batch, longest(batch))
+        shorter += longest(batch) < LENGTH
+    assert shorter > 10
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("emb",), ("mask",), ("mask", "txt"), ("latent",), ("latent", "txt"), ("emb", "json"), "key"],
+)
+@pytest.mark.parametrize("pad", ["full", "longest"])
+def test_only_what_is_asked_for(data: str, names: tuple[str, ...], pad: str) -> None:
+    whole = load(data, fields=ALL, pad=pad)
+    asked = (names,) if isinstance(names, str) else names
+    wanted = ({name: batch[name] for name in asked} for batch in whole)
+    assert_same(load(data, fields=names, pad=pad), wanted)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_and_resumes_give_the_same_rows(data: str, world: int) -> None:
+    whole = list(load(data, epochs=2))
+    size = BATCH // world
+    for rank in range(world):
+        options = {"rank": rank, "world_size": world, "epochs": 2}
+        part = slice(rank * size, rank * size + size)
+        wanted = [{name: batch[name][part] for name in batch} for batch in whole]
+        assert_same(load(data, **options, threads=rank + 1), wanted)
+        resumed = load(data, **options, pad="longest")
+        resumed.load_state_dict(load(data, step=5).state_dict())
+        for batch in resumed:
+            assert_right(batch, longest(batch))
+        assert resumed.step == len(whole)
+
+
+def test_what_a_trainer_writes_into_padding_is_gone_with_its_batch(data: str) -> None:
+    """Also at a single token; memory is used again, and remembers how far it was."""
+    writes: list[Callable[[torch.Tensor], object]] = [
+        lambda emb: emb.add_(1),
+        lambda emb: emb[:, LENGTH - 1].fill_(3),
+        lambda emb: emb[:, LENGTH // 2].copy_(torch.arange(24)),
+        lambda emb: emb[:, :, 20:].sub_(0.5),
+        lambda _emb: None,
+    ]
+    for number, batch in enumerate(load(data, epochs=12, threads=1, ahead=1)):
+        assert_right(batch)
+        writes[number % len(writes)](batch["emb"])
+    for batch in DataLoader(load(data, epochs=4, threads=1), batch_size=None, num_workers=1):
+        assert_right(batch)
+        batch["emb"].add_(1)
+
+
+@pytest.mark.parametrize("pad", ["full", "longest"])
+def test_workers_send_what_threads_read(data: str, pad: str) -> None:
+    options = {"pad": pad, "fields": ALL, "epochs": 2, "global_batch": 12}
+    workers = DataLoader(load(data, threads=1, **options), batch_size=None, num_workers=2)
+    assert_same(workers, load(data, **options))
+    kept = list(DataLoader(load(data, threads=1, **options), batch_size=None, num_workers=1))
+    assert_same(kept, load(data, **options))
+
+
+def test_s3_and_its_cache_give_what_a_folder_gives(data: str, bucket: str, tmp_path: Path) -> None:
+    url = f"s3://{bucket}/latents"
+    upload(Path(data), url)
+    cached = {"cache": tmp_path, "cache_nbytes": 1 << 30}
+    for options in ({}, cached, cached, {"pad": "longest"}):
+        for names in (None, ALL):
+            more = {"pad": options["pad"]} if "pad" in options else {}
+            found = load(url, fields=names, epochs=2, **options)
+            assert_same(found, load(data, fields=names, epochs=2, **more))
+
+
+@pytest.mark.parametrize("pad", ["full", "longest"])
+def test_a_caption_that_is_dropped_has_the_mask_of_the_empty_one(data: str, pad: str) -> None:
+    """And what is made of sizes stays."""
+    options = {"epochs": 4, "pad": pad, "fields": ALL}
+    dropped = 0
+    for batch, whole in zip(
+        load(data, drop_text=0.3, **options), load(data, **options), strict=True
+    ):
+        for row, text in enumerate(batch["txt"]):
+            is_empty = bool((batch["pooled"][row] == 9).all())
+            dropped += is_empty
+            count = 2 if is_empty else int(whole["mask"][row].sum())
+            assert batch["mask"][row].tolist() == [n < count for n in range(batch["emb"].shape[1])]
+            wanted = torch.full((2, 24), 9.0) if is_empty else whole["emb"][row, :count]
+            assert torch.equal(batch["emb"][row, :count], wanted.bfloat16())
+            assert not batch["emb"][row, count:].any()
+            assert text == ("" if is_empty else whole["txt"][row])
+        assert torch.equal(batch["time_ids"], whole["time_ids"])
+    assert 250 < dropped < 450
+    (found,) = load(data, drop_text=1, pad="longest", global_batch=300)
+    assert found["emb"].shape == (300, 2, 24)
+    assert bool(found["mask"].all())
+
+
+def test_streams_of_other_lengths_keep_to_themselves(data: str, tmp_path: Path) -> None:
+    longer = field("emb", (LENGTH + 1, 24), "bfloat16", is_variable=True)
+    other = write_latents(str(tmp_path), [64], base=10**6, fields=(*FIELDS[:-1], longer))
+    with pytest.raises(UsageError, match="arrays of other shapes"):
+        load([data, other])
+    lengths = {
+        (batch["emb"].shape[1], int(batch["key"][0]) >= 10**6)
+        for batch in load([data, other], homogeneous=True)
+    }
+    assert lengths == {(LENGTH, False), (LENGTH + 1, True)}
+    fixed = write_latents(str(tmp_path / "fixed"), [64], base=10**7)
+    for batch in load([data, fixed], homogeneous=True):
+        assert ("mask" in batch) is (int(batch["key"][0]) < 10**7)
+    with pytest.raises(UsageError, match="pad 'short': give one of full, longest"):
+        load(data, pad="short")
+    with pytest.raises(UsageError, match="leave out the other options"):
+        load(data, raw=True, pad="longest")
+
+
+def test_raw_samples_are_as_stored(data: str) -> None:
+    for sample in load(data, raw=True):
+        assert sample["emb.npy"] == npy(array_of(sample["__key__"], EMB))
+
+
+# Damage
+
+
+def emb_start(path: Path, number: int) -> int:
+    """Where the header of a sample's last array stands in its tar."""
+    start = int(np.fromfile(f"{path}.idx", "<u8")[number])
+    return start + layout(FIELDS)[-1]["offset"] - BLOCK - len(EMB.header)
+
+
+def with_length(key: str, said: int, shaped: int) -> bytes:
+    """Headers that state one length by the size, and another one by the shape."""
+    tar = header(f"{key}.{EMB.name}", len(EMB.header) + said * EMB.row_nbytes)
+    return tar + EMB.header_for(shaped)
+
+
+@pytest.mark.parametrize("names", [None, ALL])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda key, n: with_length(key, n, n % LENGTH + 1),
+        lambda key, n: with_length(key, n % LENGTH + 1, n),
+        lambda key, _n: with_length(key, 0, 0),
+        lambda key, _n: with_length(key, LENGTH + 1, LENGTH + 1),
+        lambda key, n: header(f"{key}.{EMB.name}", 128 + n * EMB.row_nbytes - 2),
+        lambda key, _n: header(f"{key}.{EMB.name}", 8 << 20),
+        lambda key, n: with_length(key, n, n)[:124] + b"zz",
+        lambda _key, n: with_length("other", n, n),
+    ],
+)
+def test_a_sample_of_a_damaged_length_is_replaced_and_nothing_shifts(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    names: tuple[str, ...] | None,
+    change: Callable[[str, int], bytes],
+) -> None:
+    url = write_latents(str(tmp_path), fields=FIELDS)
+    whole = [key for batch in load(url) for key in batch["key"]]
+    path, bad = tmp_path / "256/000001.tar", f"{67:012d}"
+    with path.open("r+b") as file:
+        file.seek(emb_start(path, 7))
+        file.write(change(bad, len(array_of(bad, EMB))))
+    found = []
+    with caplog.at_level(logging.WARNING, "wdsprep"):
+        for batch in load(url, fields=names):
+            assert_right(batch)
+            found += batch["key"]
+    assert [k for k, w in zip(found, whole, strict=True) if k != w] == [found[whole.index(bad)]]
+    assert "000001.tar: sample 7 cannot be served" in caplog.text
+
+
+def test_a_length_beyond_the_end_of_its_sample_is_damage(tmp_path: Path) -> None:
+    """The array would reach into the next sample."""
+    wide = field("emb", (LENGTH, 2400), is_variable=True)
+    url = write_latents(str(tmp_path), [BATCH * 2], fields=(wide,))
+    path = tmp_path / "256/000000.tar"
+    index = np.fromfile(f"{path}.idx", "<u8")
+    bad = next(key for key in (f"{n:012d}" for n in range(64)) if len(array_of(key, wide)) < 20)
+    with path.open("r+b") as file:
+        file.seek(int(index[int(bad)]))
+        file.write(header(f"{bad}.emb.npy", 128 + 39 * wide.row_nbytes) + wide.header_for(39))
+    for batch in load(url):
+        assert bad not in batch["key"]
+
+
+# Latents whose scale and shift are by channel, and whose cells are folded
+
+
+def folded(z: torch.Tensor) -> torch.Tensor:
+    """2 x 2 cells to channels, in the order of Flux.2's VAE."""
+    count, channels, height, width = z.shape
+    cells = z.view(count, channels, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
+    return cells.reshape(count, channels * 4, height // 2, width // 2)
+
+
+def test_cells_are_folded_in_the_order_of_diffusers() -> None:
+    z = torch.randn(3, 8, 6, 10)
+    assert torch.equal(patchified(z, 2), folded(z))
+    assert np.array_equal(patchified(z.numpy()[0], 2), folded(z)[0].numpy())
+    assert patchified(z, 1) is z
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "bfloat16"])
+def test_moments_give_what_would_have_been_stored(tmp_path: Path, dtype: str) -> None:
+    item = field("latent", (8, 6, 4), dtype)
+    more = {
+        "patch": 2,
+        "scale": [round(0.5 + n / 16, 4) for n in range(16)],
+        "shift": [round(n / 8 - 1, 4) for n in range(16)],
+        "latents": "moments",
+    }
+    url = write_latents(str(tmp_path), [64], fields=(item, EMB), more=more)
+    kind = {"<f2": torch.float16, "<f4": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    for step, batch in enumerate(load(url)):
+        assert batch["latent"].shape == (BATCH, 16, 3, 2)
+        arrays = np.stack([array_of(key, item) for key in batch["key"]])
+        if dtype == "bfloat16":
+            arrays = (arrays.astype("<u4") << 16).view("<f4")
+        mean, logvar = torch.from_numpy(arrays).float().chunk(2, dim=1)
+        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), (4, 6, 4))
+        z = mean + (0.5 * logvar).exp() * noise
+        shift, scale = (torch.tensor(more[of])[:, None, None] for of in ("shift", "scale"))
+        wanted = (folded(z) - shift) * scale
+        assert batch["latent"].dtype == kind
+        assert torch.allclose(batch["latent"].float(), wanted, atol=0.03, rtol=0.01)
+        assert torch.equal(batch["latent"], normalised(z, more).to(kind)) or dtype != "<f4"
+
+
+# Arrays that are made on the way
+
+
+def encoded(key: str, fields: tuple[Field, ...]) -> EncodedRow:
+    """A sample as models give it: tensors of true length, by member."""
+    arrays = {}
+    for item in fields:
+        values = torch.from_numpy(array_of(key, item).view("<i2"))
+        arrays[item.name] = values.view(TENSORS[item.dtype])
+    crop = Crop(torch.zeros(3, 0, 64), 90, 80, 72, 64, 4, 0)
+    tokens = SimpleNamespace(count=5, cut=False)
+    result: Any = SimpleNamespace(crop=crop, tokens=tokens, arrays=arrays)
+    return EncodedRow(key, Sample(source="a", image=b"", captions=("b",)), result, 0, int(key))
+
+
+@pytest.mark.parametrize("pad", ["full", "longest"])
+def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: str) -> None:
+    """As they come from the models, or in pieces from the other end of a stream."""
+    names = ("latent", "pooled", "emb", "mask", "time_ids", "key")
+    made_by_models = (FIELDS[0], *FIELDS[2:])
+    options = {"fields": names, "pad": pad, "drop_text": 0.3, "global_batch": 10}
+    plan = load(data, **options).plan
+    layout, collate = BatchLayout(plan), _Collate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+    for step, batch in enumerate(load(data, **options)):
+        read = Batch(step, 0, [0] * 10, [0] * 10, [0] * 10)
+        rows = [encoded(key, made_by_models) for key in batch["key"]]
+        pieces = []
+        for some in (rows[:7], rows[7:]):
+            arrays, lengths = joined(made_by_models, [row.result.arrays for row in some])
+            facts = PieceFacts(batch=read, lengths=lengths)
+            pieces.append(collate(packed(1, facts, arrays)).arrays)
+        bare = [replace(row, result=SimpleNamespace(**vars(row.result))) for row in rows]  # type: ignore[arg-type]
+        for row in bare:
+            row.result.arrays = {}  # type: ignore[misc]
+        wanted = {**batch, "time_ids": torch.tensor([[80, 90, 0, 4, 64, 64]] * 10).int()}
+        assert_same([layout.batch(read, rows).out], [wanted])
+        assert_same([layout.batch(read, bare, pieces).out], [wanted])
