@@ -10,6 +10,10 @@ torch has for itself in each of them. The limit is a thread for each core that d
 the same samples, in a random order, into the rows of a few batches of fresh memory; of a resume,
 one batch of them from shards that are open.
 
+Captions of true length have embeddings of 2304 numbers for each of their tokens, 60 of them in the
+mean and 300 at most, in bfloat16, beside a latent (16, 32, 32). The rival has the same bytes in
+embeddings of one length.
+
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
 making a client of S3.
@@ -19,6 +23,8 @@ import io
 import itertools
 import mmap
 import os
+import random
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -33,6 +39,7 @@ from tools.benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, t
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
+EPOCHS, TOKENS, LENGTH, WIDTH = 4, 60, 300, 2304  # where captions are of true length
 PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
 
@@ -45,6 +52,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     yield _reading(home, data, shards, workers=0)
     yield _reading(home, data, shards, workers=2)
     yield _resuming(home, data, steps)
+    yield from _lengths(home / "lengths", shards)
     yield from _from_s3(home / "s3", max(1, round(S3_SHARDS * scale)))
 
 
@@ -105,6 +113,33 @@ def _resuming(home: Path, data: Path, steps: int) -> Group:
         ],
         targets={rival.name: 3.0 for rival in theirs},
     )
+
+
+def _lengths(home: Path, shards: int) -> Iterator[Group]:
+    varied, even = home / "varied", home / "even"
+    lengths = make_captions(str(varied), shards)
+    make_captions(str(even), shards, round(sum(lengths) / len(lengths)))
+    one = Rival(name="all of one length, the same bytes", command=call(read_captions, even, "full"))
+    yield Group(
+        name="load-lengths",
+        title="an epoch of captions of true length",
+        count=EPOCHS * len(lengths),
+        rivals=[
+            Rival(
+                name="padded to 300 tokens",
+                command=call(read_captions, varied, "full"),
+                role=Role.OURS,
+            ),
+            Rival(
+                name="padded to the batch's longest",
+                command=call(read_captions, varied, "longest"),
+                role=Role.OURS,
+            ),
+            one,
+        ],
+        targets={one.name: 0.8},
+    )
+    shutil.rmtree(home)
 
 
 def _from_s3(home: Path, shards: int) -> Iterator[Group]:
@@ -178,6 +213,28 @@ def make(url: str, shards: int) -> str:
     return latent_sets.write_latents(url, [SAMPLES] * shards, fields=fields)
 
 
+def make_captions(url: str, shards: int, length: int = 0) -> list[int]:
+    """Of so many tokens each, or of as many as captions have; how many they are."""
+    from tests.kit import latent_sets
+
+    chance, lengths = random.Random(0), []
+
+    def random_array(_key: str, item: Any) -> Any:
+        count = item.shape[0]
+        if item.is_variable:
+            count = min(LENGTH, 1 + int(chance.gammavariate(4, TOKENS / 4)))
+            lengths.append(count)
+        kind = "<u2" if item.dtype == "bfloat16" else item.dtype
+        nbytes = count * item.row_nbytes
+        return np.frombuffer(os.urandom(nbytes), kind).reshape(count, *item.shape[1:])
+
+    latent_sets.array_of = random_array
+    emb = latent_sets.field("emb", (length or LENGTH, WIDTH), "bfloat16", is_variable=not length)
+    fields = (latent_sets.field("latent", (16, 32, 32)), emb)
+    latent_sets.write_latents(url, [SAMPLES // 4] * shards, fields=fields)
+    return lengths
+
+
 # --- in processes of their own
 
 
@@ -223,11 +280,18 @@ def read(kind: str, folder: str, workers: int, shuffle: int = 0) -> None:
     note(f"torch.set_num_threads({torch.get_num_threads()})")
 
 
+def read_captions(folder: str, pad: str) -> None:
+    import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
+
+    started = time.perf_counter()
+    for _ in _ours(folder, BATCH, pad=pad, epochs=EPOCHS):
+        pass
+    took(time.perf_counter() - started)
+
+
 def copy(folder: str, batches: int = 0) -> None:
     """What all cores together bring out of the page cache into batches, with nothing else to do:
     all samples, or so many batches of them."""
-    import random
-
     reads = []
     for path in sorted(Path(folder).glob("*/*.tar")):
         fd, ends = os.open(path, os.O_RDONLY), np.fromfile(f"{path}.idx", "<u8").tolist()
