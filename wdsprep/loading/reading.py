@@ -33,6 +33,7 @@ from wdsprep.loading.grid import Grid, grid_of, short
 from wdsprep.loading.memory import TENSORS, Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
+from wdsprep.loading.worker_memory import Bytes
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
@@ -310,14 +311,13 @@ class Reader:
         fault = ""
         if is_wanted:
             start = grid.padding(length)
-            rest = b"".join((held[start:], came.rest[max(0, start - len(held)) :]))
-            fault = self._take_last(batch, row, rest, key)
+            sample = parsed(held[start:], came.rest[max(0, start - len(held)) :])
+            fault = self._take_last(batch, row, sample, key)
         if batch.padded is not None and not fault:
             batch.padded.close(row, array_nbytes, len(held))
         return fault
 
-    def _take_last(self, batch: Batch, row: int, data: bytes, key: str) -> str:
-        sample = parsed(data)
+    def _take_last(self, batch: Batch, row: int, sample: "TarSample | str", key: str) -> str:
         if isinstance(sample, str):
             return sample
         if sample.key != key:
@@ -325,8 +325,8 @@ class Reader:
         return self._take_texts(batch, row, sample)
 
 
-def parsed(data: "bytes | memoryview") -> "TarSample | str":
+def parsed(*parts: "Bytes | memoryview") -> "TarSample | str":
     """The one sample in these bytes of a tar, or what is wrong with it."""
-    whole = bytes(data) + END
+    whole = b"".join((*parts, END))
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
     return str(found) if isinstance(found, BadSampleError) else found
