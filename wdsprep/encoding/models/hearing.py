@@ -30,7 +30,6 @@ from wdsprep.encoding.models.prompt_call import (
     Row,
     assembled,
     dtype_of_tower,
-    is_tower,
     misbehaves,
     pipeline_class,
 )
@@ -159,7 +158,7 @@ class Hearing:
         self._given: dict[str, list[Given]] = {}
 
         def load(part: Component, kind: Any) -> Any:
-            if not is_tower(part):
+            if not part.has_weights:
                 return self._heard(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
             config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))

@@ -19,7 +19,6 @@ from wdsprep.encoding.models.prompt_call import (
     all_of,
     assembled,
     dtype_of_tower,
-    is_tower,
     pipeline_class,
 )
 from wdsprep.encoding.models.text import DTYPES, InTwoPrecisions, Rows, Tokens
@@ -43,7 +42,7 @@ class PipelineText:
 
         def load(dtype: str) -> Any:
             def load_part(part: Component, kind: Any) -> Any:
-                if not is_tower(part):
+                if not part.has_weights:
                     return _locked(load_tokenizer(model, kind, part.name), lock)
                 options = {"dtype": DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]}
                 made = load_weights(kind, model, part.name, options)

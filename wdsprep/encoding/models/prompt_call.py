@@ -204,10 +204,6 @@ def misbehaves(name: str, error: Exception) -> WorkError:
     return WorkError(f"{name} cannot be used for text ({type(error).__name__}: {line}): {ALONE}")
 
 
-def is_tower(part: Component) -> bool:
-    return "tokenizer" not in part.name and "processor" not in part.name
-
-
 def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
     """`half` is each network's own half precision."""
     if dtype != HALF:

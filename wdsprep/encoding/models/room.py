@@ -11,7 +11,7 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
 from wdsprep.encoding.models.families import half_of
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.prompt_call import dtype_of_tower, is_tower
+from wdsprep.encoding.models.prompt_call import dtype_of_tower
 from wdsprep.encoding.models.text import DTYPES
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
@@ -45,7 +45,7 @@ def _text_nbytes(model: Model, recipe: Recipe) -> int:
         towers = [
             (part.name, dtype_of_tower(HALF, kind, part.kind))
             for part in model.pipeline.components
-            if is_tower(part)
+            if part.has_weights
         ]
     whole = {name: dtype if recipe.dtype == HALF else recipe.dtype for name, dtype in towers}
     weights = (weights_nbytes(model, name, DTYPES[whole[name]].itemsize) for name in whole)
