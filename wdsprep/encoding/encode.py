@@ -29,6 +29,7 @@ from wdsprep.encoding.models.find import (
     hashed_with,
     rule_of,
 )
+from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeWork
@@ -391,6 +392,9 @@ def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Mo
         if recipe.text_length:
             raise UsageError(f"--text-length: {model.name} has but one length of text")
         return recipe, model
+    preset = PRESETS.get(model.name)
+    usual = preset.text_length if preset else 0
+    recipe = replace(recipe, text_length=recipe.text_length or usual)
     from wdsprep.encoding.models.hearing import asked
 
     return recipe, asked(model, recipe)
