@@ -35,7 +35,7 @@ from wdsprep.encoding.models.prompt_call import (
 )
 from wdsprep.encoding.models.text import DTYPES, STORED, Tokens
 from wdsprep.encoding.recipe import Recipe
-from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.errors import UsageError, WdsprepError, WorkError
 
 LONG = "a " * 2000  # words: longer than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
@@ -156,13 +156,15 @@ class Hearing:
         self._call, self._lock = call, threading.Lock()
         self._calls: list[Call] = []
         self._given: dict[str, list[Given]] = {}
+        self._towers: dict[str, Hollow] = {}
 
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
                 return self._heard(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
             config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))
-            return Hollow(part, config, DTYPES[own], self._hear)
+            made = self._towers[part.name] = Hollow(part, config, DTYPES[own], self._hear)
+            return made
 
         self._pipeline = assembled(model, load)
 
@@ -175,6 +177,8 @@ class Hearing:
         with self._lock:
             self._asked(captions)
             whole = [rows for rows in self._given.values() if len(rows) == len(captions)]
+        if not whole:
+            raise misbehaves(self._call.name, WorkError("no encoder is given all captions"))
         return [_tokens(text, given) for text, *given in zip(captions, *whole, strict=True)]
 
     def template(self) -> str:
@@ -187,9 +191,7 @@ class Hearing:
 
     def layers(self) -> dict[str, list[Any]]:
         """Which hidden states were taken of each encoder."""
-        parts = self._pipeline.components.items()
-        taken = {name: part.taken for name, part in parts if isinstance(part, Hollow)}
-        return {name: numbers for name, numbers in taken.items() if numbers}
+        return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
     def _asked(self, captions: Sequence[str]) -> dict[str, Any]:
         self._calls.clear()
