@@ -3,7 +3,7 @@
 import io
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from wdsprep.encoding.engine import Engine, EngineError, Result
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.text import Part, Tokens
 
 
 def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:
@@ -334,3 +335,82 @@ def test_closing_in_the_middle_does_not_hang() -> None:
 def _feed_until_closed(made: Engine) -> None:
     with pytest.raises((EngineError, RuntimeError)):
         fed(made, range(256))
+
+
+# Captions
+
+
+class ByLength(Means):
+    """As a pipeline that pads to the longest caption of a batch: each batch has one length."""
+
+    text_batch_size = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[set[tuple[int, ...]]] = []
+
+    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+        return [Tokens(text, count=1, shape=(len(text) % 7,)) for text in captions]
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        assert len(texts) == self.text_batch_size
+        self.shapes.append({text.shape for text in texts})
+        return super().encode_texts(texts, exact=exact)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(threads: int) -> None:
+    encoder = ByLength()
+    made = engine(encoder, threads=threads)
+    encoder.shapes.clear()
+    results = fed(made, range(40))
+    for level, found in results.items():
+        assert level_of(found) == (level, level)
+    assert all(len(shapes) == 1 for shapes in encoder.shapes)
+    assert len(encoder.shapes) < 40 / 3 + 7 + 1  # whole batches, and what was left of each length
+    made.close()
+
+
+def test_an_endless_feeder_gets_back_what_it_fed_long_ago() -> None:
+    """Captions of lengths that seldom come wait for others of theirs, but not for ever."""
+    made = engine(ByLength())
+    results: dict[int, Future[Result]] = {}
+    with made.feeding(), made.turn():
+        for level in range(120):
+            text = "x" * (7 if level != 5 else 3)  # one has a length of its own
+            results[level] = made.put(str(level), grey(level), text)
+            if level >= 40:
+                with results[level - 40] as found:
+                    assert level_of(found)[0] == level - 40
+    made.close()
+
+
+class BadText(Means):
+    """Numbers of long captions are not finite, whatever the precision."""
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        found = super().encode_texts(texts, exact=exact)
+        return Encoded(found.arrays, found.arrays["emb.npy"].flatten() < 50)
+
+
+def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not() -> None:
+    made = engine(BadText())
+    results = fed(made, [10, 60, 20, 70, 30])
+    for level, found in results.items():
+        if level < 50:
+            assert level_of(found) == (level, level)
+        else:
+            with pytest.raises(RejectedError) as caught:
+                found.result(60)
+            assert caught.value.code is Code.NOT_FINITE
+    made.close()
+
+
+def test_parts_of_a_sample_may_be_fed_apart() -> None:
+    made = engine(Means())
+    with made.feeding(), made.turn():
+        text = made.put("7", b"", "x" * 7, Part.TEXT)
+        image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
+    assert text.result(60).arrays.keys() == {"emb.npy"}
+    assert image.result(60).arrays.keys() == {"latent.npy"}
+    made.close()

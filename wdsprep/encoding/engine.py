@@ -50,7 +50,7 @@ from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
-TEXTS_WAITING = 8  # batches of captions that may wait for others of their shape
+TEXTS_WAITING = 8  # batches of captions that may come while one waits for others of its shape
 UNDECODED_NBYTES = 1 << 30
 POLL_S = 0.2
 
@@ -105,6 +105,8 @@ class _Ticket:
     decoded: "Future[Crop]"
     result: Pending
     missing: int
+    number: int = 0
+    """in the order in which they came"""
     crop: Crop = field(init=False)
     tokens: Tokens = field(init=False)
     arrays: Arrays = field(default_factory=dict)
@@ -123,6 +125,7 @@ class _Load:
 class _Waiting:
     """What the assembler has in hand. Captions come as they are, and are then sorted by shape."""
 
+    come: int = 0
     images: list[_Ticket] = field(default_factory=list)
     captions: list[_Ticket] = field(default_factory=list)
     texts: dict[tuple[int, ...], list[_Ticket]] = field(default_factory=dict)
@@ -295,7 +298,8 @@ class Engine:
         except CancelledError:
             return  # the engine is being closed
         else:
-            ticket.tokens = Tokens(ticket.caption)
+            waiting.come += 1
+            ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
             if Part.IMAGE in ticket.part:
                 waiting.images.append(ticket)
             if Part.TEXT in ticket.part:
@@ -311,21 +315,20 @@ class Engine:
             yield self._images(chosen, size)
 
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
-        """A whole batch of one shape; or a part of one, where nobody is to fill it up, or so many
-        wait that the first of them has waited long enough."""
+        """A whole batch of one shape; or a part of one, where nobody is to fill it up, or as many
+        have come since its first that the places in the engine would run out."""
         size = self._text_size
         if waiting.captions and (all_of_it or len(waiting.captions) >= size):
             self._sort(waiting)
         texts = waiting.texts
         if not texts:
             return None
-        shape = next((each for each, tickets in texts.items() if len(tickets) >= size), None)
-        if shape is None and not all_of_it:
-            count = sum(map(len, texts.values()))
-            if count <= (TEXTS_WAITING - 1) * size:
-                return None
+        oldest = min(texts, key=lambda shape: texts[shape][0].number)
+        has_waited = waiting.come - texts[oldest][0].number >= (TEXTS_WAITING - 1) * size
+        whole = (shape for shape, tickets in texts.items() if len(tickets) >= size)
+        shape = oldest if has_waited else next(whole, oldest if all_of_it else None)
         if shape is None:
-            shape = next(iter(texts))
+            return None
         tickets = texts.pop(shape)
         chosen, rest = tickets[:size], tickets[size:]
         if rest:
