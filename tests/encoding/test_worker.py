@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.kit.encodes import Broken, Means, members
-from tests.kit.packs import temporaries
+from tests.kit.packs import temporaries, tree
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
+from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.text import Part
 from wdsprep.encoding.work import EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.images.crop import crop
@@ -69,6 +71,40 @@ def test_shards_done_at_once_keep_their_samples_apart(images: Path, tmp_path: Pa
         for key, sample in made.items():
             mean = crop(originals[key]["jpg"], 16).pixels.float().mean().half()
             assert sample["latent.npy"].endswith(mean.numpy().tobytes())
+
+
+class InTurn(Means):
+    """Stands for a GPU that holds what encodes images or captions, and never both."""
+
+    is_split = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = Part.TEXT
+        self.brought: list[Part] = []
+
+    def bring(self, part: Part) -> None:
+        self.holds = part
+        self.brought.append(part)
+
+    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
+        assert self.holds is Part.IMAGE
+        return super().encode_images(*arguments, **options)
+
+    def encode_texts(self, *arguments: Any, **options: Any) -> Encoded:
+        assert self.holds is Part.TEXT
+        return super().encode_texts(*arguments, **options)
+
+
+def test_two_passes_over_a_shard_make_the_same_bytes(images: Path, tmp_path: Path) -> None:
+    shards = find_image_shards(str(images), 64).shards[:4]
+    encoder = InTurn()
+    for name, used in (("one", Means()), ("two", encoder)):
+        call = worker(images, tmp_path / name, used)
+        assert not do_all(call, shards)
+        call.close()
+    assert encoder.brought == [Part.TEXT, Part.IMAGE] * len(shards)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
 def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.encoder import Encoded
-from wdsprep.encoding.models.text import Tokens
+from wdsprep.encoding.models.text import Part, Tokens
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome
 
@@ -210,6 +210,9 @@ class Means:
         del exact
         made = torch.tensor([len(text.caption) for text in texts]).half().reshape(-1, 1, 1)
         return Encoded(arrays={"emb.npy": made}, ok=torch.ones(len(texts), dtype=torch.bool))
+
+    def bring(self, part: Part) -> None:
+        """Both are always here."""
 
     def empty(self) -> dict[str, Tensor]:
         return {"emb.npy": torch.zeros(1, 1, dtype=torch.float16)}
