@@ -406,6 +406,23 @@ def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not
     made.close()
 
 
+class Speechless(Means):
+    """Makes no tokens of an empty caption."""
+
+    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+        return [Tokens(text, count=len(text)) for text in captions]
+
+
+def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
+    made = engine(Speechless())
+    results = fed(made, [0, 5])
+    assert level_of(results[5]) == (5, 5)
+    with pytest.raises(RejectedError) as caught:
+        results[0].result(60)
+    assert caught.value.code is Code.NO_TOKENS
+    made.close()
+
+
 def test_parts_of_a_sample_may_be_fed_apart() -> None:
     made = engine(Means())
     with made.feeding(), made.turn():

@@ -67,6 +67,7 @@ class Code(str, Enum):
     TOO_LARGE = ("too_large", "check")
     ASPECT_RATIO = ("aspect_ratio", "check")
     BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
+    NO_TOKENS = ("no_tokens", "encode")  # the tokenizers make nothing of the caption
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 

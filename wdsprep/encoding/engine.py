@@ -110,7 +110,7 @@ class _Ticket:
     crop: Crop = field(init=False)
     tokens: Tokens = field(init=False)
     arrays: Arrays = field(default_factory=dict)
-    is_finite: bool = True
+    refused: Code | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,10 @@ class Engine:
         tokens = self._encoder.tokens([ticket.caption for ticket in waiting.captions])
         for ticket, found in zip(waiting.captions, tokens, strict=True):
             ticket.tokens = found
-            waiting.texts.setdefault(found.shape, []).append(ticket)
+            if found.count:
+                waiting.texts.setdefault(found.shape, []).append(ticket)
+            else:
+                self._take(ticket, Code.NO_TOKENS)
         waiting.captions.clear()
 
     def _images(self, chosen: Sequence[_Ticket], size: int) -> _Load:
@@ -379,13 +382,19 @@ class Engine:
     def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
         """A sample is there when the last of its parts is."""
         for ticket, arrays in zip(load.rows, rows, strict=True):
-            with self._finishing:
-                ticket.missing -= 1
-                ticket.is_finite &= arrays is not None
-                ticket.arrays.update(arrays or {})
-                is_there = not ticket.missing
-            if is_there and ticket.is_finite:
-                made = Result(crop=ticket.crop, tokens=ticket.tokens, arrays=ticket.arrays)
-                ticket.result.set_result(made)
-            elif is_there:
-                ticket.result.set_exception(RejectedError(Code.NOT_FINITE))
+            self._take(ticket, Code.NOT_FINITE if arrays is None else arrays)
+
+    def _take(self, ticket: _Ticket, found: "Arrays | Code") -> None:
+        """One part of a sample, or why it cannot be had."""
+        with self._finishing:
+            ticket.missing -= 1
+            if isinstance(found, Code):
+                ticket.refused = found
+            else:
+                ticket.arrays.update(found)
+            is_there = not ticket.missing
+        if is_there and ticket.refused is not None:
+            ticket.result.set_exception(RejectedError(ticket.refused))
+        elif is_there:
+            made = Result(crop=ticket.crop, tokens=ticket.tokens, arrays=ticket.arrays)
+            ticket.result.set_result(made)

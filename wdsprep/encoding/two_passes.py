@@ -30,8 +30,8 @@ class TextPass:
 
     def joined(self, key: str, result: Result) -> Result:
         """What became of an image, with what became of its caption."""
-        if key in self.rejects.keys:
-            raise RejectedError(Code.NOT_FINITE)
+        if code := self.rejects.codes.get(key):
+            raise RejectedError(code)
         tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
         return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
 
@@ -40,14 +40,14 @@ class TextPass:
 
 
 class _Lost:
-    """Captions without finite numbers. What else is rejected is rejected again with its image."""
+    """Why captions came to nothing. What else is rejected is rejected again with its image."""
 
     def __init__(self) -> None:
-        self.keys: set[str] = set()
+        self.codes: dict[str, Code] = {}
 
     def add(self, reject: Reject) -> None:
-        if reject.code is Code.NOT_FINITE:
-            self.keys.add(reject.key)
+        if reject.code in (Code.NO_TOKENS, Code.NOT_FINITE):
+            self.codes[reject.key] = reject.code
 
 
 class ImagePass:

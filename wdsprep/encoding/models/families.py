@@ -29,6 +29,8 @@ BATCH_AXIS = {"prompt_embeds_llama3": 1}
 """Of outputs by name, where it is not the first."""
 IN_ONE_PRECISION = frozenset({"StableDiffusion3Pipeline"})
 """They put the states of several encoders into one array."""
+GENERATES = frozenset({"GlmImagePipeline"})
+"""Their denoisers want what a language model makes up of the prompt."""
 FIRST = "prompt_embeds"
 
 

@@ -21,6 +21,7 @@ from wdsprep.encoding.models.families import (
     BATCH_AXIS,
     BY_MASK,
     BY_ZEROS,
+    GENERATES,
     IN_ONE_PRECISION,
     half_of,
     is_embedding,
@@ -48,6 +49,11 @@ class PromptCall:
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
             raise UsageError(f"{self.name} makes no images of text (no encode_prompt): {ALONE}")
+        if self.name in GENERATES:
+            raise UsageError(
+                f"{self.name} cannot be used for text: its denoiser wants tokens that a language "
+                f"model makes up of the prompt: {ALONE}"
+            )
         self._call = inspect.signature(kind.__call__).parameters
         self._own = inspect.signature(kind.encode_prompt).parameters
         self._outputs = self._named(kind.encode_prompt)
