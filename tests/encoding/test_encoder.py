@@ -536,10 +536,7 @@ def sd2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("resolution", "side"), [(256, 32), (512, 64)])
-def test_stable_diffusion_2_at_full_width_end_to_end(
-    resolution: int, side: int, sd2: Path, tmp_path: Path
-) -> None:
+def test_stable_diffusion_2_at_full_width_end_to_end(sd2: Path, tmp_path: Path) -> None:
     images = packs.write_files(
         tmp_path / "in", {"a.jpg": packs.jpeg(1, (700, 600)), "a.txt": "one photo"}
     )
@@ -548,7 +545,7 @@ def test_stable_diffusion_2_at_full_width_end_to_end(
     outcome = wdsprep.encode(
         str(tmp_path / "images"),
         str(out),
-        resolution=resolution,
+        resolution=256,
         model=str(sd2),
         runner="local",
         batch_size=1,
@@ -556,6 +553,6 @@ def test_stable_diffusion_2_at_full_width_end_to_end(
     assert outcome.manifest.complete
     found = list(packs.decoded(out / "512" / "000000.tar"))
     assert [(f["latent.npy"].shape, f["latent.npy"].dtype) for f in found] == [
-        ((4, side, side), "float16")
+        ((4, 32, 32), "float16")
     ]
     assert [(f["emb.npy"].shape, f["emb.npy"].dtype) for f in found] == [((77, 1024), "float16")]
