@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.encoding.models.room import is_split
 from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WdsprepError
@@ -267,3 +269,22 @@ def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:
     short, long = made.tokens(["two dogs", CAPTIONS[2] * 9])
     assert (short.cut, long.cut) == (False, True)
     assert long.count > 300
+
+
+@pytest.mark.parametrize(
+    ("free", "comes_to"), [(10**12, "both"), (130_000_000, "in turn"), (1_000_000, "neither")]
+)
+def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
+    free: int, comes_to: str, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.encoding.models.room.free_nbytes", lambda _device: free)
+    model = find_model(str(family("QwenImage")), text="emb")
+    recipe = Recipe(resolution=SIDE, dtype="half")
+    if comes_to == "neither":
+        with pytest.raises(WdsprepError, match=r"needs .* MB of a GPU \(.* for images, .* text\)"):
+            is_split(model, recipe, torch.device("cuda"), itemsize=2)
+        return
+    # An image is reckoned with 101 MB of activations, a caption with 67.
+    many = replace(recipe, resolution=256)
+    assert is_split(model, many, torch.device("cuda"), itemsize=2) == (comes_to == "in turn")
+    assert not is_split(model, many, torch.device("cpu"), itemsize=2)
