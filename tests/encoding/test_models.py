@@ -466,6 +466,14 @@ def test_means_and_deviations_are_one_number_for_each_channel(tmp_path: Path) ->
         bare(tmp_path / "squares", {**wan, "in_channels": 12, "patch_size": 2})
 
 
+def test_of_a_vae_alone_nobody_knows_whether_its_scale_counts_beside_deviations(
+    tmp_path: Path,
+) -> None:
+    vae = {**VAE, "latents_mean": [1.0] * 4, "latents_std": [2.0] * 4}
+    with pytest.raises(UsageError, match="pass the whole pipeline"):
+        bare(tmp_path, vae)
+
+
 @pytest.mark.parametrize(("denoiser", "scale"), [("unet", 0.25), ("transformer", 0.5)])
 def test_a_scale_beside_deviations_counts_where_there_is_a_unet(
     denoiser: str, scale: float, tmp_path: Path

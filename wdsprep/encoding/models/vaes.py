@@ -131,18 +131,23 @@ def vae_rule(what: str, config: Mapping[str, Any], pipeline: str, *, has_unet: b
         )
     if (taken := config.get("input_channels", config.get("in_channels", 3))) != 3:
         raise UsageError(f"the VAE of {what} takes {taken} channels, not RGB: choose another")
+    is_by_channel = kind == "AutoencoderKL" and config.get("latents_mean") is not None
+    if is_by_channel and not pipeline:
+        raise UsageError(
+            f"the VAE of {what} scales each channel (latents_mean), and how its pipeline does that "
+            "stands in model_index.json: pass the whole pipeline"
+        )
     try:
         rule = RULES[kind](config)
+        if is_by_channel:  # where there is a UNet, by the scale as well
+            rule = _by_channel(rule, config, rule.scale if has_unet else 1.0)
     except (KeyError, TypeError) as error:
         missing = error.args[0] if isinstance(error, KeyError) else f"all it should ({error})"
         raise UsageError(f"the config of the VAE of {what} names no {missing}") from None
-    if kind == "AutoencoderKL" and config.get("latents_mean") is not None:
-        # Pipelines with a UNet multiply by the scale as well, those with a transformer do not.
-        rule = _by_channel(rule, config, config.get("scaling_factor", SCALE) if has_unet else 1.0)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
 
 
-def _by_channel(rule: VaeRule, config: Mapping[str, Any], scale: float = 1.0) -> VaeRule:
+def _by_channel(rule: VaeRule, config: Mapping[str, Any], scale: Any = 1.0) -> VaeRule:
     """By the means and deviations that a config lists."""
     means, deviations = config["latents_mean"], config["latents_std"]
     if not len(means) == len(deviations) == rule.channels:
