@@ -9,7 +9,7 @@ import torch
 
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_vae, silence
-from wdsprep.encoding.models.vaes import VIDEO_KINDS
+from wdsprep.encoding.models.vae_rules import VIDEO_KINDS
 
 
 class Decoder:

@@ -32,7 +32,7 @@ from wdsprep.encoding.models.parts import (
     variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.models.vaes import multiple_of, normed, vae_rule
+from wdsprep.encoding.models.vae_rules import multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 
