@@ -1,8 +1,8 @@
 """Pixels to what a VAE makes of them, and from there to the latents that a denoiser takes.
 
-Every VAE follows one of four rules, by its class and config: `vae_rules` reads them. What is stored is
-(patchify(z) - shift) * scale, where z is a sample or the mean of the VAE's distribution, or, of a
-VAE that has none, what it gives.
+Every VAE follows one of four rules, by its class and config: `vae_rules` reads them. What is
+stored is (patchify(z) - shift) * scale, where z is a sample or the mean of the VAE's distribution,
+or, of a VAE that has none, what it gives.
 """
 
 from typing import Any, cast
