@@ -55,10 +55,10 @@ PLACES = {
     ),
     "torch": ("encoding", "loading", "images.crop"),
     "torchvision": (),
-    "diffusers": ("encoding.models.encoder",),
-    "transformers": ("encoding.models.encoder",),
+    "diffusers": ("encoding.models.loading", "encoding.models.prompt_call"),
+    "transformers": ("encoding.models.loading", "encoding.models.clip_text"),
     "huggingface_hub": ("encoding.models.hub",),
-    "safetensors": ("encoding.models.encoder",),
+    "safetensors": ("encoding.models.loading",),
     "webdataset": (),
 }
 
