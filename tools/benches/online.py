@@ -138,18 +138,18 @@ def set_encoder(make: Any) -> None:
     encoding.make_encoder, online.find_model = make, wide_model
 
 
-def feed_of(home: str, make: Any, **options: Any) -> Any:
+def feed_of(home: str, make: Any, *, batch: int = BATCH, **options: Any) -> Any:
     import wdsprep
 
     set_encoder(make)
-    how = wdsprep.Encode(resolution=256, model="tiny", device="cpu")
-    return wdsprep.stream(f"{home}/images", encode=how, global_batch=BATCH, **options)
+    how = wdsprep.Encode(resolution=256, model="tiny", device="cpu", batch_size=batch)
+    return wdsprep.stream(f"{home}/images", encode=how, global_batch=batch, **options)
 
 
 def ours(home: str, count: int) -> None:
     from tools.benches.encode_peers import make_free
 
-    pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
+    pools = {"decoders": (CORES, CORES), "encoders": (1, 1)}
     with ray_running(), feed_of(home, make_free, epochs=None, **pools) as feed:
         trainer = feed.trainers[0]
         took(rest_of(trainer, count))
@@ -204,7 +204,7 @@ def memory(home: str, times: float) -> None:
     """An epoch of so many times what the object store holds."""
     from tools.benches.encode_peers import make_free
 
-    pools = {"decoders": (CORES, CORES), "encoders": (1, 1), "batch_size": BATCH}
+    pools = {"decoders": (CORES, CORES), "encoders": (1, 1)}
     steps = math.ceil(times * STORE / PIECE_NBYTES / BATCH)
     marks = {math.ceil(part * steps): part * times for part in (0.2, 0.6, 1)}
     epoch = {"epochs": 1, "epoch_steps": steps}
@@ -311,8 +311,7 @@ def elsewhere(home: str) -> None:
     seconds = {}
     with ray_running():
         for share in SHARES:
-            pools = {"decoders": (1, 1), "encoders": (1, 1), "batch_size": SMALL_BATCH}
-            pools |= {"global_batch": SMALL_BATCH, "epochs": None}
-            with feed_of(home, MakeSlow(share), **pools) as feed:
+            pools = {"decoders": (1, 1), "encoders": (1, 1), "epochs": None}
+            with feed_of(home, MakeSlow(share), batch=SMALL_BATCH, **pools) as feed:
                 seconds[share] = trained(feed.trainers[0])
     _told(seconds)
