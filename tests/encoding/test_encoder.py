@@ -18,8 +18,9 @@ from torch.nn.functional import cosine_similarity, interpolate
 import wdsprep
 from tests.kit import packs
 from wdsprep.cli.demo.drawings import draw
+from wdsprep.encoding.models.base import Encoded, Encoder
 from wdsprep.encoding.models.decoder import Decoder
-from wdsprep.encoding.models.encoder import Encoded, Encoder, LatentEncoder, load_encoder
+from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.recipe import Recipe

@@ -17,10 +17,9 @@ from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
-from wdsprep.encoding.models.encoder import Encoded
-from wdsprep.encoding.models.text import Part, Tokens
 
 
 def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:

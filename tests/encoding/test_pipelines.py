@@ -18,12 +18,12 @@ from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
 from wdsprep.encoding.encode import settled_for
+from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.room import is_split
-from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WdsprepError
 

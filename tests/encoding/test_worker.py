@@ -12,8 +12,7 @@ from tests.kit.encodes import Broken, Means, members
 from tests.kit.packs import temporaries, tree
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
-from wdsprep.encoding.models.encoder import Encoded
-from wdsprep.encoding.models.text import Part
+from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.work import EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.images.crop import crop

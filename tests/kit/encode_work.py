@@ -16,10 +16,9 @@ from torch.nn.functional import avg_pool2d
 
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
-from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.store import base as store
 

@@ -21,8 +21,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
-from wdsprep.encoding.models.encoder import Encoded
-from wdsprep.encoding.models.text import Part, Tokens
+from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome
 

@@ -21,7 +21,7 @@ import torch
 from tests.kit.encode_work import Making, Plain
 from tests.kit.encodes import Here
 from wdsprep.__main__ import main
-from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.base import Encoded
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
 

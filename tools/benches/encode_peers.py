@@ -15,9 +15,8 @@ import torch
 from PIL import Image
 
 from wdsprep.dataset.arrays import Field
-from wdsprep.encoding.models.encoder import Encoded
+from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.find import TINY
-from wdsprep.encoding.models.text import Tokens
 from wdsprep.encoding.recipe import Recipe
 
 CORES = len(os.sched_getaffinity(0))

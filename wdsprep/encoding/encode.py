@@ -51,7 +51,7 @@ from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import at_least, command, examples, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.encoder import Encoder
+    from wdsprep.encoding.models.base import Encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

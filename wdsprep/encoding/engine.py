@@ -34,6 +34,7 @@ import torch
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.encoding.models.base import Encoder, Part, Tokens
 from wdsprep.encoding.models.device import (
     Arrays,
     Device,
@@ -44,8 +45,6 @@ from wdsprep.encoding.models.device import (
     TextBatch,
     combined,
 )
-from wdsprep.encoding.models.encoder import Encoder
-from wdsprep.encoding.models.text import Part, Tokens
 from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
@@ -151,7 +150,7 @@ class Engine:
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._finishing = threading.Lock()
-        texts_waiting = TEXTS_WAITING * self._text_size if encoder.has_text else 0
+        texts_waiting = TEXTS_WAITING * encoder.text_batch_size
         inside = (BATCHES_INSIDE + lanes) * max(self._size, self._text_size) + texts_waiting
         self._places = threading.Semaphore(inside + decoders)
         self._turn = threading.Lock()

@@ -26,7 +26,7 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.text import shown
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.encoder import Encoder
+    from wdsprep.encoding.models.base import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer
 from wdsprep.encoding.models.device import (
     Arrays,
@@ -25,8 +26,6 @@ from wdsprep.encoding.models.device import (
     TextBatch,
     combined,
 )
-from wdsprep.encoding.models.encoder import Encoder
-from wdsprep.encoding.models.text import Tokens
 
 Rows = list[Arrays | None]
 

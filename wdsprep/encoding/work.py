@@ -8,7 +8,7 @@ from wdsprep.dataset.receipts import Settings
 from wdsprep.limits import MAX_NBYTES
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.encoder import Encoder
+    from wdsprep.encoding.models.base import Encoder
     from wdsprep.encoding.worker import EncodeWorker
 
 

@@ -29,8 +29,8 @@ from wdsprep.dataset.tar.read import leads_out
 from wdsprep.encoding.engine import Engine, EngineError, Pending
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
+from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
-from wdsprep.encoding.models.text import Part
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.two_passes import ImagePass, TextPass
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError

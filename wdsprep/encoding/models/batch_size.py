@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from wdsprep.encoding.models.encoder import Encoder
+from wdsprep.encoding.models.base import Encoder
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.dataset.arrays import EMB, TOKENS
+from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, load_weights
-from wdsprep.encoding.models.text import DTYPES, InTwoPrecisions, Rows, Tokens
 
 
 class ClipTokens:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from wdsprep.encoding.models.base import Encoded, Encoder, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
     TEXT_NBYTES,
@@ -25,9 +26,7 @@ from wdsprep.encoding.models.batch_size import (
     is_out_of_memory,
     peak_nbytes,
 )
-from wdsprep.encoding.models.encoder import Encoded, Encoder
 from wdsprep.encoding.models.noise import noise_keys
-from wdsprep.encoding.models.text import Tokens
 
 Arrays = dict[str, torch.Tensor]
 """Of one sample, by field; of the variable one what is the caption's own."""

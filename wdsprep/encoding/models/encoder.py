@@ -11,23 +11,17 @@ torch is imported with this module, diffusers and transformers when models are l
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import BFLOAT16, LATENT, Field, text_fields
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.hearing import token_source
-from wdsprep.encoding.models.loading import load_vae, silence
-from wdsprep.encoding.models.pipeline_text import PipelineText
-from wdsprep.encoding.models.precision import whole_fp32
-from wdsprep.encoding.models.room import dtype_of_vae, is_split
-from wdsprep.encoding.models.text import (
+from wdsprep.encoding.models.base import (
     DTYPES,
+    Encoded,
+    Encoder,
     InTwoPrecisions,
     Part,
     Rows,
@@ -35,53 +29,17 @@ from wdsprep.encoding.models.text import (
     TokenIds,
     Tokens,
 )
+from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.hearing import token_source
+from wdsprep.encoding.models.loading import load_vae, silence
+from wdsprep.encoding.models.pipeline_text import PipelineText
+from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.models.room import dtype_of_vae, is_split
 from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe import Recipe
 
 STORED = {"<f2": torch.float16, BFLOAT16: torch.bfloat16, "<i4": torch.int32, "|u1": torch.uint8}
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    arrays: dict[str, Tensor]
-    """by field, (B, *shape) in the storage dtype, on the device"""
-    ok: Tensor
-    """bool (B,): whether all values of the row were finite and within the storage dtype's range"""
-    lengths: Tensor | None = None
-    """of each row of the variable field, the part that counts"""
-
-
-class Encoder(Protocol):
-    """A model family, loaded onto one device."""
-
-    fields: tuple[Field, ...]
-    resolution: int
-    device: torch.device
-    itemsize: int
-    """bytes of a number while the VAE works"""
-    is_compiled: bool
-    """whether the first batch of a size takes much longer"""
-    has_text: bool
-    """whether anything is made of captions"""
-    text_batch_size: int
-    """of captions at a time; 0: as many as images"""
-    is_split: bool
-    """whether the device holds what encodes images or captions, but never both"""
-
-    def bring(self, part: "Part") -> None:
-        """Where it is split: have the device hold what encodes this, and nothing else."""
-
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """May be called by several threads at once, as all the others may."""
-
-    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        """uint8 (B, 3, R, R) and int64 (B,) keys of noise, on the device."""
-
-    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        """Captions of one shape."""
-
-    def empty(self) -> dict[str, Tensor]:
-        """What stands for no caption, on the host: a tensor for each field made of text."""
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:

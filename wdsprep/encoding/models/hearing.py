@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
+from wdsprep.encoding.models.base import DTYPES, STORED, Tokens
 from wdsprep.encoding.models.families import is_mask, member_of
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, silence
@@ -33,7 +34,6 @@ from wdsprep.encoding.models.prompt_call import (
     misbehaves,
     pipeline_class,
 )
-from wdsprep.encoding.models.text import DTYPES, STORED, Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 

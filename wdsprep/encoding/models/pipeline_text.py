@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.families import member_of
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.hearing import Hearing, calling
@@ -21,7 +22,6 @@ from wdsprep.encoding.models.prompt_call import (
     dtype_of_tower,
     pipeline_class,
 )
-from wdsprep.encoding.models.text import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from wdsprep.encoding import HALF
+from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
 from wdsprep.encoding.models.families import half_of
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.prompt_call import dtype_of_tower
-from wdsprep.encoding.models.text import DTYPES
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes

@@ -1,4 +1,8 @@
-"""What captions become, whoever computes it: `clip_text` for SD1 and SD2, else `pipeline_text`."""
+"""What the models are given and what they give, whoever computes it.
+
+`encoder` puts the parts together: a VAE (`vae`), and for text `clip_text`, where one CLIPTextModel
+is all there is, or else `pipeline_text`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import BFLOAT16
+from wdsprep.dataset.arrays import BFLOAT16, Field
 
 T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -62,6 +66,49 @@ class TextEncoder(Protocol):
 
     def empty(self, *, exact: bool) -> Rows:
         """One row: what stands for a caption that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    arrays: dict[str, Tensor]
+    """by field, (B, *shape) in the storage dtype, on the device"""
+    ok: Tensor
+    """bool (B,): whether all values of the row were finite and within the storage dtype's range"""
+    lengths: Tensor | None = None
+    """of each row of the variable field, the part that counts"""
+
+
+class Encoder(Protocol):
+    """A model family, loaded onto one device."""
+
+    fields: tuple[Field, ...]
+    resolution: int
+    device: torch.device
+    itemsize: int
+    """bytes of a number while the VAE works"""
+    is_compiled: bool
+    """whether the first batch of a size takes much longer"""
+    has_text: bool
+    """whether anything is made of captions"""
+    text_batch_size: int
+    """of captions at a time; 0: as many as images"""
+    is_split: bool
+    """whether the device holds what encodes images or captions, but never both"""
+
+    def bring(self, part: "Part") -> None:
+        """Where it is split: have the device hold what encodes this, and nothing else."""
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        """May be called by several threads at once, as all the others may."""
+
+    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
+        """uint8 (B, 3, R, R) and int64 (B,) keys of noise, on the device."""
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        """Captions of one shape."""
+
+    def empty(self) -> dict[str, Tensor]:
+        """What stands for no caption, on the host: a tensor for each field made of text."""
 
 
 class InTwoPrecisions(Generic[T]):
