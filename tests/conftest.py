@@ -12,7 +12,7 @@ from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
 
-pytest_plugins = ["tests.kit.s3"]
+pytest_plugins = ["tests.kit.family_folders", "tests.kit.s3"]
 SYSTEM_FIXTURES = {"s3_server", "browser", "cluster", "connected_ray", "endpoint", "ray_address"}
 SYSTEM_PARAMETERS = {"store": "s3", "place": "s3", "kind": "ray"}
 

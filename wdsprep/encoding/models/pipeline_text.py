@@ -101,9 +101,9 @@ class PipelineText:
 
 def _locked(tokenizer: Any, lock: threading.Lock) -> Any:
     """Fast tokenizers keep length and padding on an object that threads share."""
-    return calling(tokenizer, lambda call: _under(lock, call))
 
+    def around(call: Callable[[], Any], _text: Any, _options: dict[str, Any]) -> Any:
+        with lock:
+            return call()
 
-def _under(lock: threading.Lock, call: Callable[[], Any]) -> Any:
-    with lock:
-        return call()
+    return calling(tokenizer, around)

@@ -1,0 +1,25 @@
+"""Small random pipelines of every family, and what diffusers alone makes of text and images.
+
+    small("Sana", folder)                 a pipeline's folder, under a megabyte
+    prompt_of(folder, "a cat")            the outputs of its encode_prompt, by name
+    negative_of(folder)                   those of its own unconditional prompt
+    latent_of(folder, pixels)             the latent that its denoiser is trained on
+    denoised(folder, outputs, latent)     what its small denoiser makes of both
+
+Nothing here imports wdsprep, but for the vocabulary of its toy model. No class is left out but PRX,
+which cleans captions with ftfy and fails without it.
+"""
+
+import diffusers
+import transformers
+
+from tests.kit.families.denoised import denoised
+from tests.kit.families.pipelines import FAMILIES, small
+from tests.kit.families.reference import latent_of, negative_of, prompt_of
+
+for library in (diffusers, transformers):
+    library.utils.logging.disable_progress_bar()
+
+NAMES = tuple(FAMILIES)
+
+__all__ = ["NAMES", "denoised", "latent_of", "negative_of", "prompt_of", "small"]

@@ -1,0 +1,92 @@
+"""Small autoencoders: eight channels wide, with the latents of the real ones.
+
+Channels, factor and normalisation are the family's; where that is a batch norm or a list of means,
+no number of it is 0 or 1, so that a step that is left out shows.
+"""
+
+import torch
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLHunyuanImage,
+    AutoencoderKLQwenImage,
+)
+
+EIGHTS = (8, 8, 8, 8)
+DOWN = {f"{each}_block_types": (f"{name}Block2D",) * 4 for each, name in (
+    ("down", "DownEncoder"), ("up", "UpDecoder"))}  # fmt: skip
+KL = {
+    "block_out_channels": EIGHTS,
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "sample_size": 64,
+    **DOWN,
+}
+
+
+def kl(scale: float) -> AutoencoderKL:
+    """Of 4 channels, as with Stable Diffusion."""
+    return AutoencoderKL(**KL, latent_channels=4, scaling_factor=scale)
+
+
+def kl16(scale: float, shift: float) -> AutoencoderKL:
+    """Of 16 channels with a shift, and no convolutions around the latents, as with Flux and SD3."""
+    return AutoencoderKL(
+        **KL,
+        latent_channels=16,
+        scaling_factor=scale,
+        shift_factor=shift,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        force_upcast=True,
+    )
+
+
+def flux() -> AutoencoderKL:
+    return kl16(0.3611, 0.1159)
+
+
+def flux2() -> AutoencoderKLFlux2:
+    made = AutoencoderKLFlux2(**KL, latent_channels=32)
+    generator = torch.Generator().manual_seed(2)
+    made.bn.running_mean.normal_(generator=generator)
+    made.bn.running_var.uniform_(0.3, 3, generator=generator)
+    return made
+
+
+def qwen_image() -> AutoencoderKLQwenImage:
+    """With the means and deviations of the real one, which are the defaults of its class."""
+    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+
+
+def dc() -> AutoencoderDC:
+    """A 32nd of the side, 32 channels, no distribution."""
+    kinds = ("ResBlock",) * 4 + ("EfficientViTBlock",) * 2
+    widths = (8, 8, 8, 8, 16, 32)
+    return AutoencoderDC(
+        attention_head_dim=8,
+        encoder_block_types=kinds,
+        decoder_block_types=kinds,
+        encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        encoder_layers_per_block=(1,) * 6,
+        decoder_layers_per_block=(1,) * 6,
+        encoder_qkv_multiscales=((), (), (), (), (), (5,)),
+        decoder_qkv_multiscales=((), (), (), (), (), (5,)),
+        scaling_factor=0.41407,
+    )
+
+
+def hunyuan_image() -> AutoencoderKLHunyuanImage:
+    """A 32nd of the side. 16 channels, not 64: its class would else be 5 MB at least."""
+    return AutoencoderKLHunyuanImage(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=16,
+        block_out_channels=(32,) * 6,
+        layers_per_block=0,
+        spatial_compression_ratio=32,
+        sample_size=64,
+        scaling_factor=0.75289,
+    )
