@@ -96,7 +96,7 @@ class BatchEncoder:
         for place, one in enumerate(tokens):
             by_shape.setdefault(one.shape, []).append(place)
         size = self.encoder.text_batch_size or self._size
-        batches = []
+        batches: list[tuple[Sequence[int], TextBatch]] = []
         for places in by_shape.values():
             for start in range(0, len(places), size):
                 some = places[start : start + size]

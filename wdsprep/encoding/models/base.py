@@ -53,10 +53,13 @@ class Rows:
 
 
 class TextEncoder(Protocol):
-    batch_size: int
-    """of captions at a time; 0: as many as images"""
-    network: "InTwoPrecisions[Any] | None"
-    """what takes memory on the device"""
+    @property
+    def batch_size(self) -> int:
+        """Of captions at a time; 0: as many as images."""
+
+    @property
+    def network(self) -> "InTwoPrecisions[Any] | None":
+        """What takes memory on the device."""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once."""

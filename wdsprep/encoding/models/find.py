@@ -191,7 +191,7 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
     configs = place.fetch([file for file in parts.files if file.endswith(".json")])
     config = read_json(configs / parts.vae / "config.json")
     rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
-    towers = ()
+    towers: tuple[Tower, ...] = ()
     if parts.pipeline:
         _check_towers(what, configs, parts.pipeline)
     elif text != "none":
