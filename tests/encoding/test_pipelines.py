@@ -133,7 +133,7 @@ def test_a_caption_that_is_left_out_is_the_pipelines_own_way(name: str, family: 
     assert sorted(empty) == sorted(wanted)
     for member, value in wanted.items():
         assert empty[member].shape == value.shape
-        assert (empty[member].float() - value).abs().max() <= 2e-2
+        torch.testing.assert_close(empty[member], value.to(empty[member].dtype))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_dataset_holds_what_the_models_make_and_verifies(
 ) -> None:
     folder, out = family(name), tmp_path / "latents"
     encode_here(few, out, model=str(folder), resolution=SIDE)
-    assert not verify(str(out)).problems
+    assert not verify(str(out)).findings
     samples = latents_of(out)
     assert len(samples) == 9
     made = encoder(folder)
@@ -181,7 +181,7 @@ def test_tokens_are_those_that_the_encoders_get(name: str, family: Family) -> No
     made = encoder(family(name), text="tokens")
     (short, long) = made.tokens(["two dogs", "word " * 3000])
     assert (short.cut, long.cut) == (False, True)
-    assert 0 < short.count < 100 < long.count
+    assert 2 < short.count < 1000 < long.count
     found = made.encode_texts([short]).arrays
     assert list(found) == [field.name for field in text_fields(made.fields)]
     for field in text_fields(made.fields):
