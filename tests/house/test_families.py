@@ -1,0 +1,144 @@
+"""The small pipelines that tests of encoding are held against are what they say they are."""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from tests.kit.families import NAMES, denoised, latent_of, negative_of, prompt_of
+from tests.kit.paths import ROOT
+
+MEGABYTE = 1_000_000
+BIGGER = {"HunyuanImage": 2.5 * MEGABYTE}
+CAPTION = "A small dog, running on the beach"
+MASKED = [
+    *["PixArtAlpha", "PixArtSigma", "Sana", "Lumina2", "QwenImage", "ZImage", "Chroma"],
+    *["HunyuanImage", "Krea2", "ErnieImage"],
+]
+ZEROED = ["AuraFlow", "OvisImage"]
+UNGUIDED = {"Flux", "QwenImage", "HunyuanImage"}
+MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
+
+Family = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_is_small_and_diffusers_reads_it_without_its_denoiser(
+    name: str, family: Family
+) -> None:
+    folder = family(name)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    assert size < BIGGER.get(name, MEGABYTE)
+    denoiser = "unet" if (folder / "unet").is_dir() else "transformer"
+    read = DiffusionPipeline.from_pretrained(
+        str(folder), **{denoiser: None}, low_cpu_mem_usage=False
+    )
+    assert type(read).__name__ == f"{name}Pipeline"
+    assert getattr(read, denoiser) is None
+    assert read.vae is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_text_and_latents_are_of_sensible_size_and_captions_differ(
+    name: str, family: Family
+) -> None:
+    folder = family(name)
+    one, other = (_floats(prompt_of(folder, text)) for text in (CAPTION, "two red cars"))
+    for first, second in zip(one, other, strict=True):
+        assert 0.05 < first.std() < 20
+        assert first.shape != second.shape or not torch.equal(first, second)
+    latent = latent_of(folder, _pixels())
+    assert 0.05 < latent.std() < 20
+    assert (negative_of(folder) is None) == (name in UNGUIDED)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_text_cut_to_its_words_and_padded_again_is_worth_the_whole(
+    name: str, family: Family
+) -> None:
+    folder = family(name)
+    outputs, latent = prompt_of(folder, CAPTION), latent_of(folder, _pixels())
+    whole = denoised(folder, outputs, latent)
+    rows = _words(outputs)
+    padded, mask = _padded(rows, len(rows) + 17)
+    again = denoised(folder, _with(outputs, padded), latent, mask)
+    torch.testing.assert_close(again, whole, rtol=0, atol=1e-5)
+    unmasked = denoised(folder, _with(outputs, padded), latent, torch.ones_like(mask))
+    assert (unmasked - whole).abs().max() > 1e-3  # so the mask is what did it
+
+
+@pytest.mark.parametrize("name", ZEROED)
+def test_text_after_the_words_is_zeros_where_the_denoiser_has_no_mask(
+    name: str, family: Family
+) -> None:
+    folder = family(name)
+    (text,) = prompt_of(folder, CAPTION)["prompt_embeds"]
+    words = int(text.abs().sum(1).count_nonzero())
+    assert 0 < words < len(text) == 256
+    assert torch.equal(_padded(text[:words], len(text))[0], text)
+    outputs, latent = {"prompt_embeds": text[None]}, latent_of(folder, _pixels())
+    shorter = {"prompt_embeds": text[None, : words + 1]}
+    apart = denoised(folder, outputs, latent) - denoised(folder, shorter, latent)
+    assert apart.abs().max() > 1e-3  # so they must be padded to the length that they had
+
+
+@pytest.mark.system
+def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) -> None:
+    has_pieces = importlib.util.find_spec("sentencepiece") is not None
+    names = [name for name in NAMES if has_pieces or name != "Kolors"]
+    code = (
+        "import sys, pathlib; from tests.kit.families import small\n"
+        "for name in sys.argv[2:]: small(name, pathlib.Path(sys.argv[1], name))"
+    )
+    env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", code, str(tmp_path), *names]
+    subprocess.run(words, env=env, cwd=ROOT, check=True, timeout=300)
+    for name in names:
+        assert _digests(family(name)) == _digests(tmp_path / name)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
+
+
+def _pixels() -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+
+
+def _floats(outputs: dict[str, Any]) -> list[Tensor]:
+    """The outputs that say something of the caption, without masks and places."""
+    named = {name: value for name, value in outputs.items() if not name.endswith("ids")}
+    flat = [value[0] if isinstance(value, list) else value for value in named.values()]
+    return [each for each in flat if each.is_floating_point() and each.unique().numel() > 2]
+
+
+def _words(outputs: dict[str, Any]) -> Tensor:
+    """The rows of the text that its mask leaves, wherever they stand."""
+    text = outputs.get("prompt_embeds", outputs.get("text_hiddens"))[0]
+    masks = [outputs[name][0].bool() for name in MASK_NAMES if name in outputs]
+    return text[masks[0]] if masks else text
+
+
+def _padded(rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    more = rows.new_zeros(length - len(rows), *rows.shape[1:])
+    return torch.cat([rows, more]), torch.arange(length) < len(rows)
+
+
+def _with(outputs: dict[str, Any], text: Tensor) -> dict[str, Any]:
+    name = "text_hiddens" if "text_hiddens" in outputs else "prompt_embeds"
+    is_list = isinstance(outputs[name], list)
+    return {name: [text] if is_list else text[None]}
