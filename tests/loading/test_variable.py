@@ -368,7 +368,15 @@ def encoded(key: str, fields: tuple[Field, ...]) -> EncodedRow:
     for item in fields:
         values = torch.from_numpy(array_of(key, item).view("<i2"))
         arrays[item.name] = values.view(TENSORS[item.dtype])
-    crop = Crop(torch.zeros(3, 0, 64), 90, 80, 72, 64, 4, 0)
+    crop = Crop(
+        pixels=torch.zeros(3, 0, 64),
+        width=90,
+        height=80,
+        scaled_width=72,
+        scaled_height=64,
+        left=4,
+        top=0,
+    )
     tokens = SimpleNamespace(count=5, cut=False)
     result: Any = SimpleNamespace(crop=crop, tokens=tokens, arrays=arrays)
     return EncodedRow(key, Sample(source="a", image=b"", captions=("b",)), result, 0, int(key))

@@ -39,7 +39,7 @@ class Grid:
             ends.append(line["offset"] + item.array_nbytes)
         self.heads_nbytes = start
         self._ends = ends[-1]
-        self.last_start = line["offset"]
+        self.last_start: int = line["offset"]
         self._kinds = [_Heads(item) for item in self.fields]
 
     @property
@@ -145,8 +145,9 @@ class _Heads:
 
     def _fit(self, heads: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
         """Whether they have the size and the header with this number."""
-        same: NDArray[np.bool_] = (heads[:, _SIZE] == self._sizes[number]).all(axis=1)
-        return same & (heads[:, BLOCK:] == self._headers[number]).all(axis=1)
+        sizes: NDArray[np.bool_] = (heads[:, _SIZE] == self._sizes[number]).all(axis=1)
+        headers: NDArray[np.bool_] = (heads[:, BLOCK:] == self._headers[number]).all(axis=1)
+        return sizes & headers
 
 
 @lru_cache(64)

@@ -101,7 +101,7 @@ class Batch:
         is_latent = name == short(LATENT) and self.moments is not None
         into = self.moments if is_latent else self.out.get(name)
         if into is not None:
-            into[start : start + len(arrays)] = arrays
+            into[start : start + len(arrays)] = arrays  # type: ignore[assignment]  # one tensor
 
     def mask(self, rows: range) -> None:
         """Mark what is no padding."""

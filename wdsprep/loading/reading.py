@@ -33,7 +33,6 @@ from wdsprep.loading.grid import Grid, grid_of, short
 from wdsprep.loading.memory import TENSORS, Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
-from wdsprep.loading.worker_memory import Bytes
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
@@ -311,7 +310,7 @@ class Reader:
         fault = ""
         if is_wanted:
             start = grid.padding(length)
-            sample = parsed(held[start:], came.rest[max(0, start - len(held)) :])
+            sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
             fault = self._take_last(batch, row, sample, key)
         if batch.padded is not None and not fault:
             batch.padded.close(row, array_nbytes, len(held))
@@ -325,7 +324,7 @@ class Reader:
         return self._take_texts(batch, row, sample)
 
 
-def parsed(*parts: "Bytes | memoryview") -> "TarSample | str":
+def parsed(*parts: memoryview) -> "TarSample | str":
     """The one sample in these bytes of a tar, or what is wrong with it."""
     whole = b"".join((*parts, END))
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")

@@ -76,7 +76,7 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
         arrays: dict[str, Arrays] = {**tensors}
         for item in self._fields:
             if item.is_variable:
-                arrays[item.name] = tensors[item.name].split(facts.lengths)
+                arrays[item.name] = torch.split(tensors[item.name], [*facts.lengths])
         return Piece(number, facts, arrays)
 
 
