@@ -149,6 +149,7 @@ def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str
     assert "is done" not in run("pack", str(downloads), "again", "--workers", "1").stderr
 
 
+FLUXES = ("", "-schnell", "2-klein")
 COMPLETED = """
 import json, sys
 from wdsprep.cli import main
@@ -162,8 +163,8 @@ except SystemExit:
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("encode --model ", ["dir,", "plain,sd2", "plain,sd1", "plain,tiny"]),
-        ("encode --model sd", ["dir,sd", "plain,sd2", "plain,sd1"]),
+        ("encode --model ", ["dir,", *(f"plain,{name}" for name in MODELS)]),
+        ("encode --model flux", ["dir,flux", *(f"plain,flux{more}" for more in FLUXES)]),
         ("encode --runner ", ["plain,auto", "plain,local", "plain,ray"]),
         ("verify dow", ["file,dow"]),
         ("rep", ["plain,repair", "plain,report"]),
