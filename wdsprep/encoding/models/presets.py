@@ -96,7 +96,7 @@ class Preset:
 CLIP_TINY = TextTower(name="toy", parameters=0.19e6, multiplied=0.1e6, attended=128)
 CLIP_L = TextTower(name="CLIP-L", parameters=0.123e9, multiplied=84.9e6, attended=12 * 768)
 CLIP_H = TextTower(name="CLIP-H", parameters=0.340e9, multiplied=289.4e6, attended=23 * 1024)
-CLIP_G = TextTower(name="CLIP-G", parameters=0.695e9, multiplied=630.8e6, attended=32 * 1280)
+CLIP_G = TextTower(name="CLIP-G", parameters=0.695e9, multiplied=629.1e6, attended=32 * 1280)
 T5_XXL = TextTower(name="T5-XXL", parameters=4.762e9, multiplied=4.630e9, attended=24 * 4096)
 UMT5_XL = TextTower(name="UMT5-XL", parameters=1.224e9, multiplied=1.158e9, attended=24 * 2048)
 GEMMA2_2B = TextTower(name="Gemma-2-2B", parameters=2.614e9, multiplied=2.024e9, attended=26 * 2048)
