@@ -198,10 +198,10 @@ def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str)
     last = phases[-1]
     if choice.preset.is_trimmed and choice.text != "none":
         longest = max(run.length for run in choice.preset.runs)
-        each = sample_nbytes(last.resolution, replace(choice, tokens=longest))
+        whole = sample_nbytes(last.resolution, replace(choice, tokens=longest))
         yield (
             f"captions: {choice.tokens} tokens each (--tokens); if all had {longest}, phase "
-            f"{last.resolution} would take {human_bytes(last.samples * each)}"
+            f"{last.resolution} would take {human_bytes(last.samples * whole)}"
         )
     yield f"stored by choice, phase {last.resolution}:"
     for (latents, text), nbytes in stored_by_choice(last.samples, last.resolution, choice).items():
