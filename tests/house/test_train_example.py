@@ -19,12 +19,15 @@ import torch
 from PIL import Image
 
 from tests.kit import example_trainer
+from tests.kit.encodes import in_this_process, packed, pictures
 from tests.kit.example_trainer import Interrupt
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
+from wdsprep.encoding.encode import encode
 
 pytestmark = pytest.mark.system
 
+PHASES = (("latents-256", 8), ("latents-512", 16))
 STEPS = (9, 3)
 SAVED, KILLED = 4, 7
 OPTIONS = ["--steps", "9,3", "--batch", "4", "--width", "8", "--save-every", str(SAVED)]
@@ -53,7 +56,7 @@ def trainer(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([example_trainer.PRELOADED])
     ours, its = context.Pipe()
-    words = ["latents-256", "latents-512", "--out", out, *OPTIONS]
+    words = [*(name for name, _side in PHASES), "--out", out, *OPTIONS]
     arguments = (folder, words, environment, its, interrupt)
     process = context.Process(target=example_trainer.train, args=arguments)
     path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
@@ -87,12 +90,31 @@ def losses_of(out: Path) -> Losses:
     return [(phase, step, float(loss)) for phase, step, loss in rows]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+UNET, TRANSFORMER = "as Stable Diffusion", "as newer families"
+
+
+@pytest.fixture(scope="module", params=[UNET, TRANSFORMER])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With latents of two sizes, which say what kind of model is trained on them."""
     folder = tmp_path_factory.mktemp("training")
-    for name, side in (("latents-256", 8), ("latents-512", 16)):
+    if request.param == TRANSFORMER:
+        return encoded_by_lumina2(folder)
+    for name, side in PHASES:
         fields = (field("latent", (4, side, side)), field("emb", (7, 16)))
-        write_latents(str(folder / name), (12, 9), fields=fields)
+        write_latents(str(folder / name), (12, 9), fields=fields, extra={"model": "tiny"})
+    return folder
+
+
+def encoded_by_lumina2(folder: Path) -> Path:
+    """By the small one: 16 channels, and text as long as the captions are."""
+    from tests.kit.families import small
+
+    model = small("Lumina2", folder / "model")
+    images = packed(pictures(folder / "pictures", range(24)), folder / "images")
+    with in_this_process():
+        for name, side in PHASES:
+            options = {"model": str(model), "device": "cpu", "runner": "local"}
+            encode(images, folder / name, resolution=8 * side, **options)
     return folder
 
 
@@ -126,6 +148,7 @@ def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     assert losses_of(folder / "killed") == undisturbed
 
 
+@pytest.mark.parametrize("folder", [UNET], indirect=True)
 def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
     undisturbed: Losses, folder: Path
 ) -> None:
@@ -136,6 +159,7 @@ def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
     assert losses_of(folder / "stopped") == undisturbed[: SAVED + 2]
 
 
+@pytest.mark.parametrize("folder", [TRANSFORMER], indirect=True)
 def test_two_ranks_have_the_losses_of_one_and_stop_together(
     undisturbed: Losses, folder: Path
 ) -> None:

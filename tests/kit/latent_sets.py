@@ -75,9 +75,10 @@ def write_latents(
     fields: Sequence[Field] = (),
     moments: bool = False,
     more: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> str:
     """A dataset of shards with so many samples; its keys are numbers from `base` on. `more` are
-    settings."""
+    settings, and `extra` is what the manifest has beside them."""
     fields = fields or (field("latent", LATENT), field("emb", EMB))
     if moments:
         fields = (field("latent", (2 * LATENT[0], *LATENT[1:])), *fields[1:])
@@ -108,7 +109,11 @@ def write_latents(
     for item in text_fields(fields):
         write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
     manifest = Manifest(
-        dataset="latents", settings=settings, receipts=tuple(receipts), complete=True
+        dataset="latents",
+        settings=settings,
+        receipts=tuple(receipts),
+        complete=True,
+        extra=extra or {},
     )
     write_bytes(store, "wdsprep.json", manifest.to_bytes())
     return url

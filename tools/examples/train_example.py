@@ -9,10 +9,12 @@
                                                 # the same losses, and no latents on disk
 
 It is what matters of a real trainer, at toy width: phases of growing resolution, each going on with
-the weights of the one before; the DDPM loss; a moving average of the weights; captions dropped at
-times, for classifier-free guidance. On several ranks, each takes its part of the same global batch
-and of the same noise, so the losses agree but for rounding. Where torch finds GPUs, each rank of a
-machine trains on one of its own, else on the CPU; the checkpoints of each load on the other.
+the weights of the one before; a moving average of the weights; captions dropped at times, for
+classifier-free guidance. The latents say what is trained (`train_models`): a UNet with the DDPM
+loss, as Stable Diffusion, or a transformer with that of rectified flow, as newer families. On
+several ranks, each takes its part of the same global batch and of the same noise, so the losses
+agree but for rounding. Where torch finds GPUs, each rank of a machine trains on one of its own,
+else on the CPU; the checkpoints of each load on the other.
 
 Ctrl-C, or a SIGTERM to any rank, has it save at the end of the step under way and stop; killed at
 any moment it has the last checkpoint. Started again it goes on from there, in mid-epoch, and its
@@ -31,7 +33,6 @@ import argparse
 import contextlib
 import copy
 import csv
-import io
 import os
 import signal
 import sys
@@ -39,25 +40,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
+from PIL import Image
 from torch import Tensor
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from train_pictures import decode, grid, plot
+from train_models import kind_of
+from train_pictures import grid, plot
 
 import wdsprep
-from wdsprep.encoding.models.find import TINY, find_model
-from wdsprep.encoding.on_the_way import find_encoding
+from wdsprep.dataset.state import read_manifest
+from wdsprep.encoding.models.decoder import Decoder
+from wdsprep.encoding.models.find import find_model
 from wdsprep.store import open_store
 
 SEED = 0
 DROP_TEXT = 0.1
-GUIDANCE = 2.0
-SAMPLING_STEPS = 25
-BETAS = {"beta_start": 0.00085, "beta_end": 0.012}  # as Stable Diffusion has them
 SHOWN = 5  # samples in a grid
 ALONE = {"rank": 0, "world_size": 1}
 
@@ -87,10 +85,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resolutions", default="256,512", help="of each phase, with --online")
     parser.add_argument("--steps", help="of each phase; by default 300, then 40 each")
     parser.add_argument("--batch", type=int, default=8, help="samples of a step, over all ranks")
-    parser.add_argument("--width", type=int, default=32, help="channels of the first level")
+    parser.add_argument("--width", type=int, default=32, help="of the smallest layer, in channels")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--vae", default=str(TINY / "vae"), help="what the latents were made by")
+    parser.add_argument(
+        "--vae", help="of what model, for samples; by default what made the latents"
+    )
     parser.add_argument("--out", type=Path, default=Path("training"))
     options = parser.parse_args()
     steps = options.steps or ",".join(["300", *["40"] * (len(options.data) - 1)])
@@ -127,12 +127,14 @@ class Trainer:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.phase = 0
         self.asked_to_stop = False
+        first = wdsprep.load(options.data[0], encode=self.how(), global_batch=1, **ALONE)
+        self.kind = kind_of(first.plan.datasets[0])
+        self.vae = find_model(options.vae or self.maker(), text="none")
         torch.manual_seed(SEED)
-        self.unet = new_unet(options.width, self.emb_width()).to(device)
-        self.average = copy.deepcopy(self.unet).requires_grad_(False)
-        self.model = DistributedDataParallel(self.unet) if self.world > 1 else self.unet
-        self.optimiser = torch.optim.AdamW(self.unet.parameters(), lr=options.rate)
-        self.schedule = DDPMScheduler(beta_schedule="scaled_linear", **BETAS)
+        self.network = self.kind.new_model(options.width).to(device)
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.model = DistributedDataParallel(self.network) if self.world > 1 else self.network
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=options.rate)
         self.losses: list[tuple[int, int, float]] = []
         options.out.mkdir(parents=True, exist_ok=True)
 
@@ -169,17 +171,11 @@ class Trainer:
             print(f"saved at phase {self.phase} step {step}: run the same command to go on")
         sys.exit(130)
 
-    def emb_width(self) -> int:
-        if self.options.online:
-            return find_model(self.options.model, text="emb").towers[0].width
-        url = self.options.data[self.phase]
-        return int(next(iter(wdsprep.load(url, global_batch=1, **ALONE)))["emb"].shape[-1])
-
     @contextlib.contextmanager
     def opened(self, state: dict[str, Any] | None) -> Iterator[Any]:
         """The batches of a phase from a state on, from wherever they are to come."""
         wanted = {"global_batch": self.options.batch, "seed": SEED, "epochs": None}
-        wanted |= {"drop_text": DROP_TEXT}
+        wanted |= {"drop_text": DROP_TEXT, "pad": "longest"}
         url = self.options.data[self.phase]
         if self.options.online == "ray":
             with wdsprep.stream(url, encode=self.how(), state=state, **wanted) as feed:
@@ -190,6 +186,12 @@ class Trainer:
             loader.load_state_dict(state)
         yield loader
 
+    def maker(self) -> str:
+        """The model that makes the latents, or made them."""
+        if self.options.online:
+            return self.options.model
+        return read_manifest(open_store(self.options.data[0])).extra["model"]
+
     def how(self) -> wdsprep.Encode | None:
         if not self.options.online:
             return None
@@ -197,13 +199,13 @@ class Trainer:
         return wdsprep.Encode(resolution=resolution, model=self.options.model)
 
     def train_step(self, step: int, batch: dict[str, Any]) -> Tensor:
-        latents, emb = (batch[name].to(self.device).float() for name in ("latent", "emb"))
+        batch = {name: batch[name].to(self.device) for name in self.kind.arrays}
+        latents, text = batch["latent"].float(), self.kind.text(batch)
         noise, times = self.chance(step, latents)
-        noisy = self.schedule.add_noise(latents, noise, times)
-        loss = mse_loss(self.model(noisy, times, emb).sample, noise)
+        loss = self.kind.loss(self.model, latents, noise, times, text)
         self.optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimiser.step()
         self.follow(min(0.995, (step + 1) / (step + 10)))
         return loss.detach()
@@ -214,13 +216,13 @@ class Trainer:
         size = self.options.batch
         random = torch.Generator().manual_seed(SEED + 1_000_003 * self.phase + step)
         noise = torch.randn((size, *latents.shape[1:]), generator=random)
-        times = torch.randint(len(self.schedule.timesteps), (size,), generator=random)
+        times = self.kind.times(size, random)
         mine = slice(self.rank * len(latents), (self.rank + 1) * len(latents))
         return noise[mine].to(latents.device), times[mine].to(latents.device)
 
     @torch.no_grad()
     def follow(self, kept: float) -> None:
-        for slow, fast in zip(self.average.parameters(), self.unet.parameters(), strict=True):
+        for slow, fast in zip(self.average.parameters(), self.network.parameters(), strict=True):
             slow.lerp_(fast, 1 - kept)
 
     def agree(self, loss: Tensor) -> tuple[float, bool]:
@@ -237,7 +239,7 @@ class Trainer:
             return
         out = self.options.out
         checkpoint = {
-            "unet": self.unet.state_dict(),
+            "network": self.network.state_dict(),
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "phase": self.phase,
@@ -259,7 +261,7 @@ class Trainer:
         if not path.exists():
             return None
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        self.unet.load_state_dict(checkpoint["unet"])
+        self.network.load_state_dict(checkpoint["network"])
         self.average.load_state_dict(checkpoint["average"])
         self.optimiser.load_state_dict(checkpoint["optimiser"])
         self.losses = [tuple(row) for row in checkpoint["losses"]]
@@ -270,58 +272,19 @@ class Trainer:
     @torch.no_grad()
     def draw_samples(self) -> None:
         """Stored latents above, samples for their captions below."""
-        url, how = self.options.data[self.phase], self.how()
-        vae = AutoencoderKL.from_pretrained(self.options.vae, low_cpu_mem_usage=False).float()
-        wanted = {"global_batch": SHOWN, "fields": ("latent", "emb", "txt"), **ALONE}
-        batch = next(iter(wdsprep.load(url, encode=how, device=self.device, **wanted)))
-        empty = empty_emb(url, how, self.device)
-        stored = batch["latent"].float()
-        made = sample(self.average, self.schedule, stored.shape, batch["emb"], empty)
-        rows = [decode(vae.to(self.device), latents) for latents in (stored, made)]
-        name = f"samples-{8 * stored.shape[-1]}.png"
-        grid(rows, batch["txt"]).save(self.options.out / name)
-
-
-def new_unet(width: int, text_width: int) -> UNet2DConditionModel:
-    return UNet2DConditionModel(
-        in_channels=4,
-        out_channels=4,
-        block_out_channels=(width, 2 * width),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        cross_attention_dim=text_width,
-        attention_head_dim=4,
-        norm_num_groups=8,
-    )
-
-
-def empty_emb(url: str, how: wdsprep.Encode | None, device: torch.device) -> Tensor:
-    """What the empty caption becomes, on the host."""
-    if how is None:
-        data = open_store(url).read("empty.emb.npy")
-        return torch.from_numpy(np.load(io.BytesIO(data)))
-    return find_encoding(how, str(device)).load().empty()["emb.npy"]
-
-
-def sample(
-    unet: UNet2DConditionModel,
-    trained: DDPMScheduler,
-    shape: torch.Size,
-    emb: Tensor,
-    empty: Tensor,
-) -> Tensor:
-    """DDIM, guided away from what the empty caption would give."""
-    options = {"clip_sample": False, "timestep_spacing": "trailing"}
-    schedule = DDIMScheduler.from_config(trained.config, **options)
-    schedule.set_timesteps(SAMPLING_STEPS)
-    latents = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(emb.device)
-    both = torch.cat([empty.to(emb.device).expand_as(emb), emb]).float()
-    for time in schedule.timesteps:
-        without, having = unet(torch.cat([latents, latents]), time, both).sample.chunk(2)
-        guided = without + GUIDANCE * (having - without)
-        latents = schedule.step(guided, time, latents).prev_sample
-    return latents
+        url = self.options.data[self.phase]
+        wanted = {"encode": self.how(), "fields": (*self.kind.arrays, "txt"), **ALONE}
+        wanted |= {"global_batch": SHOWN, "device": self.device}
+        shown, dropped = (
+            next(iter(wdsprep.load(url, drop_text=rate, **wanted))) for rate in (0, 1)
+        )
+        latents, random = shown["latent"], torch.Generator().manual_seed(SEED)
+        noise = torch.randn(latents.shape, generator=random).to(self.device)
+        text, empty = map(self.kind.text, (shown, dropped))
+        made = self.kind.sample(self.average, noise, text, empty)
+        vae = Decoder(self.vae)
+        rows = [[Image.fromarray(vae.decode(each)) for each in row] for row in (latents, made)]
+        grid(rows, shown["txt"]).save(self.options.out / f"samples-{rows[0][0].width}.png")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,7 @@
 from pathlib import Path
 from textwrap import wrap
 
-from diffusers import AutoencoderKL
 from PIL import Image, ImageDraw
-from torch import Tensor
-
-
-def decode(vae: AutoencoderKL, latents: Tensor) -> list[Image.Image]:
-    pixels = vae.decode(latents / vae.config.scaling_factor).sample
-    levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).byte().permute(0, 2, 3, 1).cpu()
-    return [Image.fromarray(picture.numpy()) for picture in levels]
 
 
 def grid(rows: list[list[Image.Image]], captions: list[str]) -> Image.Image:
