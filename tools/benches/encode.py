@@ -10,6 +10,10 @@ CPU actors, encoded by one actor, written as Parquet in fp32).
 Models: from first batch to last, beside a loop that does nothing but run the same models on tensors
 that are ready. The model is `tiny`, widened until it is nearly all the work.
 
+A family with a large text encoder: the same with Z-Image of random weights, beside a loop of the
+pipeline's own `encode_prompt` and VAE. A note says how busy the device is, which is to be at least
+95 %, and how much of that was text.
+
 Layouts: that loop with channels_last, which `encode` takes on a GPU, and contiguous.
 """
 
@@ -18,7 +22,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +59,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     make_images(home, count)
     yield _free(home, count)
     yield from _models(home, round(100 * scale))
+    yield _family(home, round(40 * scale))
 
 
 def _free(home: Path, count: int) -> Group:
@@ -130,6 +135,32 @@ def _models(home: Path, count: int) -> Iterator[Group]:
     )
 
 
+def _family(home: Path, count: int) -> Group:
+    from tools.benches.encode_peers import make_family
+
+    model = make_family(home / "family")
+    loops = {size: f"encode_prompt and VAE in a loop, batch {size}" for size in LOOP_BATCHES}
+    return Group(
+        name="encode-family",
+        title="a family with a large text encoder at 256, start left out",
+        unit="images",
+        count=count,
+        rivals=[
+            Rival(
+                name="wdsprep encode, local",
+                command=call(modelled, home, model, count),
+                role=Role.OURS,
+                leaves=home / "latents",
+            ),
+            *(
+                Rival(name=name, command=call(family_loop, model, count, size), role=Role.LIMIT)
+                for size, name in loops.items()
+            ),
+        ],
+        targets=dict.fromkeys(loops.values(), 0.9),
+    )
+
+
 def photo(side: int, seed: int = 0) -> bytes:
     """A picture with detail at every scale and grain in places: 0.25 bytes a pixel as JPEG."""
     rng = np.random.default_rng(seed)
@@ -147,9 +178,9 @@ def photo(side: int, seed: int = 0) -> bytes:
     return out.getvalue()
 
 
-def make_images(home: Path, count: int) -> None:
+def make_images(home: Path, count: int, side: int = 512) -> None:
     """The photos as image shards, six of them, so that there is something to prefetch."""
-    pictures = [photo(512, seed) for seed in range(20)]
+    pictures = [photo(side, seed) for seed in range(20)]
     source = home / "downloads"
     source.mkdir()
     for number in range(count):
@@ -181,7 +212,7 @@ def pixels(kind: str, side: int, resolution: int, count: int) -> None:
     took(time.perf_counter() - started)
 
 
-def _encode(home: str, count: int = 0, **options: object) -> float:
+def _encode(home: str, count: int = 0, resolution: int = 256, **options: object) -> float:
     """Seconds of a whole run, or for `count` images from first batch to last."""
     import wdsprep
     from wdsprep.encoding import encode as encoding
@@ -192,14 +223,14 @@ def _encode(home: str, count: int = 0, **options: object) -> float:
     wdsprep.encode(
         f"{home}/images",
         f"{home}/latents",
-        resolution=256,
+        resolution=resolution,
         limit=count,
         listener=encoding.EncodeListener(heard=speeds.heard),
         **options,
     )
     whole = time.perf_counter() - started
     rate = sum(speeds.rates().values())
-    note(f"{rate:,.0f} images/s from first batch to last, device busy {speeds.busy:.1%}")
+    note(f"{rate:,.1f} images/s from first batch to last, device {speeds}")
     return count / rate if count else whole
 
 
@@ -212,8 +243,8 @@ def free(home: str, runner: str) -> None:
     took(_encode(home, model="tiny", runner=runner, workers=workers, batch_size=64))
 
 
-def modelled(home: str, model: str, count: int) -> None:
-    took(_encode(home, count, model=model, runner="local"))
+def modelled(home: str, model: str, count: int, resolution: int = 256) -> None:
+    took(_encode(home, count, resolution, model=model, runner="local"))
 
 
 def guide(home: str) -> None:
@@ -234,9 +265,21 @@ def guide(home: str) -> None:
 def loop(model: str, count: int, size: int, layout: str) -> None:
     import torch
 
-    from tools.benches.encode_peers import peer_loop
+    from tools.benches.encode_peers import sd_batch
+
+    options = {"resolution": 256, "layout": getattr(torch, layout)}
+    _took_each(sd_batch(model, batch_size=size, **options), count, size)
+
+
+def family_loop(model: str, count: int, size: int, resolution: int = 256) -> None:
+    from tools.benches.encode_peers import family_batch
+
+    _took_each(family_batch(model, resolution=resolution, batch_size=size), count, size)
+
+
+def _took_each(run: Callable[[], None], count: int, size: int) -> None:
+    """What `count` images take in whole batches of this size."""
+    from tools.benches.encode_peers import seconds_of
 
     batches = max(1, count // size)
-    options = {"batch_size": size, "layout": getattr(torch, layout)}
-    seconds = peer_loop(model, batches, resolution=256, **options)
-    took(seconds * count / (batches * size))
+    took(seconds_of(run, batches) * count / (batches * size))

@@ -1,14 +1,16 @@
 """What people would write instead of `wdsprep encode`, for `tools/bench encode`: the shape of the
 Anyscale guide on Ray Data, a bare loop over the models, and a dummy encoder for our own workers."""
 
+import inspect
 import io
 import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from wdsprep.encoding.models.find import TINY
 from wdsprep.encoding.recipe import Recipe
 
 CORES = len(os.sched_getaffinity(0))
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def guide_pixels(data: bytes, resolution: int) -> np.ndarray:
@@ -147,15 +150,94 @@ def make_wide(folder: Path) -> Path:
     return folder
 
 
-def peer_loop(
-    model: str, batches: int, *, resolution: int, batch_size: int, layout: torch.memory_format
-) -> float:
-    """Seconds to run the VAE and the text encoder on `batches` batches that are ready."""
+def make_family(folder: Path) -> Path:
+    """Z-Image with random weights: layers as wide as those of Qwen3-0.6B, and a VAE of 16 channels
+    which is as wide as that of `make_wide`, so that text and images are both much work."""
+    layers = 2
+    tower = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
+    tower |= {"num_attention_heads": 16, "num_key_value_heads": 8}
+    tower |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+    vae = {"block_out_channels": [32, 64, 64, 64], "layers_per_block": 2}
+    return make_pipeline("ZImage", folder, {"text_encoder": tower}, vae)
+
+
+def make_pipeline(
+    name: str,
+    folder: Path,
+    towers: Mapping[str, Mapping[str, Any]],
+    vae: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """One of the small pipelines of the tests, with networks of these sizes in place of its own."""
+    import diffusers
+    import transformers
+
+    from tests.kit.families import small
+
+    transformers.utils.logging.disable_progress_bar()
+    small(name, folder)
+    for part, sizes in towers.items():
+        config = transformers.AutoConfig.from_pretrained(folder / part)
+        config.update(sizes)
+        kind = getattr(transformers, config.architectures[0])
+        with torch.device(DEVICE):  # a large one takes minutes on a CPU
+            made = kind(config).to(dtype)
+        made.save_pretrained(folder / part)
+    config = dict(diffusers.AutoencoderKL.load_config(folder, subfolder="vae")) | vae
+    diffusers.AutoencoderKL.from_config(config).to(dtype).save_pretrained(folder / "vae")
+    return folder
+
+
+def seconds_of(run: Callable[[], None], batches: int) -> float:
+    """Of so many batches, after a first one that does not count."""
+    with torch.inference_mode():
+        run()
+        started = time.perf_counter()
+        for _ in range(batches):
+            run()
+        return time.perf_counter() - started
+
+
+def family_batch(model: str, *, resolution: int, batch_size: int) -> Callable[[], None]:
+    """A pipeline's own `encode_prompt` and VAE, on pixels that are ready."""
+    from diffusers import DiffusionPipeline
+
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    index = DiffusionPipeline.load_config(model)
+    denoiser = {name: None for name in ("transformer", "unet") if name in index}
+    pipeline = DiffusionPipeline.from_pretrained(model, **denoiser, torch_dtype=dtype).to(DEVICE)
+    options = {"device": DEVICE, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    known = inspect.signature(pipeline.encode_prompt).parameters.keys()
+    options = {name: options[name] for name in options.keys() & known}
+    pixels = torch.rand((batch_size, 3, resolution, resolution), device=DEVICE, dtype=dtype)
+    captions = [f"picture number {number} of many" for number in range(batch_size)]
+
+    def run() -> None:
+        pipeline.vae.encode(2 * pixels - 1).latent_dist.sample().half().cpu()
+        made = pipeline.encode_prompt(list(captions), **options)
+        for array in _tensors(made):
+            array.bfloat16().cpu()
+
+    return run
+
+
+def _tensors(made: object) -> Iterator[torch.Tensor]:
+    """Those in tuples and lists."""
+    if isinstance(made, torch.Tensor):
+        yield made
+    elif isinstance(made, tuple | list):
+        for each in made:
+            yield from _tensors(each)
+
+
+def sd_batch(
+    model: str, *, resolution: int, batch_size: int, layout: torch.memory_format
+) -> Callable[[], None]:
+    """The VAE and the text encoder of Stable Diffusion, on pixels and tokens that are ready."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.float16 if device == "cuda" else torch.float32
+    device, dtype = DEVICE, torch.float16 if DEVICE == "cuda" else torch.float32
     vae = AutoencoderKL.from_pretrained(model, subfolder="vae").to(device, dtype).eval()
     text = CLIPTextModel.from_pretrained(model, subfolder="text_encoder").to(device, dtype).eval()
     pixels = torch.rand((batch_size, 3, resolution, resolution), device=device, dtype=dtype)
@@ -167,12 +249,7 @@ def peer_loop(
         vae.encode(pixels).latent_dist.parameters.float().cpu()
         text(ids).last_hidden_state.half().cpu()
 
-    with torch.inference_mode():
-        run()
-        started = time.perf_counter()
-        for _ in range(batches):
-            run()
-        return time.perf_counter() - started
+    return run
 
 
 def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
