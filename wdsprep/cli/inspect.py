@@ -67,6 +67,9 @@ def _range(least: int, most: int) -> str:
     return f"{least:,}" if least == most else f"{least:,}-{most:,}"
 
 
+MOST_LISTED = 8
+
+
 def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
     """Those that say something: what is off or empty is left out."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
@@ -81,9 +84,10 @@ def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
 
 def _setting(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return human_counts(value)
+        is_counts = all(type(count) is int for count in value.values())
+        return human_counts(value) if is_counts else json.dumps(value)
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return ",".join(map(str, value)) if len(value) <= MOST_LISTED else f"{len(value)} numbers"
     if name in ("max_shard_size", "max_bytes"):
         return human_bytes(value)
     return str(value)[:12] if name == "weights" else str(value)

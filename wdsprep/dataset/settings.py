@@ -14,8 +14,10 @@ from wdsprep.dataset.receipts import Settings
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
 """What may be loosened, besides the size of a download, and the option that does it."""
 ALLOWED_MORE = "allowed_more:"
-FOLLOWS = ("layout", "scale", "shift")
+FOLLOWS = ("layers", "layout", "patch", "scale", "shift")
 """What the model, the resolution and the kinds of latents and text decide of latents."""
+OF_TEXT = ("template", "text_arguments", "weights")
+"""And what the pipeline, or that there is text, decides."""
 NO_OPTIONS = (*FOLLOWS, "crop", "digest", "format")
 KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls": "tables of URLs"}
 
@@ -28,7 +30,7 @@ def changed_options(old: Settings, new: Settings) -> list[str]:
     names = [name for name in names if name not in looser]
     if "source" in names and {"source"} <= old.keys() & new.keys():
         names = ["source"]  # which decides what else is a setting
-    follows = (*FOLLOWS, "weights") if "text" in names else FOLLOWS  # of the text encoder, too
+    follows = (*FOLLOWS, *OF_TEXT) if {"pipeline", "text"} & {*names} else FOLLOWS
     decided = [name for name in names if name not in follows]
     return [_changed(name, old.get(name), new.get(name)) for name in decided or names]
 
@@ -52,6 +54,12 @@ def _laxity(name: str, settings: Settings) -> int:
 def _changed(name: str, before: Any, now: Any) -> str:
     if name == "weights":
         return "--model has other weights than those it was made with"
+    if name == "pipeline":
+        return f"--model is {_kind(now)} (was {_kind(before)})"
+    if name == "template":
+        return "the diffusers here puts other words around a caption, or cleans it otherwise"
+    if name == "text_arguments":
+        return f"--text-length or diffusers gives encode_prompt {now} (was {before})"
     if name in POLICIES:
         return f"no --{POLICIES[name]} (was given)"
     if name == "source":
@@ -61,6 +69,10 @@ def _changed(name: str, before: Any, now: Any) -> str:
     option, value = f"--{name.replace('_', '-')}", _value(now)
     wanted = f"{option} {value}" if value else f"no {option}"
     return f"{wanted} (was {_value(before) or 'not given'})"
+
+
+def _kind(pipeline: str | None) -> str:
+    return f"a {pipeline}" if pipeline else "none whose code is run"
 
 
 def _value(given: Any) -> str:
