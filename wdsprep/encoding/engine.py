@@ -51,6 +51,7 @@ BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 TEXTS_WAITING = 8  # batches of captions that may come while one waits for others of its shape
 UNDECODED_NBYTES = 1 << 30
+MADE_NBYTES = 4 << 30  # of arrays that wait to be written
 POLL_S = 0.2
 
 
@@ -150,9 +151,7 @@ class Engine:
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._finishing = threading.Lock()
-        texts_waiting = TEXTS_WAITING * encoder.text_batch_size
-        inside = (BATCHES_INSIDE + lanes) * max(self._size, self._text_size) + texts_waiting
-        self._places = threading.Semaphore(inside + decoders)
+        self._places = threading.Semaphore(self._most_inside(lanes) + decoders)
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
@@ -170,6 +169,15 @@ class Engine:
         ]
         for thread in self._running:
             thread.start()
+
+    def _most_inside(self, lanes: int) -> int:
+        """Samples, so that the devices never wait; fewer where what becomes of one is large, but
+        enough for batches to fill up."""
+        size = max(self._size, self._text_size)
+        waiting = TEXTS_WAITING * self._encoder.text_batch_size
+        each = sum(field.array_nbytes for field in self._encoder.fields)
+        usual, least = (BATCHES_INSIDE + lanes) * size, (1 + lanes) * size
+        return waiting + max(least, min(usual, MADE_NBYTES // max(1, each)))
 
     @property
     def stats(self) -> Stats:
