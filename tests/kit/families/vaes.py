@@ -12,6 +12,7 @@ from diffusers import (
     AutoencoderKLHunyuanImage,
     AutoencoderKLQwenImage,
 )
+from torch import nn
 
 EIGHTS = (8, 8, 8, 8)
 DOWN = {f"{each}_block_types": (f"{name}Block2D",) * 4 for each, name in (
@@ -90,3 +91,12 @@ def hunyuan_image() -> AutoencoderKLHunyuanImage:
         sample_size=64,
         scaling_factor=0.75289,
     )
+
+
+def sized(vae: nn.Module) -> None:
+    """Latents of about one once they are multiplied by the scale, as those of a trained one are."""
+    if isinstance(vae, AutoencoderKL):
+        last = vae.quant_conv or vae.encoder.conv_out
+        means = slice(vae.config.latent_channels)
+        for weight in (last.weight, last.bias):
+            weight[means] /= vae.config.scaling_factor
