@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import wdsprep
 from tests.kit.encodes import CAPTIONS, command, encode_here, latents_of, packed, pictures
 from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
+from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
 from wdsprep.encoding.encode import settled_for
@@ -288,3 +290,27 @@ def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
     many = replace(recipe, resolution=256)
     assert is_split(model, many, torch.device("cuda"), itemsize=2) == (comes_to == "in turn")
     assert not is_split(model, many, torch.device("cpu"), itemsize=2)
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionXL", "QwenImage", "Sana"])
+def test_batches_made_on_the_way_are_those_of_the_stored_shards(
+    name: str, family: Family, few: Path, tmp_path: Path
+) -> None:
+    folder = str(family(name))
+    encode_here(few, tmp_path / "stored", model=folder, resolution=SIDE)
+    options: dict[str, Any] = {"global_batch": 4, "drop_text": 0.3, "seed": 3}
+    stored = list(wdsprep.load(str(tmp_path / "stored"), **options))
+    how = wdsprep.Encode(resolution=SIDE, model=folder, device="cpu")
+    made = list(wdsprep.load(str(few), encode=how, tee=str(tmp_path / "kept"), epochs=3, **options))
+    for before, after in zip(stored, made, strict=False):
+        assert before.keys() == after.keys()
+        for member, value in before.items():
+            if torch.is_tensor(value):
+                assert torch.equal(value, after[member])
+            else:
+                assert value == after[member]
+    kept = tree(tmp_path / "kept")
+    shards = [name for name in kept if name.endswith(".tar")]
+    assert shards
+    assert all(kept[each] == data for each, data in tree(tmp_path / "stored").items()
+               if each in shards or each.startswith("empty."))  # fmt: skip

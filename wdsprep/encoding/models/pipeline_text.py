@@ -1,7 +1,8 @@
 """Captions through a pipeline's own `encode_prompt`, with what it needs for text alone."""
 
+import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.families import member_of
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.hearing import Hearing, calling
+from wdsprep.encoding.models.hearing import Hearing
 from wdsprep.encoding.models.loading import load_tokenizer, load_weights
 from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
@@ -21,6 +22,7 @@ from wdsprep.encoding.models.prompt_call import (
     assembled,
     dtype_of_tower,
     pipeline_class,
+    pipeline_of,
 )
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
@@ -28,6 +30,24 @@ from wdsprep.errors import WorkError
 GPU_BATCH = 32  # captions: more fill no device better, and hidden states of all layers are kept
 FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
+
+
+class ThreadPipelines:
+    """A pipeline for each thread. They share the text encoders, but not the tokenizers: fast ones
+    keep length and padding in themselves, and pipelines call them in several ways."""
+
+    def __init__(self, whole: Any, tokenizers: Sequence[str]) -> None:
+        self._whole, self._tokenizers = whole, tokenizers
+        self._here, self._copying = threading.local(), threading.Lock()
+
+    def own(self) -> Any:
+        if not hasattr(self._here, "own"):
+            with self._copying:
+                own = copy.copy(self._whole)
+                for name in self._tokenizers:
+                    object.__setattr__(own, name, copy.deepcopy(getattr(self._whole, name)))
+            self._here.own = own
+        return self._here.own
 
 
 class PipelineText:
@@ -38,29 +58,30 @@ class PipelineText:
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
         self._hearing = Hearing(model, self._call, recipe.dtype)
-        lock = threading.Lock()
+        parts = pipeline_of(model).components
 
-        def load(dtype: str) -> Any:
+        def load(dtype: str) -> ThreadPipelines:
             def load_part(part: Component, kind: Any) -> Any:
                 if not part.has_weights:
-                    return _locked(load_tokenizer(model, kind, part.name), lock)
+                    return load_tokenizer(model, kind, part.name)
                 options = {"dtype": DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]}
                 made = load_weights(kind, model, part.name, options)
                 return made.eval().requires_grad_(False).to(device)
 
-            return assembled(model, load_part)
+            whole = assembled(model, load_part)
+            return ThreadPipelines(whole, [one.name for one in parts if not one.has_weights])
 
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._hearing.tokens
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        pipeline = self.network.get(exact=exact)
+        pipeline = self.network.get(exact=exact).own()
         made = self._call.outputs(pipeline, [text.caption for text in texts])
         return self._rows(self._call.rows(made))
 
     def empty(self, *, exact: bool) -> Rows:
-        return self._rows(self._call.negative(self.network.get(exact=exact)))
+        return self._rows(self._call.negative(self.network.get(exact=exact).own()))
 
     def _rows(self, found: Mapping[str, Row]) -> Rows:
         named = {member_of(name, self._call.first): row[0] for name, row in found.items()}
@@ -97,13 +118,3 @@ class PipelineText:
                     f"{self._call.name} cannot be used for text: what its encode_prompt makes of a "
                     f"caption ({name}) is not the same each time: {ALONE}"
                 )
-
-
-def _locked(tokenizer: Any, lock: threading.Lock) -> Any:
-    """Fast tokenizers keep length and padding on an object that threads share."""
-
-    def around(call: Callable[[], Any], _text: Any, _options: dict[str, Any]) -> Any:
-        with lock:
-            return call()
-
-    return calling(tokenizer, around)
