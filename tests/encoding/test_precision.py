@@ -79,11 +79,11 @@ def test_the_networks_compute_in_fp32_where_that_is_asked_for(
         find_model("tiny", text="none"), Recipe(resolution=64, text="none", dtype=dtype), "cpu"
     )
     seen: list[dict[str, str]] = []
-    values = made.values  # type: ignore[attr-defined]
-    made.values = lambda *given: seen.append(now()) or values(*given)  # type: ignore[attr-defined]
+    rule = made._rule  # type: ignore[attr-defined]
+    made._rule = lambda *given: seen.append(now()) or rule(*given)  # type: ignore[attr-defined]
     pixels, noise = torch.zeros((1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
     for exact in (False, True):
-        made.encode(pixels, None, noise, exact=exact)
+        made.encode_images(pixels, noise, exact=exact)
     whole = dict.fromkeys(OPERATORS, "ieee")
     assert seen == [whole if dtype == "fp32" else trainer, whole]
     assert now() == trainer

@@ -61,7 +61,7 @@ class Plain:
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         length = self.fields[1].shape[0]
-        counts = [min(length, len(caption.encode())) for caption in captions]
+        counts = [1 + min(length, len(caption.encode())) for caption in captions]
         return [Tokens(text, count=n) for text, n in zip(captions, counts, strict=True)]
 
     def encode_images(

@@ -392,7 +392,7 @@ def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Mo
         if recipe.text_length:
             raise UsageError(f"--text-length: {model.name} has but one length of text")
         return recipe, model
-    preset = PRESETS.get(model.name)
+    preset = PRESETS.get(model.name.partition("@")[0])
     usual = preset.text_length if preset else 0
     recipe = replace(recipe, text_length=recipe.text_length or usual)
     from wdsprep.encoding.models.hearing import asked

@@ -298,6 +298,7 @@ class Engine:
     def _collect(self, ticket: _Ticket | None, waiting: _Waiting) -> None:
         if ticket is None:
             return
+        waiting.come += 1  # those that are refused have a place too, until it is their turn
         try:
             ticket.crop = ticket.decoded.result()
         except RejectedError as refused:
@@ -305,7 +306,6 @@ class Engine:
         except CancelledError:
             return  # the engine is being closed
         else:
-            waiting.come += 1
             ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
             if Part.IMAGE in ticket.part:
                 waiting.images.append(ticket)

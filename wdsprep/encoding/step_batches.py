@@ -26,6 +26,7 @@ from wdsprep.encoding.models.device import (
     TextBatch,
     combined,
 )
+from wdsprep.errors import WorkError
 
 Rows = list[Arrays | None]
 
@@ -61,6 +62,11 @@ class BatchEncoder:
     def __init__(
         self, encoder: Encoder, *, seed: int, most: int, batch_size: int = 0, lanes: int = 1
     ) -> None:
+        if encoder.is_split:
+            raise WorkError(
+                "this GPU cannot hold what encodes text beside what encodes images: encode with "
+                '"wdsprep encode" first, which takes them in turn'
+            )
         self.encoder, self._seed = encoder, seed
         is_cuda = encoder.device.type == "cuda"
         self._size = batch_size or auto_batch_size(encoder)

@@ -25,7 +25,8 @@ class TextPass:
         self.rejects, self.counts = _Lost(), Counter[str]()
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
-        data = pickle.dumps((result.tokens, result.arrays), protocol=5)
+        own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
+        data = pickle.dumps((result.tokens, own), protocol=5)
         self._places[key] = self._spool.put(data)
 
     def joined(self, key: str, result: Result) -> Result:

@@ -9,6 +9,7 @@ import torch
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import MASK, text_fields
+from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.effects import TEXTS, Effects
@@ -55,6 +56,12 @@ class LoadPlan:
             raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
         if self.pad not in PADS:
             raise UsageError(f"pad {self.pad!r}: give one of {', '.join(PADS)}")
+        for dataset in self.datasets:
+            if self.pad == LONGEST and dataset.settings.get("pipeline") in BY_ZEROS:
+                raise UsageError(
+                    f"{dataset.store.url}: the denoiser of {dataset.settings['pipeline']} has no "
+                    "mask, and wants zeros up to the full length: leave pad= out"
+                )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))

@@ -5,7 +5,7 @@ is all there is, or else `pipeline_text`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -141,7 +141,11 @@ class TokenIds:
     def __init__(
         self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
     ) -> None:
-        self.tokens, self._device = tokens, device
+        self._tokens, self._device = tokens, device
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        """Ids of all lengths may share a batch."""
+        return [replace(found, shape=()) for found in self._tokens(captions)]
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
         names = texts[0].ids

@@ -31,6 +31,13 @@ IN_ONE_PRECISION = frozenset({"StableDiffusion3Pipeline"})
 """They put the states of several encoders into one array."""
 GENERATES = frozenset({"GlmImagePipeline"})
 """Their denoisers want what a language model makes up of the prompt."""
+NOT_OF_TEXT_ALONE = frozenset(
+    {
+        *("aesthetic_score", "control_image", "image_guidance_scale", "mask_image", "noise_level"),
+        *("prior_num_inference_steps", "strength"),
+    }
+)
+"""Arguments of `__call__` by which a class is known that makes images of more than a prompt."""
 FIRST = "prompt_embeds"
 
 

@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,11 @@ def _is_plain(name: str, value: Any) -> bool:
 
 def _token_fields(hearing: "Hearing", call: PromptCall) -> tuple[Field, ...]:
     (found,) = hearing.tokens([SHORT])
-    if not found.ids:
-        raise UsageError(f"{call.name} makes its own of the tokens: leave --text tokens out")
+    if len(found.ids) != 2 * hearing.towers:  # ids and mask of each
+        raise UsageError(
+            f"{call.name} makes its own of the tokens, or gives an encoder but a part of captions: "
+            "leave --text tokens out"
+        )
     return tuple(
         Field(name=name, dtype="|u1" if is_mask(name) else "<i4", shape=(len(ids),))
         for name, ids in found.ids.items()
@@ -115,12 +119,12 @@ def _fields(hearing: "Hearing", call: PromptCall) -> list[Field]:
 
 def _sizes(kind: Any) -> tuple[Field, ...]:
     """The arrays made of sizes that the denoiser wants, by the arguments of `__call__`."""
+    if not inspect.signature(kind.__call__).parameters.keys() >= SIZE_ARGUMENTS:
+        return ()
     together, *each = OF_SIZES
-    if hasattr(kind, "_get_add_time_ids"):
+    if "unet" in inspect.signature(kind.__init__).parameters:  # takes them as one
         return (Field(name=together, dtype="<i4", shape=(6,)),)
-    if inspect.signature(kind.__call__).parameters.keys() >= SIZE_ARGUMENTS:
-        return tuple(Field(name=name, dtype="<i4", shape=(2,)) for name in each)
-    return ()
+    return tuple(Field(name=name, dtype="<i4", shape=(2,)) for name in each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,10 @@ class Hearing:
 
         self._pipeline = assembled(model, load)
 
+    @property
+    def towers(self) -> int:
+        return len(self._towers)
+
     def outputs(self, caption: str) -> dict[str, Row]:
         """Zeros of the shapes of what becomes of it."""
         with self._lock:
@@ -175,11 +183,31 @@ class Hearing:
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
-            self._asked(captions)
-            whole = [rows for rows in self._given.values() if len(rows) == len(captions)]
+            return self._tokens(captions)
+
+    def _tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        made = self._asked(captions)
+        whole = [rows for rows in self._given.values() if len(rows) == len(captions)]
         if not whole:
             raise misbehaves(self._call.name, WorkError("no encoder is given all captions"))
-        return [_tokens(text, given) for text, *given in zip(captions, *whole, strict=True)]
+        found = [_tokens(text, given) for text, *given in zip(captions, *whole, strict=True)]
+        if not self._call.is_masked:
+            return found
+        _, lengths = self._call.rows(made)[self._call.first]
+        kept = [] if lengths is None else lengths.tolist()
+        return [self._cut(one, length) for one, length in zip(found, kept, strict=True)]
+
+    def _cut(self, found: Tokens, length: int) -> Tokens:
+        """Some pipelines cut what their encoder gives once more, besides a template before it."""
+        return replace(found, cut=found.cut or found.count - self._template_length > length)
+
+    @cached_property
+    def _template_length(self) -> int:
+        """Tokens that the encoder is given, and that are no part of what comes out."""
+        made = self._asked([SHORT])
+        (given,) = (rows[0] for rows in self._given.values())
+        _, lengths = self._call.rows(made)[self._call.first]
+        return max(0, given.count - (0 if lengths is None else int(lengths[0])))
 
     def template(self) -> str:
         """A digest of what the tokenizers are given for one caption: other words around it, or
@@ -336,8 +364,9 @@ def calling(tokenizer: Any, around: Callable[..., Any]) -> Any:
     """The same tokenizer, with something done around each call: pipelines look at its class."""
     kind = type(tokenizer)
 
-    def called(self: Any, text: Any, *words: Any, **options: Any) -> Any:
-        return around(lambda: kind.__call__(self, text, *words, **options), text, options)
+    def called(self: Any, *words: Any, **options: Any) -> Any:
+        texts = options["text"] if "text" in options else words[0]
+        return around(lambda: kind.__call__(self, *words, **options), texts, options)
 
     tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
     return tokenizer

@@ -23,6 +23,7 @@ from wdsprep.encoding.models.families import (
     BY_ZEROS,
     GENERATES,
     IN_ONE_PRECISION,
+    NOT_OF_TEXT_ALONE,
     half_of,
     is_embedding,
     is_mask,
@@ -55,6 +56,7 @@ class PromptCall:
                 f"model makes up of the prompt: {ALONE}"
             )
         self._call = inspect.signature(kind.__call__).parameters
+        self._check_kind()
         self._own = inspect.signature(kind.encode_prompt).parameters
         self._outputs = self._named(kind.encode_prompt)
         given = [name for name in self._outputs if name in self._call and is_embedding(name)]
@@ -62,9 +64,18 @@ class PromptCall:
         embeddings = [name for name in given if not is_mask(name)]
         self.first = next((n for n in embeddings if not n.startswith("pooled")), embeddings[0])
         masks = [name for name in given if is_mask(name)]
-        self._mask = masks[0] if masks and self.is_trimmed else ""
+        is_left_out = self.name in BY_MASK or self.name in BY_ZEROS
+        self._mask = masks[0] if masks and is_left_out else ""
         self.kept = tuple(name for name in given if name != self._mask)
         self.arguments = self._bound(length)
+
+    def _check_kind(self) -> None:
+        image = self._call.get("image")
+        more = [name for name in self._call if name in NOT_OF_TEXT_ALONE]
+        more += ["image"] if image and image.default is image.empty else []
+        if more or "prompt" not in self._call:
+            what = f"wants {more[0]} too" if more else "takes no prompt"
+            raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
 
     def _named(self, method: Any) -> list[str]:
         """The outputs, as the last `return` names them; a single one as `__call__` does."""
@@ -118,7 +129,7 @@ class PromptCall:
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
         """What is kept, the batch being the first axis."""
         value, lengths = _batched(made[self.first], BATCH_AXIS.get(self.first, 0))
-        if self._mask and self.name in BY_MASK:
+        if self.is_masked:
             value, lengths = _compact(value, made[self._mask])
         elif self.name in BY_ZEROS:
             places = torch.arange(1, value.shape[1] + 1, device=value.device)
@@ -135,7 +146,11 @@ class PromptCall:
     @property
     def is_trimmed(self) -> bool:
         """Whether what is kept of an embedding is as long as its caption is."""
-        return self.name in BY_MASK or self.name in BY_ZEROS
+        return self.is_masked or self.name in BY_ZEROS
+
+    @property
+    def is_masked(self) -> bool:
+        return bool(self._mask) and self.name in BY_MASK
 
     def negative(self, pipeline: Any) -> dict[str, Row]:
         """What stands for no caption: the pipeline's own way if it has one, else the empty one."""
@@ -173,18 +188,18 @@ def pipeline_of(model: Model) -> TextPipeline:
 
 def pipeline_class(model: Model) -> Any:
     import diffusers
-    from diffusers.utils.dummy_pt_objects import DummyObject
 
     name = pipeline_of(model).kind
     found = getattr(diffusers, name, None)
-    if isinstance(found, DummyObject):  # in place of what lacks a package
-        needed = ", ".join(found._backends)
-        raise WorkError(f"{name} of {model.name} needs {needed}: install what is missing")
     if found is None:
         raise WorkError(
-            f"{model.name} is a {name}, which diffusers {diffusers.__version__} "
-            "does not have: upgrade it, or choose another --model"
+            f"{model.name} is a {name}, which diffusers {diffusers.__version__} does not have: "
+            "upgrade it, or choose another --model"
         )
+    try:
+        found.from_pretrained  # noqa: B018  what stands in for a class that lacks a package says so
+    except ImportError as error:
+        raise misbehaves(name, error) from error
     return found
 
 
