@@ -342,7 +342,7 @@ def _feed_until_closed(made: Engine) -> None:
 class ByLength(Means):
     """As a pipeline that pads to the longest caption of a batch: each batch has one length."""
 
-    text_batch_size = 3
+    text_batch_size, groups_texts = 3, True
 
     def __init__(self) -> None:
         super().__init__()

@@ -96,8 +96,9 @@ def test_text_is_what_the_pipeline_makes_of_that_one_caption(name: str, family: 
 @pytest.mark.parametrize("name", NAMES)
 def test_companions_do_not_show_in_a_bit(name: str, family: Family) -> None:
     made = encoder(family(name))
-    one, *others = made.tokens(["a red house", "two old dogs", "one big tree", "some blue ball"])
-    friends = [other for other in others if other.shape == one.shape] or [one]
+    one, *others = made.tokens(["a big red house", "a red big house", "big red a house"])
+    friends = [other for other in others if other.shape == one.shape]
+    assert friends
     first = rows(made, [one, friends[0]])
     for other in friends:
         again = rows(made, [one, other])
@@ -264,6 +265,18 @@ def test_a_side_that_the_family_cannot_take_is_refused(
 ) -> None:
     assert command(few, tmp_path / "out", "--model", str(family("Flux")), "--resolution", "72") == 2
     assert "no multiple of 16" in capsys.readouterr().err
+
+
+def test_what_a_pipeline_cuts_after_its_encoder_is_counted_too(family: Family) -> None:
+    """Qwen-Image has 1,024 tokens encoded, and takes 512 of them."""
+    made = encoder(family("QwenImage"))
+    some = made.tokens([" ".join(["dog"] * count) for count in range(40, 1000, 40)])
+    lengths = [int(made.text_rows([one]).lengths[0]) for one in some]  # type: ignore[index]
+    assert {one.cut for one in some} == {False, True}
+    template = some[0].count - lengths[0]
+    for one, length in zip(some, lengths, strict=True):
+        assert one.cut == (one.count - template > 512)
+        assert length == min(512, one.count - template)
 
 
 def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d
 
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.base import Encoded, Tokens
+from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.recipe import Recipe
@@ -51,7 +51,7 @@ class Plain:
     itemsize = 4
     is_compiled = False
     has_text = True
-    is_split = False
+    is_split = groups_texts = False
     text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
@@ -78,6 +78,9 @@ class Plain:
         channels = [n % 3 for n in range(latent.shape[0])]
         arrays = {"latent.npy": (small[:, channels] + normal(noise, latent.shape)).half()}
         return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
+
+    def bring(self, part: Part) -> None:
+        """Both are always here."""
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         assert not exact

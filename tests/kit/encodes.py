@@ -189,7 +189,7 @@ class Means:
     itemsize = 4
     is_compiled = False
     has_text = True
-    is_split = False
+    is_split = groups_texts = False
     text_batch_size = 0
 
     def __init__(self) -> None:

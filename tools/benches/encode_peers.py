@@ -262,7 +262,7 @@ class FreeEncoder:
     def __init__(self, resolution: int) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
-        self.is_compiled = self.is_split = False
+        self.is_compiled = self.is_split = self.groups_texts = False
         self.has_text, self.text_batch_size = True, 0
         self.fields = (
             Field(name="latent.npy", dtype="<f2", shape=(4, side, side)),
@@ -284,6 +284,9 @@ class FreeEncoder:
         exact: bool = False,  # noqa: ARG002
     ) -> Encoded:
         return self._made("latent.npy", len(pixels))
+
+    def bring(self, _part: object) -> None:
+        pass
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:  # noqa: ARG002
         return self._made("emb.npy", len(texts))

@@ -36,4 +36,6 @@ def normalised(latents: Any, settings: Mapping[str, Any]) -> Any:
 
 def _by_channel(latents: Any, given: Any) -> Any:
     """A number stays one, so that what older versions stored keeps its bits."""
-    return latents.new_tensor(given)[:, None, None] if isinstance(given, list | tuple) else given
+    if isinstance(given, int | float):
+        return given
+    return (given if hasattr(given, "device") else latents.new_tensor(given))[:, None, None]

@@ -35,6 +35,7 @@ import torch
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Encoder, Part, Tokens
+from wdsprep.encoding.models.batch_size import text_size
 from wdsprep.encoding.models.device import (
     Arrays,
     Device,
@@ -49,7 +50,7 @@ from wdsprep.images.crop import Crop, crop
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
-TEXTS_WAITING = 8  # batches of captions that may come while one waits for others of its shape
+TEXTS_WAITING = 512  # samples that may come while a caption waits for others of its shape
 UNDECODED_NBYTES = 1 << 30
 MADE_NBYTES = 4 << 30  # of arrays that wait to be written
 POLL_S = 0.2
@@ -148,6 +149,7 @@ class Engine:
         self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
+        encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._finishing = threading.Lock()
@@ -174,9 +176,9 @@ class Engine:
         """Samples, so that the devices never wait; fewer where what becomes of one is large, but
         enough for batches to fill up."""
         size = max(self._size, self._text_size)
-        waiting = TEXTS_WAITING * self._encoder.text_batch_size
         each = sum(field.array_nbytes for field in self._encoder.fields)
         usual, least = (BATCHES_INSIDE + lanes) * size, (1 + lanes) * size
+        waiting = TEXTS_WAITING if self._encoder.groups_texts else 0
         return waiting + max(least, min(usual, MADE_NBYTES // max(1, each)))
 
     @property
@@ -230,7 +232,8 @@ class Engine:
         return ticket.result
 
     def empty(self) -> dict[str, torch.Tensor]:
-        """What the empty caption becomes, computed on one core as all else is."""
+        """What stands for no caption, computed on one core as all else is."""
+        self._encoder.bring(Part.TEXT)
         return self._pool.submit(self._encoder.empty).result()
 
     def _warm_up(self) -> None:
@@ -324,19 +327,20 @@ class Engine:
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
         """A whole batch of one shape; or a part of one, where nobody is to fill it up, or as many
         have come since its first that the places in the engine would run out."""
-        size = self._text_size
-        if waiting.captions and (all_of_it or len(waiting.captions) >= size):
+        usual = self._text_size
+        if waiting.captions and (all_of_it or len(waiting.captions) >= usual):
             self._sort(waiting)
         texts = waiting.texts
         if not texts:
             return None
         oldest = min(texts, key=lambda shape: texts[shape][0].number)
-        has_waited = waiting.come - texts[oldest][0].number >= (TEXTS_WAITING - 1) * size
-        whole = (shape for shape, tickets in texts.items() if len(tickets) >= size)
+        has_waited = waiting.come - texts[oldest][0].number >= TEXTS_WAITING - usual
+        sizes = {shape: text_size(shape, usual) for shape in texts}
+        whole = (shape for shape, tickets in texts.items() if len(tickets) >= sizes[shape])
         shape = oldest if has_waited else next(whole, oldest if all_of_it else None)
         if shape is None:
             return None
-        tickets = texts.pop(shape)
+        size, tickets = sizes[shape], texts.pop(shape)
         chosen, rest = tickets[:size], tickets[size:]
         if rest:
             texts[shape] = rest

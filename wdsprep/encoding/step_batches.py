@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.encoding.models.base import Encoder, Tokens
-from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer
+from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer, text_size
 from wdsprep.encoding.models.device import (
     Arrays,
     Device,
@@ -45,10 +45,11 @@ class StepBegun:
 
     tokens: Sequence[Tokens]
     parts: Sequence[_Part]
+    has_text: bool
 
     def rows(self) -> Rows:
         """The arrays of each sample, when all are there; None where the numbers are not finite."""
-        found: Rows = [{} for _ in self.tokens]
+        found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
             for place, made in zip(part.places, part.rows.result(), strict=True):
                 before = found[place]
@@ -94,16 +95,18 @@ class BatchEncoder:
             start = number * self._size
             places = range(start, start + batch.count)
             parts.append(_Part(places, self._launched(batch)))
-        return StepBegun(tokens, parts)
+        return StepBegun(tokens, parts, self.encoder.has_text)
 
     def _texts(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
         """Batches of captions of one shape, and which these are."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, one in enumerate(tokens):
-            by_shape.setdefault(one.shape, []).append(place)
-        size = self.encoder.text_batch_size or self._size
+            if one.count:
+                by_shape.setdefault(one.shape, []).append(place)
+        usual = self.encoder.text_batch_size or self._size
         batches: list[tuple[Sequence[int], TextBatch]] = []
-        for places in by_shape.values():
+        for shape, places in by_shape.items():
+            size = text_size(shape, usual)
             for start in range(0, len(places), size):
                 some = places[start : start + size]
                 batches.append((some, TextBatch.of([tokens[n] for n in some], size)))

@@ -21,7 +21,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Result
-from wdsprep.encoding.latent_shard import json_of
+from wdsprep.encoding.latent_shard import arrays_of, facts_of
+from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.on_the_way import Encoding
 from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
 from wdsprep.encoding.tee import Tee
@@ -78,14 +79,18 @@ class EncodingReader:
     def rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
         """Where numbers are not finite, those of another sample, as where an image is damaged."""
         return [
-            self._instead(batch, row) if arrays is None else _row(batch, row, tokens, arrays)
+            self._instead(batch, row, tokens)
+            if arrays is None
+            else _row(batch, row, tokens, arrays)
             for row, (tokens, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
         ]
 
-    def _instead(self, batch: Batch, row: int) -> EncodedRow:
+    def _instead(self, batch: Batch, row: int, tokens: Tokens) -> EncodedRow:
         wanted, made = (batch.shard[row], batch.index[row]), batch.out["made"][row]
         batch.refused[wanted] = Reject(
-            key=batch.keys[row], source=made.sample.source, code=Code.NOT_FINITE
+            key=batch.keys[row],
+            source=made.sample.source,
+            code=Code.NOT_FINITE if tokens.count else Code.NO_TOKENS,
         )
         for attempt in range(ATTEMPTS):
             one = self.reader.instead(batch, row, wanted, attempt)

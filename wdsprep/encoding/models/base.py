@@ -58,6 +58,10 @@ class TextEncoder(Protocol):
         """Of captions at a time; 0: as many as images."""
 
     @property
+    def has_shapes(self) -> bool:
+        """Whether captions are of several."""
+
+    @property
     def network(self) -> "InTwoPrecisions[Any] | None":
         """What takes memory on the device."""
 
@@ -95,6 +99,8 @@ class Encoder(Protocol):
     """whether anything is made of captions"""
     text_batch_size: int
     """of captions at a time; 0: as many as images"""
+    groups_texts: bool
+    """whether captions are of several shapes"""
     is_split: bool
     """whether the device holds what encodes images or captions, but never both"""
 
@@ -136,7 +142,7 @@ class InTwoPrecisions(Generic[T]):
 class TokenIds:
     """No more than the ids, which no network makes."""
 
-    batch_size, network = 0, None
+    batch_size, has_shapes, network = 0, False, None
 
     def __init__(
         self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device

@@ -8,7 +8,8 @@ from wdsprep.encoding.models.base import Encoder
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
-TEXT_NBYTES = 1 << 26  # that a caption may need, where kernels do not say what they lacked
+GROUPED_BATCH = 8  # of captions of one length: more would seldom come together
+TEXT_NBYTES = 1 << 28  # that a caption may need, where kernels do not say what they lacked
 EXACT_BATCH = 4  # of the few images that are computed again in fp32
 # An image takes about this many tensors of the VAE's first width at full resolution, at the peak.
 TENSORS_AT_PEAK = 6
@@ -40,6 +41,11 @@ def auto_batch_size(encoder: Encoder, gpu_share: float = 1.0) -> int:
 def fitting(nbytes: float, resolution: int, itemsize: int) -> int:
     most = min(MAX_BATCH, MOST_ELEMENTS // (FIRST_WIDTH * resolution**2))
     return max(1, min(most, int(nbytes / peak_nbytes(1, resolution, itemsize))))
+
+
+def text_size(shape: tuple[int, ...], usual: int) -> int:
+    """How many captions of a shape a batch has."""
+    return min(usual, GROUPED_BATCH) if shape else usual
 
 
 def beside_a_trainer(size: int, resolution: int) -> int:

@@ -45,7 +45,7 @@ class ClipTokens:
 class ClipText:
     """Captions to the last hidden states."""
 
-    batch_size = 0
+    batch_size, has_shapes = 0, False
 
     def __init__(
         self, model: Model, dtype: str, device: torch.device, prepare: Callable[[Any], Any]
@@ -64,7 +64,9 @@ class ClipText:
         self.network = InTwoPrecisions(load, dtype)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        ids = torch.tensor([text.ids[TOKENS] for text in texts]).to(self._device)
+        pin = self._device.type == "cuda"  # else a copy waits for the batch before
+        ids = torch.tensor([text.ids[TOKENS] for text in texts], pin_memory=pin)
+        ids = ids.to(self._device, non_blocking=True)
         return Rows({EMB: self.network.get(exact=exact)(ids)})
 
     def empty(self, *, exact: bool) -> Rows:

@@ -153,6 +153,8 @@ class Device:
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
+        self._inexact: set[type] = set()
+        """Kinds of batches for whose networks in fp32 there is no memory."""
         self._variable = {field.name for field in encoder.fields if field.is_variable}
 
     @property
@@ -287,13 +289,23 @@ class Device:
         return shortest
 
     def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
-        """One batch after the other, in memory that is all but taken."""
+        """One batch after the other, in memory that is all but taken. Where that holds no network
+        in fp32, there is nothing to be had."""
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
         size = self._size_of(batch, exact=True)
         for part in _parts(batch.pick(rows, len(rows)), size):
-            for one in self.launch(part, exact=True):
-                made += self._finish(one, may_retry=False)
+            if type(part) in self._inexact:
+                made += [None] * part.count
+                continue
+            try:
+                for one in self.launch(part, exact=True):
+                    made += self._finish(one, may_retry=False)
+            except (RuntimeError, MemoryError) as error:
+                if not self._is_out_of_memory(error, part, exact=True):
+                    raise
+                self._inexact.add(type(part))
+                made += [None] * part.count
         return made
 
 

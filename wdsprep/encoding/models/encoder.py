@@ -69,6 +69,7 @@ class LatentEncoder:
         self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
+        self.groups_texts = self._text.has_shapes if self._text else False
 
         if not self.is_split:
             for network in (self._moments, self._text.network if self._text else None):

@@ -59,7 +59,8 @@ def asked(model: Model, recipe: Recipe) -> Model:
         "text_arguments": {k: v for k, v in call.arguments.items() if _is_plain(k, v)},
     }
     if recipe.text == "tokens":
-        return replace(model, outputs=_token_fields(hearing, call), text_settings=settings)
+        outputs = (*_token_fields(hearing, call), *_sizes(kind))
+        return replace(model, outputs=outputs, text_settings=settings)
     if layers := hearing.layers():
         settings["layers"] = layers
     fields = _fields(hearing, call)
@@ -150,7 +151,6 @@ class Given:
     """whether its length is the same for every caption"""
     tokenizer: str = ""
     most: int = 0
-    pad: int = 0
 
 
 class Hearing:
@@ -159,6 +159,8 @@ class Hearing:
     def __init__(self, model: Model, call: PromptCall, dtype: str) -> None:
         self._call, self._lock = call, threading.Lock()
         self._calls: list[Call] = []
+        self._taken = 0
+        """how many had been made when an encoder was last given something"""
         self._given: dict[str, list[Given]] = {}
         self._towers: dict[str, Hollow] = {}
 
@@ -223,6 +225,7 @@ class Hearing:
 
     def _asked(self, captions: Sequence[str]) -> dict[str, Any]:
         self._calls.clear()
+        self._taken = 0
         self._given.clear()
         try:
             return self._call.outputs(self._pipeline, captions)
@@ -246,7 +249,9 @@ class Hearing:
         return calling(tokenizer, around)
 
     def _hear(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
-        call = next((one for one in reversed(self._calls) if _is_of(one, ids)), None)
+        since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
+        call = next((one for one in since if _is_of(one, ids)), None)
+        self._taken = len(self._calls)
         if mask is None and call is not None:
             mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()

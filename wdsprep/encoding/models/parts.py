@@ -65,6 +65,10 @@ OTHER_NAME = re.compile(
     "image|vision|siglip|audio|sound|feature_extractor|safety|prompt_enhancer|^pe$|^pe_|^prior_"
 )
 """Of parts that no prompt is encoded with: of images and sounds, or what rewrites prompts."""
+OTHER_CLIP = re.compile(
+    "XL|Upscale|Pix2Pix|[Uu]n[Cc][Ll][Ii][Pp]|UniDiff|Video|VGen|Marigold|GLIGEN"
+)
+"""Classes with one CLIPTextModel that are not used as Stable Diffusion is."""
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 LEFT_OUT = {
     "HiDreamImagePipeline": (
@@ -230,8 +234,8 @@ def _is_of_text(part: Component) -> bool:
 
 def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Component]) -> bool:
     towers = [(part.name, part.kind) for part in parts if part.has_weights]
-    is_clip = towers == [("text_encoder", "CLIPTextModel")]
-    return is_clip and "transformer" not in index and not kind.startswith("StableDiffusionXL")
+    is_clip = towers == [("text_encoder", "CLIPTextModel")] and "transformer" not in index
+    return is_clip and not OTHER_CLIP.search(kind)
 
 
 def _check_one_tower(place: ModelFiles) -> None:

@@ -28,6 +28,7 @@ from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 
 GPU_BATCH = 32  # captions: more fill no device better, and hidden states of all layers are kept
+BATCH_NBYTES = 1 << 28  # of what is made of them
 FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
 
@@ -54,7 +55,9 @@ class PipelineText:
     """A pipeline that computes, on one device."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
-        self.batch_size = GPU_BATCH if device.type == "cuda" else 1
+        nbytes = sum(field.array_nbytes for field in model.outputs)
+        most = max(1, min(GPU_BATCH, BATCH_NBYTES // max(1, nbytes)))
+        self.batch_size = most if device.type == "cuda" else 1
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
         self._hearing = Hearing(model, self._call, recipe.dtype)
@@ -73,6 +76,7 @@ class PipelineText:
 
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._hearing.tokens
+        self.has_shapes = any(found.shape for found in self.tokens(FRIENDS))
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:

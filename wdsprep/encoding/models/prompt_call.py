@@ -91,11 +91,9 @@ class PromptCall:
         wanted = [name for name in self._call if is_embedding(name)]
         lacking = [name for name in wanted if name not in given]
         if lacking or all(map(is_mask, given)):
-            what = ", ".join(lacking) or "no embedding"
-            raise UsageError(
-                f"{self.name} cannot be used for text: encode_prompt does not give {what}, which "
-                f"its __call__ takes: {ALONE}"
-            )
+            what = f"does not give {', '.join(lacking)}, which its __call__ takes"
+            what = what if lacking else "gives nothing that its __call__ takes in place of a prompt"
+            raise UsageError(f"{self.name} cannot be used for text: encode_prompt {what}: {ALONE}")
 
     def _bound(self, length: int) -> dict[str, Any]:
         bound = {}

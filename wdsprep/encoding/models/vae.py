@@ -44,6 +44,7 @@ class Rule:
 
     def __init__(self, model: Model, kept: str) -> None:
         self._model, self._kept = model, kept
+        self._here: dict[torch.device, dict[str, Any]] = {}
 
     def __call__(self, moments: Tensor, noise: Tensor) -> Tensor:
         """`noise` are the keys of the samples'."""
@@ -58,4 +59,11 @@ class Rule:
         return self._normalised(latents)
 
     def _normalised(self, latents: Tensor) -> Tensor:
-        return cast(Tensor, normalised(latents, rule_of(self._model)))
+        """Numbers for each channel are brought to a device once: whoever copies them waits for it."""
+        rule = self._here.get(latents.device)
+        if rule is None:
+            rule = rule_of(self._model)
+            lists = {name: value for name, value in rule.items() if isinstance(value, list)}
+            rule |= {name: latents.new_tensor(value) for name, value in lists.items()}
+            self._here[latents.device] = rule
+        return cast(Tensor, normalised(latents, rule))
