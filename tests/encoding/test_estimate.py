@@ -123,6 +123,10 @@ def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> N
         (["--counts", "256=0", "--gpu", "A100"], "no images to plan for"),
         (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
         (["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"], "'tiny' is not one of"),
+        (
+            ["--counts", "256=1M", "--gpu", "A100", "--model", "sana", "--latents", "moments"],
+            "--latents moments: the VAE of sana gives no distribution",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_said(

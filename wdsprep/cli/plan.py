@@ -22,7 +22,7 @@ from wdsprep.encoding.estimate import (
     sample_nbytes,
     stored_by_choice,
 )
-from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.encoding.models.presets import DC, PRESETS
 from wdsprep.errors import UsageError
 from wdsprep.text import human_bytes, plural, printed
 
@@ -95,6 +95,8 @@ def plan_lines(
         tokens=tokens,
         samples_per_shard=samples_per_shard,
     )
+    if latents == "moments" and choice.preset.vae == DC:
+        raise UsageError(f"--latents moments: the VAE of {model} gives no distribution")
     given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
@@ -196,7 +198,7 @@ def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str)
         yield from _phase(phase, fleet)
         yield ""
     last = phases[-1]
-    if choice.preset.is_trimmed and choice.text != "none":
+    if choice.preset.is_trimmed and choice.text == "emb":
         longest = max(run.length for run in choice.preset.runs)
         whole = sample_nbytes(last.resolution, replace(choice, tokens=longest))
         yield (

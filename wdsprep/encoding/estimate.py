@@ -25,6 +25,7 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
 
+CLIP_ALONE = ("sd1", "sd2", "tiny")  # whose tokens need no mask
 BESIDE = 3  # a shard's index, rejects and receipt
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
 DECODE_S_PER_PIXEL = 2.6e-9
@@ -171,8 +172,9 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
             yield Field(name=array.name, dtype=array.dtype, shape=shape)
     if choice.text == "tokens":
         for run in preset.runs:
-            tokens = min(choice.tokens, run.length) if preset.is_trimmed else run.length
-            yield Field(name="tokens.npy", dtype="<i4", shape=(tokens,))
+            yield Field(name="tokens.npy", dtype="<i4", shape=(run.listed,))
+            if choice.model not in CLIP_ALONE:
+                yield Field(name="tokens_mask.npy", dtype="|u1", shape=(run.listed,))
 
 
 def parts(nbytes: int) -> int:

@@ -60,6 +60,13 @@ class TowerRun:
     template: int = 0
     """tokens beside the caption's"""
     is_padded: bool = True
+    ids: int = 0
+    """that its tokenizer gives for any caption, where they are not `length` and the template's"""
+
+    @property
+    def listed(self) -> int:
+        """The ids that are stored of a caption."""
+        return self.ids or self.length + self.template
 
     def tokens(self, caption: int) -> int:
         return self.template + (self.length if self.is_padded else min(caption, self.length))
@@ -128,7 +135,7 @@ def _pooled(width: int, dtype: str = "<f2") -> TextArray:
     return TextArray(name="pooled.npy", dtype=dtype, shape=(width,))
 
 
-SANA_TEMPLATE = 210  # or so: the instruction that goes before each caption
+SANA_TEMPLATE = 208  # or so: the instruction that goes before each caption
 TIME_IDS = TextArray(name="time_ids.npy", dtype="<i4", shape=(6,))
 
 SD3 = Preset(
@@ -136,7 +143,7 @@ SD3 = Preset(
     vae=KL,
     channels=16,
     factor=8,
-    arrays=(_emb(77 + 256, 4096), _pooled(2048)),
+    arrays=(_emb(77 + 256, 4096), _pooled(2048, dtype="bfloat16")),
     runs=(
         TowerRun(tower=CLIP_L, length=77),
         TowerRun(tower=CLIP_G, length=77),
@@ -226,7 +233,7 @@ PRESETS: Mapping[str, Preset] = {
         channels=16,
         factor=8,
         arrays=(_emb(512, 3584, is_trimmed=True),),
-        runs=(TowerRun(tower=QWEN25_7B, length=512, template=39, is_padded=False),),
+        runs=(TowerRun(tower=QWEN25_7B, length=512, template=39, is_padded=False, ids=1058),),
     ),
     "z-image": Preset(
         repo="Tongyi-MAI/Z-Image",
