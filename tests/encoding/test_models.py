@@ -399,8 +399,21 @@ def test_a_pipeline_without_text_or_of_blocks_is_told(tmp_path: Path) -> None:
     assert "made of modular blocks" in failure(lay_out(tmp_path / "b", blocks))
 
 
-def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(tmp_path: Path) -> None:
-    hidream = {**FLUX_INDEX, "_class_name": "HiDreamImagePipeline"}
+@pytest.mark.parametrize(
+    "index",
+    [
+        {},
+        {"text_encoder_4": [None, None], "tokenizer_4": [None, None]},
+        {
+            "text_encoder_4": ["transformers", "LlamaForCausalLM"],
+            "tokenizer_4": ["transformers", "PreTrainedTokenizerFast"],
+        },
+    ],
+)
+def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
+    index: dict[str, Any], tmp_path: Path
+) -> None:
+    hidream = {**FLUX_INDEX, "_class_name": "HiDreamImagePipeline", **index}
     folder = lay_out(tmp_path, flux_files(hidream))
     said = failure(folder)
     assert "leaves out text_encoder_4 and tokenizer_4" in said

@@ -197,16 +197,16 @@ def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | Non
     if not index:
         _check_one_tower(place)
         return None
-    used = {name: value for name, value in index.items() if _is_part(value)}
-    parts = [Component(name, *value) for name, value in used.items() if all(value)]
-    parts = [part for part in parts if _is_of_text(part)]
+    used = {name: value for name, value in index.items() if _is_part(value) and all(value)}
+    parts = [part for name, value in used.items() if _is_of_text(part := Component(name, *value))]
     kind = index.get("_class_name")
     if _is_stable_diffusion(str(kind), index, parts):
         return None
-    lacking = [part for part in LEFT_OUT.get(str(kind), ()) if not all(used.get(part.name, [None]))]
-    parts += lacking
+    needed = LEFT_OUT.get(str(kind), ())
+    known = {part.name for part in parts}
+    parts += [part for part in needed if part.name not in known]
     _check_code(place, kind, parts)
-    _check_left_out(place, lacking)
+    _check_left_out(place, needed)
     if not any(part.has_weights for part in parts):
         raise UsageError(
             f"{place.what} ({kind}) has no text encoder: add --text none to encode the images alone"
@@ -274,9 +274,9 @@ def _check_code(place: ModelFiles, kind: object, parts: Iterable[Component]) -> 
         )
 
 
-def _check_left_out(place: ModelFiles, lacking: Iterable[Component]) -> None:
+def _check_left_out(place: ModelFiles, needed: Iterable[Component]) -> None:
     folders = {name.partition("/")[0] for name in place.names()}
-    if not (lost := [part.name for part in lacking if part.name not in folders]):
+    if not (lost := [part.name for part in needed if part.name not in folders]):
         return
     raise UsageError(
         f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its own: "
