@@ -432,6 +432,13 @@ def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
     assert llama.keys() <= set(model.files)
 
 
+def test_a_tower_with_pickled_weights_alone_is_refused(tmp_path: Path) -> None:
+    weights = ("text_encoder/model.safetensors", "text_encoder/model.fp16.safetensors")
+    folder = lay_out(tmp_path, without(flux_files(), *weights))
+    assert "only pickled weights (text_encoder/pytorch_model.bin)" in failure(folder)
+    assert find_model(str(folder), text="tokens").pipeline
+
+
 def test_weights_of_a_tower_may_have_the_name_that_diffusers_gives(tmp_path: Path) -> None:
     stem = "text_encoder_2/diffusion_pytorch_model.safetensors"
     gone = [name for name in flux_files() if name.startswith("text_encoder_2/model")]

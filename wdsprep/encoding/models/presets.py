@@ -268,6 +268,7 @@ PRESETS: Mapping[str, Preset] = {
         factor=8,
         arrays=(_emb(256, 4096), _pooled(4096, dtype="bfloat16"), TIME_IDS),
         runs=(TowerRun(tower=CHATGLM3, length=256),),
+        note="its tokenizer needs a further package: pip install sentencepiece",
     ),
     "hidream": Preset(
         repo="HiDream-ai/HiDream-I1-Full",
