@@ -16,6 +16,9 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from tests.kit.families import NAMES, denoised, latent_of, negative_of, prompt_of
+from tests.kit.families.denoised import denoiser
+from tests.kit.families.folders import class_of, denoiser_of
+from tests.kit.families.reference import SECOND_CALL, returned
 from tests.kit.paths import ROOT
 
 MEGABYTE = 1_000_000
@@ -29,6 +32,7 @@ ZEROED = ["AuraFlow", "OvisImage"]
 UNGUIDED = {"Flux", "QwenImage", "HunyuanImage"}
 MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Family = Callable[[str], Path]
 
 
@@ -39,12 +43,10 @@ def test_a_family_is_small_and_diffusers_reads_it_without_its_denoiser(
     folder = family(name)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     assert size < BIGGER.get(name, MEGABYTE)
-    denoiser = "unet" if (folder / "unet").is_dir() else "transformer"
-    read = DiffusionPipeline.from_pretrained(
-        str(folder), **{denoiser: None}, low_cpu_mem_usage=False
-    )
+    part = denoiser_of(folder)
+    read = DiffusionPipeline.from_pretrained(str(folder), **{part: None}, low_cpu_mem_usage=False)
     assert type(read).__name__ == f"{name}Pipeline"
-    assert getattr(read, denoiser) is None
+    assert getattr(read, part) is None
     assert read.vae is not None
 
 
@@ -60,6 +62,18 @@ def test_its_text_and_latents_are_of_sensible_size_and_captions_differ(
     latent = latent_of(folder, _pixels())
     assert 0.05 < latent.std() < 20
     assert (negative_of(folder) is None) == (name in UNGUIDED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_for_text_is_what_the_pipeline_itself_goes_on_with(
+    name: str, family: Family
+) -> None:
+    folder = family(name)
+    first, last = _as_called(folder, CAPTION)
+    _assert_equal(prompt_of(folder, CAPTION), first)
+    prefix = "" if last is not first else "negative_"
+    negative = negative_of(folder) or {}
+    _assert_equal({f"{prefix}{each}": value for each, value in negative.items()}, last)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -105,6 +119,33 @@ def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) ->
     subprocess.run(words, env=env, cwd=ROOT, check=True, timeout=300)
     for name in names:
         assert _digests(family(name)) == _digests(tmp_path / name)
+
+
+def _as_called(folder: Path, caption: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `encode_prompt` gave when `__call__` called it, the first time and the last."""
+    own = {denoiser_of(folder): denoiser(folder)}
+    pipeline = DiffusionPipeline.from_pretrained(str(folder), **own, low_cpu_mem_usage=False)
+    encode, found = pipeline.encode_prompt, []
+    times = 2 if class_of(folder) in SECOND_CALL else 1
+
+    def encode_prompt(*args: Any, **more: Any) -> Any:
+        found.append(encode(*args, **more))
+        if len(found) == times:
+            raise InterruptedError
+        return found[-1]
+
+    pipeline.encode_prompt = encode_prompt
+    with pytest.raises(InterruptedError):
+        pipeline(prompt=caption, height=64, width=64)
+    names = returned(type(pipeline).encode_prompt)
+    tuples = [each if isinstance(each, tuple) else (each,) for each in found]
+    named = [dict(zip(names, each, strict=True)) for each in tuples]
+    return named[0], named[-1]
+
+
+def _assert_equal(some: dict[str, Any], whole: dict[str, Any]) -> None:
+    for name, value in some.items():
+        torch.testing.assert_close(whole[name], value, rtol=0, atol=0)
 
 
 def _digests(folder: Path) -> dict[str, str]:

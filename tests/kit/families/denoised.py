@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kit.families.folders import class_of, quiet
+from tests.kit.families.folders import class_of, denoiser_of, quiet
 
 TIME = torch.tensor([0.5])
 
@@ -38,12 +38,12 @@ def denoised(
         mask = outputs.get(MASKS[name])
         mask = None if mask is None else mask[0].bool()
     with torch.inference_mode():
-        return CALLS[name](_loaded(folder), outputs, latent[None].float(), mask)
+        return CALLS[name](denoiser(folder), outputs, latent[None].float(), mask)
 
 
-def _pixart(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _pixart(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     sizes = {"resolution": None, "aspect_ratio": None}
-    return denoiser(
+    return network(
         latent,
         encoder_hidden_states=outputs["prompt_embeds"],
         encoder_attention_mask=_long(mask),
@@ -52,8 +52,8 @@ def _pixart(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor
     ).sample
 
 
-def _masked(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
-    return denoiser(
+def _masked(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+    return network(
         latent,
         timestep=TIME,
         encoder_hidden_states=outputs["prompt_embeds"],
@@ -61,15 +61,15 @@ def _masked(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor
     ).sample
 
 
-def _plain(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _plain(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     assert mask is None
     text = outputs["prompt_embeds"]
-    return denoiser(latent, timestep=TIME, encoder_hidden_states=text).sample
+    return network(latent, timestep=TIME, encoder_hidden_states=text).sample
 
 
-def _qwen(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _qwen(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     height, width = latent.shape[-2:]
-    return denoiser(
+    return network(
         _packed(latent),
         encoder_hidden_states=outputs["prompt_embeds"],
         encoder_hidden_states_mask=_long(mask),
@@ -78,17 +78,17 @@ def _qwen(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor |
     ).sample
 
 
-def _z_image(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _z_image(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     text = outputs["prompt_embeds"][0]
     rows = text if mask is None else text[mask]
-    return denoiser([latent[0][:, None]], TIME, [rows]).sample[0]
+    return network([latent[0][:, None]], TIME, [rows]).sample[0]
 
 
-def _chroma(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _chroma(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     packed, text = _packed(latent), outputs["prompt_embeds"]
     words = torch.ones(text.shape[1], dtype=torch.bool) if mask is None else mask
     places = torch.ones(packed.shape[1], dtype=torch.bool)
-    return denoiser(
+    return network(
         packed,
         encoder_hidden_states=text,
         timestep=TIME,
@@ -98,11 +98,11 @@ def _chroma(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor
     ).sample
 
 
-def _ovis(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _ovis(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     assert mask is None
     text = outputs["prompt_embeds"]
     order = torch.arange(text.shape[1])
-    return denoiser(
+    return network(
         _packed(latent),
         encoder_hidden_states=text,
         timestep=TIME,
@@ -111,10 +111,10 @@ def _ovis(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor |
     ).sample
 
 
-def _krea2(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _krea2(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     text = outputs["prompt_embeds"]
     places = torch.cat([torch.zeros(text.shape[1], 3), _ids(latent)])
-    return denoiser(
+    return network(
         _packed(latent),
         encoder_hidden_states=text,
         timestep=TIME,
@@ -123,10 +123,10 @@ def _krea2(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor 
     ).sample
 
 
-def _ernie(denoiser: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
+def _ernie(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor | None) -> Tensor:
     text = outputs["text_hiddens"][0]
     words = torch.tensor([len(text) if mask is None else int(mask.sum())])
-    return denoiser(latent, TIME, text_bth=text[None], text_lens=words).sample
+    return network(latent, TIME, text_bth=text[None], text_lens=words).sample
 
 
 def _long(mask: Tensor | None) -> Tensor | None:
@@ -146,13 +146,13 @@ def _ids(latent: Tensor) -> Tensor:
 
 
 @cache
-def _loaded(folder: Path) -> Any:
-    """By hand: without accelerate diffusers refuses to load Krea2's."""
-    part = folder / "transformer"
-    kind = getattr(diffusers, class_of(folder, "transformer"))
+def denoiser(folder: Path) -> Any:
+    """In fp32. Loaded by hand: without accelerate diffusers refuses to load Krea2's."""
+    part = denoiser_of(folder)
+    kind = getattr(diffusers, class_of(folder, part))
     with quiet():
-        made = kind.from_config(kind.load_config(str(part)))
-    made.load_state_dict(load_file(part / "diffusion_pytorch_model.safetensors"))
+        made = kind.from_config(kind.load_config(str(folder / part)))
+    made.load_state_dict(load_file(folder / part / "diffusion_pytorch_model.safetensors"))
     return made.float().eval()
 
 

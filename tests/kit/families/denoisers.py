@@ -90,7 +90,7 @@ def flux2(text: int) -> Flux2Transformer2DModel:
 def pixart(text: int) -> PixArtTransformer2DModel:
     return PixArtTransformer2DModel(
         **HEADS,
-        sample_size=8,
+        sample_size=32,
         num_layers=1,
         cross_attention_dim=32,
         caption_channels=text,
@@ -101,7 +101,7 @@ def pixart(text: int) -> PixArtTransformer2DModel:
 def sana(text: int) -> SanaTransformer2DModel:
     return SanaTransformer2DModel(
         **HEADS,
-        sample_size=4,
+        sample_size=16,
         num_layers=1,
         num_cross_attention_heads=2,
         cross_attention_head_dim=16,

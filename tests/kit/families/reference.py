@@ -198,13 +198,13 @@ def _encoded(folder: Path, prompts: list[str], *, guidance: bool, **more: Any) -
     given = defaults | {name: value for name, value in own.items() if name in taken} | more
     with torch.inference_mode():
         found = pipeline.encode_prompt(**given)
-    names = _returned(type(pipeline).encode_prompt)
+    names = returned(type(pipeline).encode_prompt)
     values = found if isinstance(found, tuple) else (found,)
     both = zip(names, values, strict=True)
     return {name: value for name, value in both if value is not None and len(value)}
 
 
-def _returned(function: Any) -> list[str]:
+def returned(function: Any) -> list[str]:
     """The names in its last `return`, as diffusers' own test of encode_prompt finds them."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     returns = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
