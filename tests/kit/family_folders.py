@@ -4,8 +4,6 @@ It stands beside `tests.kit.families`, not in it: pytest imports it at each star
 imports torch and diffusers, which takes seconds.
 """
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,17 +12,12 @@ import pytest
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`family("Sana")`: its folder. Tests leave it as it is. Kolors's tokenizer needs
-    sentencepiece: its tests are skipped without it, but fail in CI."""
+    """`family("Sana")`: its folder. Tests leave it as it is."""
     root = tmp_path_factory.mktemp("families")
 
     def made(name: str) -> Path:
         from tests.kit.families import small
 
-        if name == "Kolors" and not importlib.util.find_spec("sentencepiece"):
-            if os.environ.get("CI") == "true":
-                pytest.fail("Kolors needs sentencepiece", pytrace=False)
-            pytest.skip("Kolors needs sentencepiece")
         folder = root / name
         return folder if folder.is_dir() else small(name, folder)
 

@@ -13,7 +13,7 @@ which cleans captions with ftfy and fails without it.
 import diffusers
 import transformers
 
-from tests.kit.families.denoised import denoised
+from tests.kit.families.denoising import denoised
 from tests.kit.families.pipelines import FAMILIES, small
 from tests.kit.families.reference import latent_of, negative_of, prompt_of
 

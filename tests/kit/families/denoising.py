@@ -47,7 +47,7 @@ def _pixart(network: Any, outputs: dict[str, Any], latent: Tensor, mask: Tensor 
         latent,
         encoder_hidden_states=outputs["prompt_embeds"],
         encoder_attention_mask=_long(mask),
-        timestep=500 * 2 * TIME,
+        timestep=1000 * TIME,
         added_cond_kwargs=sizes,
     ).sample
 
