@@ -38,13 +38,10 @@ class Grid:
             start += nbytes
             ends.append(line["offset"] + item.array_nbytes)
         self.heads_nbytes = start
-        self._ends = ends[-1]
+        self._end = ends[-1]
         self.last_start: int = line["offset"]
+        self.token_nbytes = self.fields[-1].row_nbytes
         self._kinds = [_Heads(item) for item in self.fields]
-
-    @property
-    def variable(self) -> Field | None:
-        return self.fields[-1] if self.fields[-1].is_variable else None
 
     def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
         """The heads and arrays of many samples, as they lie there. An array that nobody wants goes
@@ -65,9 +62,9 @@ class Grid:
     def padding(self, length: int = 0) -> int:
         """How far it is to the next member: from the end of the last array, or from the beginning
         of a variable one of this length."""
-        if self.variable is None:
-            return padded(self._ends) - self._ends
-        return padded(self.last_start + length * self.variable.row_nbytes) - self.last_start
+        if not self.fields[-1].is_variable:
+            return padded(self._end) - self._end
+        return padded(self.last_start + length * self.token_nbytes) - self.last_start
 
     def lengths(self, heads: Bytes) -> Ints:
         """Of the variable array, as its head says; 0 where that is none of this field."""

