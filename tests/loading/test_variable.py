@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.crop import Crop
 from wdsprep.loading.encoded import BatchLayout, EncodedRow
 from wdsprep.loading.memory import TENSORS, Batch
+from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shelves import aio
 from wdsprep.loading.shelves import local as shelf
 from wdsprep.loading.streaming.stages import PieceFacts, joined, packed
@@ -168,20 +170,45 @@ def test_ranks_and_resumes_give_the_same_rows(data: str, world: int) -> None:
 
 
 def test_what_a_trainer_writes_into_padding_is_gone_with_its_batch(data: str) -> None:
-    """Also at a single token; memory is used again, and remembers how far it was."""
-    writes: list[Callable[[torch.Tensor], object]] = [
-        lambda emb: emb.add_(1),
-        lambda emb: emb[:, LENGTH - 1].fill_(3),
-        lambda emb: emb[:, LENGTH // 2].copy_(torch.arange(24)),
-        lambda emb: emb[:, :, 20:].sub_(0.5),
-        lambda _emb: None,
+    """Memory is used again, and remembers how far it was; a view may outlive its batch."""
+    views: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda emb: emb,
+        lambda emb: emb[:, LENGTH // 2, 3:5],
+        lambda emb: emb.detach()[3:9].view(torch.int16),
+        lambda emb: emb[~(emb != 0)],  # a copy
     ]
-    for number, batch in enumerate(load(data, epochs=12, threads=1, ahead=1)):
-        assert_right(batch)
-        writes[number % len(writes)](batch["emb"])
+    with torch.inference_mode():
+        for number, batch in enumerate(load(data, epochs=16, threads=1, ahead=1)):
+            assert_right(batch)
+            view = views[number % len(views)](batch["emb"])
+            del batch
+            view.add_(1)
+            del view
     for batch in DataLoader(load(data, epochs=4, threads=1), batch_size=None, num_workers=1):
         assert_right(batch)
         batch["emb"].add_(1)
+
+
+def test_memory_of_padded_rows_is_used_again_once_nobody_has_it(data: str) -> None:
+    places = {b["emb"].data_ptr() for b in load(data, epochs=20, threads=1, ahead=1)}
+    assert len(places) < 8  # of 180 batches
+
+
+def test_padding_is_cleared_as_far_as_it_was_used(tmp_path: Path) -> None:
+    """Of memory that nobody wrote to, no more: a third of all padding, where lengths are even."""
+    wide = field("emb", (LENGTH, 2400), is_variable=True)
+    url = write_latents(str(tmp_path), [128], fields=(wide,))
+    cleared: list[int] = []
+    plain = PaddedRows.close
+
+    def close(self: PaddedRows, rows: list[int], ends: np.ndarray, come: np.ndarray) -> None:
+        cleared.extend(np.maximum(come, self._dirty[rows]) - ends)
+        plain(self, rows, ends, come)
+
+    with patch.object(PaddedRows, "close", close):
+        for batch in load(url, epochs=8, threads=1, ahead=1):
+            assert not batch["emb"][~batch["mask"]].any()
+    assert np.mean(cleared[-500:]) < 0.5 * wide.array_nbytes / 2
 
 
 @pytest.mark.parametrize("pad", ["full", "longest"])

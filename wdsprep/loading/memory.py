@@ -31,7 +31,6 @@ TENSORS = {
     "|u1": torch.uint8,
     BFLOAT16: torch.bfloat16,
 }
-USED_NBYTES = 8
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -41,23 +40,22 @@ class Blocks:
 
     def __init__(self, *, keep: int, step: int = 1) -> None:
         self._keep, self._step = keep, step
-        self._free: dict[tuple[int, int], list[Bytes]] = {}
+        self._free: dict[int, list[Bytes]] = {}
 
-    def take(self, nbytes: int, rows: int = 0) -> Bytes:
-        """So many bytes: zeros, or what others have left there who gave the same number of `rows`.
-        The block is free again when no view of them is left."""
+    def take(self, nbytes: int) -> Bytes:
+        """So many bytes, of any value. The block is free again when no view of them is left."""
         size = -(-nbytes // self._step) * self._step
-        free = self._free.setdefault((size, rows), [])
         try:
-            base = free.pop()
+            base = self._free.setdefault(size, []).pop()
         except IndexError:
             base = np.frombuffer(mmap.mmap(-1, max(1, size), _PRIVATE), np.uint8, size)
         # From bytes, not as a slice: views of a slice would hold the whole block, and not it.
         used = np.frombuffer(base.data, np.uint8, nbytes)
-        weakref.finalize(used, self._give_back, base, free).atexit = False
+        weakref.finalize(used, self._give_back, base).atexit = False
         return used
 
-    def _give_back(self, base: Bytes, free: list[Bytes]) -> None:
+    def _give_back(self, base: Bytes) -> None:
+        free = self._free[base.nbytes]
         if len(free) < self._keep:
             free.append(base)
 
@@ -126,27 +124,55 @@ def _masks(most: int) -> NDArray[np.bool_]:
     return np.tri(most + 1, most, -1, np.bool_)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _LastUse:
+    """Of a block: what it held then, and how far; and what tells whether a trainer wrote to it."""
+
+    shape: tuple[int, int]
+    used: Ints
+    probe: torch.Tensor
+    version: int
+
+
 class Memory:
     """Blocks for tensors. In a DataLoader's worker they are memory that the trainer's process can
     see, so that nothing is copied on the way there."""
 
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
-        self._pin, self._blocks = pin, Blocks(keep=keep)
+        self._pin, self._blocks, self._padded = pin, Blocks(keep=keep), Blocks(keep=keep)
+        self._last: dict[int, _LastUse] = {}  # by address
 
-    def take(self, nbytes: int, rows: int = 0) -> torch.Tensor:
-        """As of `Blocks`; of pinned memory any value."""
+    def take(self, nbytes: int) -> torch.Tensor:
         if get_worker_info() is not None:
-            return ring().take(nbytes, rows)
+            return ring().take(nbytes)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return torch.from_numpy(self._blocks.take(nbytes, rows))
+        return torch.from_numpy(self._blocks.take(nbytes))
 
-    def take_padded(self, field: Field, count: int) -> "tuple[torch.Tensor, PaddedRows]":
-        """For so many rows of a variable field. Behind them is kept how much of each was used."""
-        nbytes = count * field.array_nbytes
-        start = -(-nbytes // USED_NBYTES) * USED_NBYTES
-        made = self.take(start + count * USED_NBYTES, count)
-        used = made[start:].view(torch.int64).numpy()
-        if self._pin:
-            used[:] = field.array_nbytes
-        return made[:nbytes], PaddedRows(field, made[:nbytes].numpy().reshape(count, -1), used)
+    def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
+        """For rows of a variable field, of which it is known how far they may be other than zero:
+        all of each, in memory that is not kept here."""
+        shape = count, field.array_nbytes
+        used = np.full(count, field.array_nbytes)
+        if self._pin or get_worker_info() is not None:
+            made = self.take(count * field.array_nbytes)
+        else:
+            with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
+                made = torch.from_numpy(self._padded.take(count * field.array_nbytes))
+                used = self._watched(made, shape, used)
+        return made, PaddedRows(field, made.numpy().reshape(shape), used)
+
+    def _watched(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
+        """How far this block was used. torch counts what operations write to a tensor or a view of
+        it; one that was detached has the same count, also when it has no memory any more."""
+        last = self._last.get(made.data_ptr())
+        if last is None:  # fresh memory
+            used = np.zeros_like(whole)
+        elif (last.shape, last.version) == (shape, last.probe._version):
+            used = last.used
+        else:
+            used = whole
+        probe = made.detach()
+        probe.data = torch.empty(0, dtype=made.dtype)
+        self._last[made.data_ptr()] = _LastUse(shape, used, probe, probe._version)
+        return used

@@ -93,7 +93,7 @@ class Reader:
                 self._begin_tensor(batch, name, dtype, item.shape)
             return
         if name in self.names:
-            made, batch.padded = self.memory.take_padded(item, len(batch))
+            made, batch.padded = self.memory.take_padded(len(batch), item)
             batch.views[name] = batch.padded.rows
             batch.out[name] = made.view(dtype).view(len(batch), *item.shape)
         if short(MASK) in self.names:

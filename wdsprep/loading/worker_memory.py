@@ -37,7 +37,6 @@ class _Block:
     number: int
     tensor: torch.Tensor
     data: Bytes
-    rows: int
     known: bool = False
     """Whether the trainer has it."""
     held: bool = False
@@ -65,17 +64,16 @@ class WorkerBlocks:
         self.worker = (os.getpid(), secrets.token_hex(8))
         self._blocks: dict[int, _Block] = {}  # by address
 
-    def take(self, nbytes: int, rows: int = 0) -> torch.Tensor:
-        """So many bytes, until neither this worker nor the trainer has them: zeros, or what others
-        have left there who gave the same number of `rows`."""
+    def take(self, nbytes: int) -> torch.Tensor:
+        """So many bytes, of any value, until neither this worker nor the trainer has them."""
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
-        free = (b for b in unused if (len(b.data), b.rows) == (WORD + nbytes, rows))
+        free = (b for b in unused if len(b.data) == WORD + nbytes)
         block = next(free, None)
         if block is None:
             new = _shared(WORD + nbytes)
             if len(self._blocks) == MOST:
                 return new[WORD:]
-            block = _Block(len(self._blocks), new, new.numpy(), rows)
+            block = _Block(len(self._blocks), new, new.numpy())
             self._blocks[new.data_ptr() + WORD] = block
         block.data[0], block.held, block.sent = 1, True, False
         used = block.data[WORD:]
@@ -104,7 +102,7 @@ class WorkerBlocks:
 
 def _shared(nbytes: int) -> torch.Tensor:
     """Memory that torch sends without a copy."""
-    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    memory = torch.empty(nbytes, dtype=torch.uint8)
     memory.share_memory_()  # type: ignore[no-untyped-call]
     return memory
 
