@@ -59,7 +59,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     make_images(home, count)
     yield _free(home, count)
     yield from _models(home, round(100 * scale))
-    yield _family(home, round(40 * scale))
+    yield _family(home, round(32 * scale))
 
 
 def _free(home: Path, count: int) -> Group:

@@ -173,8 +173,9 @@ def make_pipeline(
     import transformers
 
     from tests.kit.families import small
+    from wdsprep.encoding.models.loading import silence
 
-    transformers.utils.logging.disable_progress_bar()
+    silence()
     small(name, folder)
     for part, sizes in towers.items():
         config = transformers.AutoConfig.from_pretrained(folder / part)
@@ -202,6 +203,9 @@ def family_batch(model: str, *, resolution: int, batch_size: int) -> Callable[[]
     """A pipeline's own `encode_prompt` and VAE, on pixels that are ready."""
     from diffusers import DiffusionPipeline
 
+    from wdsprep.encoding.models.loading import silence
+
+    silence()
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     index = DiffusionPipeline.load_config(model)
     denoiser = {name: None for name in ("transformer", "unet") if name in index}
