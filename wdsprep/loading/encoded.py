@@ -82,7 +82,7 @@ class EncodingReader:
             self._instead(batch, row, tokens)
             if arrays is None
             else _row(batch, row, tokens, arrays)
-            for row, (tokens, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
+            for row, (one, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
         ]
 
     def _instead(self, batch: Batch, row: int, tokens: Tokens) -> EncodedRow:

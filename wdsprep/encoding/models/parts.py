@@ -65,9 +65,7 @@ OTHER_NAME = re.compile(
     "image|vision|siglip|audio|sound|feature_extractor|safety|prompt_enhancer|^pe$|^pe_|^prior_"
 )
 """Of parts that no prompt is encoded with: of images and sounds, or what rewrites prompts."""
-OTHER_CLIP = re.compile(
-    "XL|Upscale|Pix2Pix|[Uu]n[Cc][Ll][Ii][Pp]|UniDiff|Video|VGen|Marigold|GLIGEN"
-)
+OTHER_CLIP = re.compile("XL|Upscale|Pix2Pix|Un[Cc][Ll][Ii][Pp]|UniDiff|Video|VGen|Marigold|GLIGEN")
 """Classes with one CLIPTextModel that are not used as Stable Diffusion is."""
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 LEFT_OUT = {
