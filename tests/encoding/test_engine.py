@@ -375,10 +375,11 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago() -> None:
     made = engine(ByLength())
     results: dict[int, Future[Result]] = {}
     with made.feeding(), made.turn():
-        for level in range(120):
-            text = "x" * (7 if level != 5 else 3)  # one has a length of its own
-            results[level] = made.put(str(level), grey(level), text)
-            if level >= 40:
+        for level in range(101):
+            text = "x" * (7 if level not in (5, 60) else 3)  # these have a length of their own
+            image = grey(level) if level <= 60 else b"broken"
+            results[level] = made.put(str(level), image, text)
+            if 40 <= level <= 100:
                 with results[level - 40] as found:
                     assert level_of(found)[0] == level - 40
     made.close()

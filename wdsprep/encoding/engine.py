@@ -131,6 +131,10 @@ class _Waiting:
     captions: list[_Ticket] = field(default_factory=list)
     texts: dict[tuple[int, ...], list[_Ticket]] = field(default_factory=dict)
 
+    def since(self, ticket: _Ticket) -> int:
+        """How many have come after it."""
+        return self.come - ticket.number
+
 
 class Engine:
     def __init__(
@@ -316,25 +320,29 @@ class Engine:
                 waiting.captions.append(ticket)
 
     def _loaded(self, waiting: _Waiting, *, all_of_it: bool) -> Iterator[_Load]:
-        """Whole batches of what waits, or all of it."""
+        """Whole batches of what waits, or all of it. A part of one where so many have come after
+        its first, refused ones, that the places in the engine would run out."""
         while (load := self._next_texts(waiting, all_of_it=all_of_it)) is not None:
             yield load
-        while waiting.images and (all_of_it or len(waiting.images) >= self._size):
+        while waiting.images:
             size = self._size  # a device may halve it at any time
+            has_waited = waiting.since(waiting.images[0]) >= 2 * size - 1
+            if not (all_of_it or has_waited or len(waiting.images) >= size):
+                return
             chosen, waiting.images = waiting.images[:size], waiting.images[size:]
             yield self._images(chosen, size)
 
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
-        """A whole batch of one shape; or a part of one, where nobody is to fill it up, or as many
-        have come since its first that the places in the engine would run out."""
+        """Of captions of one shape."""
         usual = self._text_size
-        if waiting.captions and (all_of_it or len(waiting.captions) >= usual):
+        if waiting.captions and (all_of_it or waiting.since(waiting.captions[0]) >= usual - 1):
             self._sort(waiting)
         texts = waiting.texts
         if not texts:
             return None
         oldest = min(texts, key=lambda shape: texts[shape][0].number)
-        has_waited = waiting.come - texts[oldest][0].number >= TEXTS_WAITING - usual
+        most = TEXTS_WAITING - usual if self._encoder.groups_texts else 2 * usual - 1
+        has_waited = waiting.since(texts[oldest][0]) >= most
         sizes = {shape: text_size(shape, usual) for shape in texts}
         whole = (shape for shape, tickets in texts.items() if len(tickets) >= sizes[shape])
         shape = oldest if has_waited else next(whole, oldest if all_of_it else None)

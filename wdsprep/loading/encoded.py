@@ -79,9 +79,7 @@ class EncodingReader:
     def rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
         """Where numbers are not finite, those of another sample, as where an image is damaged."""
         return [
-            self._instead(batch, row, tokens)
-            if arrays is None
-            else _row(batch, row, tokens, arrays)
+            self._instead(batch, row, one) if arrays is None else _row(batch, row, one, arrays)
             for row, (one, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
         ]
 
