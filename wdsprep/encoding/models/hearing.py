@@ -74,7 +74,7 @@ def asked(model: Model, recipe: Recipe) -> Model:
 
 def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
     call = PromptCall(pipeline_class(model), recipe.text_length)
-    return Hearing(model, call, recipe.dtype).tokens
+    return Hearing(model, call, recipe.dtype, width=1).tokens
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -156,7 +156,8 @@ class Given:
 class Hearing:
     """A pipeline whose encoders compute nothing."""
 
-    def __init__(self, model: Model, call: PromptCall, dtype: str) -> None:
+    def __init__(self, model: Model, call: PromptCall, dtype: str, width: int = 0) -> None:
+        """`width` is that of all arrays, where these are of no interest."""
         self._call, self._lock = call, threading.Lock()
         self._calls: list[Call] = []
         self._taken = 0
@@ -169,7 +170,7 @@ class Hearing:
                 return self._heard(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
             config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))
-            made = self._towers[part.name] = Hollow(part, config, DTYPES[own], self._hear)
+            made = self._towers[part.name] = Hollow(part, config, DTYPES[own], self._hear, width)
             return made
 
         self._pipeline = assembled(model, load)
@@ -315,14 +316,15 @@ class Hollow(nn.Module):
         config: Any,
         dtype: torch.dtype,
         hear: Callable[[str, Tensor, Tensor | None], None],
+        width: int,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
         self._part, self._hear = part, hear
         own = config.get_text_config()
-        self._width = own.hidden_size
+        self._width = width or own.hidden_size
         self._layers = getattr(own, "num_hidden_layers", None) or own.num_layers
-        self._pooled = getattr(own, "projection_dim", self._width)
+        self._pooled = width or getattr(own, "projection_dim", self._width)
         self.taken: list[Any] = []
 
     def forward(self, *words: Tensor, **options: Any) -> "States":

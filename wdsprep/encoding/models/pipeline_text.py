@@ -60,7 +60,7 @@ class PipelineText:
         self.batch_size = most if device.type == "cuda" else 1
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
-        self._hearing = Hearing(model, self._call, recipe.dtype)
+        self._hearing = Hearing(model, self._call, recipe.dtype, width=1)
         parts = pipeline_of(model).components
 
         def load(dtype: str) -> ThreadPipelines:
