@@ -395,7 +395,7 @@ def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Mo
     preset = PRESETS.get(model.name.partition("@")[0])
     usual = preset.text_length if preset else 0
     recipe = replace(recipe, text_length=recipe.text_length or usual)
-    from wdsprep.encoding.models.hearing import asked
+    from wdsprep.encoding.models.dry_run import asked
 
     return recipe, asked(model, recipe)
 

@@ -17,8 +17,8 @@ from wdsprep.dataset.arrays import BFLOAT16, Field
 
 T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-STORED = {torch.float16: "<f2", torch.bfloat16: BFLOAT16, torch.float32: BFLOAT16}
-"""As what the numbers of a half precision are stored, without loss; and those of a mixture."""
+STORED = {"<f2": torch.float16, BFLOAT16: torch.bfloat16, "<i4": torch.int32, "|u1": torch.uint8}
+"""Types of arrays, by what the layout calls them."""
 
 
 class Part(Flag):

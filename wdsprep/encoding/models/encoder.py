@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import BFLOAT16, LATENT, Field, text_fields
+from wdsprep.dataset.arrays import LATENT, Field, text_fields
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
+    STORED,
     Encoded,
     Encoder,
     InTwoPrecisions,
@@ -30,16 +31,14 @@ from wdsprep.encoding.models.base import (
     Tokens,
 )
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
+from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.hearing import token_source
 from wdsprep.encoding.models.loading import load_vae, silence
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.models.room import dtype_of_vae, is_split
 from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe import Recipe
-
-STORED = {"<f2": torch.float16, BFLOAT16: torch.bfloat16, "<i4": torch.int32, "|u1": torch.uint8}
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
+from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.families import member_of
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.hearing import Hearing
 from wdsprep.encoding.models.loading import load_tokenizer, load_weights
 from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
@@ -60,7 +60,7 @@ class PipelineText:
         self.batch_size = most if device.type == "cuda" else 1
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
-        self._hearing = Hearing(model, self._call, recipe.dtype, width=1)
+        self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)
         parts = pipeline_of(model).components
 
         def load(dtype: str) -> ThreadPipelines:
@@ -75,7 +75,7 @@ class PipelineText:
             return ThreadPipelines(whole, [one.name for one in parts if not one.has_weights])
 
         self.network = InTwoPrecisions(load, recipe.dtype)
-        self.tokens = self._hearing.tokens
+        self.tokens = self._dry_run.tokens
         self.has_shapes = any(found.shape for found in self.tokens(FRIENDS))
         self._check()
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
-from wdsprep.encoding.models.base import DTYPES, STORED, Tokens
+from wdsprep.encoding.models.base import DTYPES, Tokens
 from wdsprep.encoding.models.families import is_mask, member_of
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, silence
@@ -52,18 +52,18 @@ def asked(model: Model, recipe: Recipe) -> Model:
     silence()
     kind = pipeline_class(model)
     call = PromptCall(kind, recipe.text_length)
-    hearing = Hearing(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
+    dry_run = DryRun(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
     settings = {
         "pipeline": call.name,
-        "template": hearing.template(),
+        "template": dry_run.template(),
         "text_arguments": {k: v for k, v in call.arguments.items() if _is_plain(k, v)},
     }
     if recipe.text == "tokens":
-        outputs = (*_token_fields(hearing, call), *_sizes(kind))
+        outputs = (*_token_fields(dry_run, call), *_sizes(kind))
         return replace(model, outputs=outputs, text_settings=settings)
-    if layers := hearing.layers():
+    if layers := dry_run.layers():
         settings["layers"] = layers
-    fields = _fields(hearing, call)
+    fields = _fields(dry_run, call)
     variable = [field for field in fields if field.is_variable]
     fixed = [field for field in fields if not field.is_variable]
     if variable:  # captions of one length together have nothing to mask
@@ -74,7 +74,7 @@ def asked(model: Model, recipe: Recipe) -> Model:
 
 def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
     call = PromptCall(pipeline_class(model), recipe.text_length)
-    return Hearing(model, call, recipe.dtype, width=1).tokens
+    return DryRun(model, call, recipe.dtype, width=1).tokens
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -85,9 +85,9 @@ def _is_plain(name: str, value: Any) -> bool:
     return all(isinstance(part, bool | int | float) for part in parts)
 
 
-def _token_fields(hearing: "Hearing", call: PromptCall) -> tuple[Field, ...]:
-    (found,) = hearing.tokens([SHORT])
-    if len(found.ids) != 2 * hearing.towers:  # ids and mask of each
+def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
+    (found,) = dry_run.tokens([SHORT])
+    if len(found.ids) != 2 * dry_run.towers:  # ids and mask of each
         raise UsageError(
             f"{call.name} makes its own of the tokens, or gives an encoder but a part of captions: "
             "leave --text tokens out"
@@ -98,24 +98,29 @@ def _token_fields(hearing: "Hearing", call: PromptCall) -> tuple[Field, ...]:
     )
 
 
-def _fields(hearing: "Hearing", call: PromptCall) -> list[Field]:
-    short, long = hearing.outputs(SHORT), hearing.outputs(LONG)
+def _fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
+    short, long = dry_run.outputs(SHORT), dry_run.outputs(LONG)
     fields = []
     for name, (value, lengths) in long.items():
         is_longer = lengths is not None or value.shape != short[name][0].shape
         if is_longer and name != call.first:
             raise UsageError(f"{call.name} gives {name} as long as the caption: {ALONE}")
-        if is_longer and not call.is_trimmed and not hearing.tokens([LONG])[0].cut:
+        if is_longer and not call.is_trimmed and not dry_run.tokens([LONG])[0].cut:
             raise UsageError(f"{call.name} takes captions of any length: give --text-length")
         fields.append(
             Field(
                 name=member_of(name, call.first),
-                dtype="|u1" if is_mask(name) else STORED.get(value.dtype, BFLOAT16),
+                dtype="|u1" if is_mask(name) else _stored(value.dtype),
                 shape=tuple(value.shape[1:]),
                 is_variable=is_longer,
             )
         )
     return fields
+
+
+def _stored(dtype: torch.dtype) -> str:
+    """What holds the numbers of a half precision without loss, or a mixture of both."""
+    return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
 def _sizes(kind: Any) -> tuple[Field, ...]:
@@ -153,7 +158,7 @@ class Given:
     most: int = 0
 
 
-class Hearing:
+class DryRun:
     """A pipeline whose encoders compute nothing."""
 
     def __init__(self, model: Model, call: PromptCall, dtype: str, width: int = 0) -> None:
@@ -163,14 +168,16 @@ class Hearing:
         self._taken = 0
         """how many had been made when an encoder was last given something"""
         self._given: dict[str, list[Given]] = {}
-        self._towers: dict[str, Hollow] = {}
+        self._towers: dict[str, EmptyEncoder] = {}
 
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
-                return self._heard(part.name, load_tokenizer(model, kind, part.name))
+                return self._watched(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
             config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))
-            made = self._towers[part.name] = Hollow(part, config, DTYPES[own], self._hear, width)
+            made = self._towers[part.name] = EmptyEncoder(
+                part, config, DTYPES[own], self._note, width
+            )
             return made
 
         self._pipeline = assembled(model, load)
@@ -235,7 +242,7 @@ class Hearing:
         except Exception as error:
             raise misbehaves(self._call.name, error) from error
 
-    def _heard(self, name: str, tokenizer: Any) -> Any:
+    def _watched(self, name: str, tokenizer: Any) -> Any:
         silent = copy.deepcopy(tokenizer)
 
         def count(text: str) -> int:
@@ -249,7 +256,7 @@ class Hearing:
 
         return calling(tokenizer, around)
 
-    def _hear(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
+    def _note(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
         call = next((one for one in since if _is_of(one, ids)), None)
         self._taken = len(self._calls)
@@ -307,7 +314,7 @@ def _ids(given: Sequence[Given]) -> dict[str, list[int]]:
     return found
 
 
-class Hollow(nn.Module):
+class EmptyEncoder(nn.Module):
     """Stands for a text encoder: zeros of the shapes that its config tells."""
 
     def __init__(
@@ -315,12 +322,12 @@ class Hollow(nn.Module):
         part: Component,
         config: Any,
         dtype: torch.dtype,
-        hear: Callable[[str, Tensor, Tensor | None], None],
+        note: Callable[[str, Tensor, Tensor | None], None],
         width: int,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
-        self._part, self._hear = part, hear
+        self._part, self._note = part, note
         own = config.get_text_config()
         self._width = width or own.hidden_size
         self._layers = getattr(own, "num_hidden_layers", None) or own.num_layers
@@ -329,7 +336,7 @@ class Hollow(nn.Module):
 
     def forward(self, *words: Tensor, **options: Any) -> "States":
         ids = words[0] if words else options["input_ids"]
-        self._hear(self._part.name, ids, options.get("attention_mask"))
+        self._note(self._part.name, ids, options.get("attention_mask"))
         rows, length = ids.shape
         shape = (length, rows) if self._part.kind.startswith("ChatGLM") else (rows, length)
         states = torch.zeros((1, 1, 1), dtype=self.dtype).expand(*shape, self._width)
