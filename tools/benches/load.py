@@ -39,7 +39,7 @@ from tools.benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, t
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
-EPOCHS, TOKENS, LENGTH, WIDTH = 4, 60, 300, 2304  # where captions are of true length
+EPOCHS, TOKENS, LENGTH, WIDTH = 8, 60, 300, 2304  # where captions are of true length
 PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
 
@@ -122,7 +122,7 @@ def _lengths(home: Path, shards: int) -> Iterator[Group]:
     one = Rival(name="all of one length, the same bytes", command=call(read_captions, even, "full"))
     yield Group(
         name="load-lengths",
-        title="an epoch of captions of true length",
+        title="epochs of captions of true length",
         count=EPOCHS * len(lengths),
         rivals=[
             Rival(
