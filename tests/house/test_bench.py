@@ -51,6 +51,15 @@ def test_a_name_that_no_group_has_is_told_with_those_that_there_are() -> None:
     )
 
 
+@pytest.mark.system
+def test_what_is_for_a_gpu_is_left_out_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = [sys.executable, str(ROOT / "tools/bench"), "gpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+    assert done.stderr == "gpu: torch finds no GPU here, which this benchmark is for\n"
+
+
 def test_figures_are_kept_by_group_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
