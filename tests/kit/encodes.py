@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.arrays import Field, fields_of, text_fields
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
@@ -170,7 +170,7 @@ def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
     names = {f"{kind}/{unit}.json{end}" for unit in units
              for kind, end in (("receipts", ""), ("rejects", "l"))}  # fmt: skip
     names |= {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
-    names |= {f"empty.{line['name']}" for line in manifest.settings["layout"][1:]}
+    names |= {f"empty.{f.name}" for f in text_fields(fields_of(manifest.settings["layout"]))}
     assert set(tree(root)) == names | {"wdsprep.json"}
 
 

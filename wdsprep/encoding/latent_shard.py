@@ -85,10 +85,6 @@ def members_of(
     return members
 
 
-def json_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> bytes:
-    return facts_bytes(facts_of(key, sample, result, is_packed=is_packed))
-
-
 def arrays_of(
     fields: Sequence[Field], facts: Mapping[str, Any], result: Result
 ) -> dict[str, Tensor]:
