@@ -171,10 +171,29 @@ def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
     assert load.startswith(f"{shapes} ['0000")
     assert resume.startswith("3 ['0000")
     assert online.startswith(f"{shapes} ['0000")
-    ((_kind, read_sample), *_) = blocks(ROOT / "shards/README.md", "python")
+    read_sample = format_recipe("read_sample")
     print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
     members = "000000000000.jpg 000000000000.json 000000000000.txt\n"
     assert run(sys.executable, "-c", print_one) == members
+
+
+def format_recipe(name: str) -> str:
+    """The code on the page of the format that defines this function."""
+    codes = [code for _kind, code in blocks(ROOT / "shards/README.md", "python")]
+    (found,) = (code for code in codes if f"def {name}" in code)
+    return found
+
+
+def test_the_bits_of_bfloat16_are_read_as_the_page_says() -> None:
+    code = format_recipe("embedding") + (
+        "\nimport io, torch\n"
+        "values = torch.randn(7, 5).bfloat16()\n"
+        "file = io.BytesIO()\n"
+        "np.save(file, values.view(torch.int16).numpy().view('<u2'))\n"
+        "file.seek(0)\n"
+        "assert np.array_equal(embedding(file, 'bfloat16'), values.float().numpy())"
+    )
+    exec(code, {})
 
 
 def test_the_recipes_in_python_can_be_parsed() -> None:
