@@ -16,7 +16,7 @@ more of it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.arrays import OF_SIZES, Field
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding import TEXTS
@@ -175,6 +175,9 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
             yield Field(name="tokens.npy", dtype="<i4", shape=(run.listed,))
             if choice.model not in CLIP_ALONE:
                 yield Field(name="tokens_mask.npy", dtype="|u1", shape=(run.listed,))
+        for array in preset.arrays:
+            if array.name in OF_SIZES:
+                yield Field(name=array.name, dtype=array.dtype, shape=array.shape)
 
 
 def parts(nbytes: int) -> int:
