@@ -370,8 +370,12 @@ def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(threads: i
     made.close()
 
 
-def test_an_endless_feeder_gets_back_what_it_fed_long_ago() -> None:
-    """Captions of lengths that seldom come wait for others of theirs, but not for ever."""
+def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Captions of lengths that seldom come wait for others of theirs, but not for ever, whether
+    images or captions come after them."""
+    monkeypatch.setattr("wdsprep.encoding.engine.TEXTS_WAITING", 24)
     made = engine(ByLength())
     results: dict[int, Future[Result]] = {}
     with made.feeding(), made.turn():

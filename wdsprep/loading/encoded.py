@@ -19,7 +19,7 @@ import torch
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
@@ -129,6 +129,7 @@ class BatchLayout:
 
     def __init__(self, plan: LoadPlan) -> None:
         self._effects, self._pad = plan.effects, plan.pad
+        self._fields = plan.datasets[0].fields
         memory = Memory(pin=plan.pinned, keep=2 * (READY + 4))
         self._reader = Reader(
             datasets=plan.datasets,
@@ -141,14 +142,15 @@ class BatchLayout:
     def batch(
         self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Mapping[str, Arrays]] = ()
     ) -> Batch:
-        """`runs` have the arrays of some rows after others, where rows have none."""
+        """`runs` have what models made of some rows after others, where rows have nothing."""
         made = Batch(read.step, read.first, read.stream, read.shard, read.index)
         self._reader.begin(made)
         for number, row in enumerate(rows):
             made.keys[number] = row.key
-            for member, array in row.result.arrays.items():
+            facts = facts_of(row.key, row.sample, row.result, is_packed=True)
+            for member, array in arrays_of(self._fields, facts, row.result).items():
                 made.put(short(member), number, array[None])
-            self._put_texts(made, number, row)
+            self._put_texts(made, number, row, facts)
         start = 0
         for arrays in runs:
             for member, some in arrays.items():
@@ -159,14 +161,15 @@ class BatchLayout:
             made.shorten()
         return made
 
-    def _put_texts(self, made: Batch, number: int, row: EncodedRow) -> None:
+    def _put_texts(
+        self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
+    ) -> None:
         for name in TEXTS:
             if name in made.out:
                 text = row.sample.caption.encode("utf-8", "replace").decode()
                 made.out[name][number] = text
         if "json" in made.out:
-            data = json_of(row.key, row.sample, row.result, is_packed=True)
-            made.out["json"][number] = json.loads(data)
+            made.out["json"][number] = json.loads(facts_bytes(facts))
 
 
 class Session:

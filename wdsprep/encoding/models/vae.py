@@ -59,7 +59,7 @@ class Rule:
         return self._normalised(latents)
 
     def _normalised(self, latents: Tensor) -> Tensor:
-        """Numbers for each channel are brought to a device once: whoever copies them waits for it."""
+        """Numbers for each channel are brought to a device once: a copy waits for its work."""
         rule = self._here.get(latents.device)
         if rule is None:
             rule = rule_of(self._model)

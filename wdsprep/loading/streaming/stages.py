@@ -116,7 +116,8 @@ class EncodeStage:
             batch_size=encoding.batch_size,
         )
         self._encoding = EncodingReader(pieces.plan, encoder)
-        self._fields = pieces.plan.datasets[0].fields
+        fields = pieces.plan.datasets[0].fields
+        self._fields = tuple(field for field in fields if field.name not in OF_SIZES)
         self._pin = is_cuda
         self._encoder = encoder
 
