@@ -1,1 +1,12 @@
-"""Models: found by name, loaded onto a device, run in batches."""
+"""Models: found by name, loaded onto a device, run in batches.
+
+`find` says which files a model has (`parts`, from the `hub` or a folder), what its VAE's rule is
+(`vae_rules`) and by which digest it is known (`weights`); `presets` are those with a name. None of
+these imports torch.
+
+`encoder` is a model at work (`base` has what it is given and gives): a VAE (`vae`), and for text
+`clip_text`, or `pipeline_text`, which calls the pipeline's own code (`prompt_call`) after a
+`dry_run` without networks; `families` has what no signature tells. `device` keeps one device busy,
+with batches of a size that fits (`batch_size`), if both kinds of network do (`room`). `decoder`
+goes the way back.
+"""
