@@ -25,11 +25,12 @@ from wdsprep.dataset.latents import normalised, patchified
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header
+from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import Crop
 from wdsprep.loading.encoded import BatchLayout, EncodedRow
-from wdsprep.loading.memory import TENSORS, Batch
+from wdsprep.loading.memory import Batch
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shelves import aio
 from wdsprep.loading.shelves import local as shelf

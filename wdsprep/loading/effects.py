@@ -16,12 +16,13 @@ from wdsprep.dataset.latents import normalised
 from wdsprep.dataset.names import empty_name
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
+from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
-from wdsprep.loading.memory import TENSORS, Batch
+from wdsprep.loading.memory import Batch
 from wdsprep.loading.order.chance import draw, key_of
 from wdsprep.text import real
 

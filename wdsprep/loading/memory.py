@@ -17,20 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from wdsprep.dataset.arrays import BFLOAT16, LATENT, MASK, Field
+from wdsprep.dataset.arrays import LATENT, MASK, Field
 from wdsprep.dataset.rejects import Reject
 from wdsprep.loading.grid import short
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.worker_memory import Bytes, ring
 
-TENSORS = {
-    "<f2": torch.float16,
-    "<f4": torch.float32,
-    "<i4": torch.int32,
-    "|u1": torch.uint8,
-    BFLOAT16: torch.bfloat16,
-}
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 

@@ -26,11 +26,12 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
+from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.effects import TEXTS, Effects
 from wdsprep.loading.grid import Grid, grid_of, short
-from wdsprep.loading.memory import TENSORS, Batch, Blocks, Memory
+from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
 from wdsprep.text import command

@@ -17,7 +17,13 @@ from wdsprep.dataset.arrays import BFLOAT16, Field
 
 T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-STORED = {"<f2": torch.float16, BFLOAT16: torch.bfloat16, "<i4": torch.int32, "|u1": torch.uint8}
+TENSORS = {
+    "<f2": torch.float16,
+    "<f4": torch.float32,
+    "<i4": torch.int32,
+    "|u1": torch.uint8,
+    BFLOAT16: torch.bfloat16,
+}
 """Types of arrays, by what the layout calls them."""
 
 

@@ -20,7 +20,7 @@ from wdsprep.dataset.arrays import LATENT, Field, text_fields
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
-    STORED,
+    TENSORS,
     Encoded,
     Encoder,
     InTwoPrecisions,
@@ -137,7 +137,7 @@ class LatentEncoder:
                 places = torch.arange(value.shape[1], device=value.device)
                 behind = places >= rows.lengths[:, None]
                 value = value.masked_fill(behind.view(*behind.shape, *[1] * (value.ndim - 2)), 0)
-            dtype = STORED[field.dtype]
+            dtype = TENSORS[field.dtype]
             if value.is_floating_point() and dtype.is_floating_point:
                 ok.append(fits(value, dtype))
             arrays[name] = value.to(dtype).contiguous()
