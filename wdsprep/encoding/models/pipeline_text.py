@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wdsprep.dataset.arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.families import member_of
@@ -91,8 +92,7 @@ class PipelineText:
         named = {member_of(name, self._call.first): row[0] for name, row in found.items()}
         arrays = {name: array for name, array in named.items() if name in self._fields}
         value, lengths = found[self._call.first]
-        field = self._fields[member_of(self._call.first, self._call.first)]
-        if field.is_variable and lengths is None:
+        if self._fields[EMB].is_variable and lengths is None:
             lengths = all_of(value)
         self._check_shapes(arrays)
         return Rows(arrays, lengths)

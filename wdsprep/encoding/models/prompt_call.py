@@ -205,13 +205,9 @@ def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
     """The pipeline with what is for text alone. `load` is given each part and its class."""
     kind, pipeline = pipeline_class(model), pipeline_of(model)
     parts = {part.name: load(part, class_of(part)) for part in pipeline.components}
-    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
-    arguments = {name: value for name, value in pipeline.arguments.items() if name in names}
-    without = {
-        name: None
-        for name, parameter in inspect.signature(kind.__init__).parameters.items()
-        if name != "self" and parameter.default is parameter.empty
-    }
+    taken = inspect.signature(kind).parameters
+    arguments = {name: value for name, value in pipeline.arguments.items() if name in taken}
+    without = {name: None for name, one in taken.items() if one.default is one.empty}
     try:
         return kind(**{**without, **arguments, **parts})
     except (AttributeError, ImportError, TypeError, ValueError) as error:

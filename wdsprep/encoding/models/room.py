@@ -1,7 +1,5 @@
 """Whether a GPU has room for what encodes images and captions: together, in turn, or not at all."""
 
-import json
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -10,9 +8,9 @@ import torch
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
-from wdsprep.encoding.models.families import half_of
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.prompt_call import dtype_of_tower
+from wdsprep.encoding.models.weights import read_head
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
@@ -39,16 +37,15 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
 
 
 def _text_nbytes(model: Model, recipe: Recipe) -> int:
-    towers = [(tower.folder, half_of("CLIP")) for tower in model.towers]
-    if model.pipeline is not None:
-        kind = model.pipeline.kind
-        towers = [
-            (part.name, dtype_of_tower(HALF, kind, part.kind))
-            for part in model.pipeline.components
-            if part.has_weights
-        ]
-    whole = {name: dtype if recipe.dtype == HALF else recipe.dtype for name, dtype in towers}
-    weights = (weights_nbytes(model, name, DTYPES[whole[name]].itemsize) for name in whole)
+    pipeline = model.pipeline
+    parts = [part for part in pipeline.components if part.has_weights] if pipeline else []
+    towers = [(tower.folder, "CLIPTextModel") for tower in model.towers]
+    towers += [(part.name, part.kind) for part in parts]
+    of = pipeline.kind if pipeline else ""
+    dtypes = {name: dtype_of_tower(recipe.dtype, of, kind) for name, kind in towers}
+    weights = (
+        weights_nbytes(model, name, DTYPES[dtype].itemsize) for name, dtype in dtypes.items()
+    )
     return sum(weights) + TEXT_NBYTES
 
 
@@ -67,8 +64,5 @@ def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
 
 def _numbers(path: Path) -> int:
     with path.open("rb") as file:
-        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    shapes: list[Sequence[int]] = [
-        tensor["shape"] for name, tensor in head.items() if name != "__metadata__"
-    ]
-    return sum(map(prod, shapes))
+        tensors, _ = read_head(file)
+    return sum(prod(tensor["shape"]) for tensor in tensors.values())

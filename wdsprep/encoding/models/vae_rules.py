@@ -7,7 +7,6 @@ channels of one, those of a batch norm among the VAE's weights (`AutoencoderKLFl
 read without torch.
 """
 
-import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wdsprep.encoding.models.weights import read_head
 from wdsprep.errors import UsageError, WorkError
 
 SCALE = 0.18215  # what AutoencoderKL takes where its config names none
@@ -192,14 +192,11 @@ def _tensor(files: Sequence[Path], name: str) -> tuple[float, ...]:
 
 def _read_tensor(path: Path, name: str) -> tuple[float, ...] | None:
     with path.open("rb") as file:
-        (nbytes,) = struct.unpack("<Q", file.read(8))
-        if nbytes > path.stat().st_size:
-            raise ValueError("its header is longer than it")
-        entry = json.loads(file.read(nbytes)).get(name)
-        if entry is None:
+        tensors, start = read_head(file)
+        if (entry := tensors.get(name)) is None:
             return None
         begin, end = entry["data_offsets"]
-        file.seek(8 + nbytes + begin)
+        file.seek(start + begin)
         return _numbers(file.read(end - begin), entry["dtype"])
 
 
