@@ -22,7 +22,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -98,26 +98,13 @@ def _models(home: Path, count: int) -> Iterator[Group]:
 
     model = make_wide(home / "wide")
     loops = {size: f"models alone on ready tensors, batch {size}" for size in LOOP_BATCHES}
-    yield Group(
+    yield _beside_loops(
+        home,
+        model,
+        count,
         name="encode-models",
         title="real models at 256, start left out",
-        unit="images",
-        count=count,
-        rivals=[
-            Rival(
-                name="wdsprep encode, local",
-                command=call(modelled, home, model, count),
-                role=Role.OURS,
-                leaves=home / "latents",
-            ),
-            *(
-                Rival(
-                    name=name, command=call(loop, model, count, size, LAYOUTS[0]), role=Role.LIMIT
-                )
-                for size, name in loops.items()
-            ),
-        ],
-        targets=dict.fromkeys(loops.values(), 0.9),
+        loops={name: call(loop, model, count, size, LAYOUTS[0]) for size, name in loops.items()},
     )
     yield Group(
         name="encode-layouts",
@@ -140,9 +127,23 @@ def _family(home: Path, count: int) -> Group:
 
     model = make_family(home / "family")
     loops = {size: f"encode_prompt and VAE in a loop, batch {size}" for size in LOOP_BATCHES}
-    return Group(
+    return _beside_loops(
+        home,
+        model,
+        count,
         name="encode-family",
         title="a family with a large text encoder at 256, start left out",
+        loops={name: call(family_loop, model, count, size) for size, name in loops.items()},
+    )
+
+
+def _beside_loops(
+    home: Path, model: Path, count: int, *, name: str, title: str, loops: Mapping[str, list[str]]
+) -> Group:
+    """`encode` with a model, and what does nothing but run it, by name."""
+    return Group(
+        name=name,
+        title=title,
         unit="images",
         count=count,
         rivals=[
@@ -152,12 +153,9 @@ def _family(home: Path, count: int) -> Group:
                 role=Role.OURS,
                 leaves=home / "latents",
             ),
-            *(
-                Rival(name=name, command=call(family_loop, model, count, size), role=Role.LIMIT)
-                for size, name in loops.items()
-            ),
+            *(Rival(name=loop, command=words, role=Role.LIMIT) for loop, words in loops.items()),
         ],
-        targets=dict.fromkeys(loops.values(), 0.9),
+        targets=dict.fromkeys(loops, 0.9),
     )
 
 
