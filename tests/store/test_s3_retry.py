@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -86,6 +87,25 @@ def test_lost_answer_of_a_write_is_success(
         assert store.read("f") == b"mine"
         with pytest.raises(ExistsError):
             write_bytes(store, "f", b"mine", exclusive=True)
+
+
+@pytest.mark.parametrize("nbytes", [0, 100])
+def test_a_refusal_that_breaks_off_is_known_by_its_status(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    """A retry meets what it has done already, and then cannot read the code."""
+    faults: Iterator[Fault] = iter(())
+
+    def rule(method: str, _path: str, _n: int, _headers: object) -> Fault | None:
+        return next(faults, None) if method == "PUT" else None
+
+    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+        faults = iter((DropAfter(), Truncate(nbytes)))
+        write_bytes(store, "f", b"mine", exclusive=True)
+        faults = iter((DropAfter(), Truncate(nbytes)))
+        with store.hold("f.hold"):
+            assert [e.name for e in store.list()] == ["f", "f.hold"]
+        assert [e.name for e in store.list()] == ["f"]
 
 
 def test_lost_answer_is_no_excuse_where_somebody_else_was_first(

@@ -26,7 +26,7 @@ from typing import Any
 
 from wdsprep.errors import BusyError
 from wdsprep.store.holds import Holder, Wait, this_process
-from wdsprep.store.s3.retry import code_of, retrying
+from wdsprep.store.s3.retry import retrying, status_of
 
 FRESH_S = 60.0
 SKEW_S = 15 * 60.0
@@ -130,7 +130,7 @@ class _Hold:
         except (BotoCoreError, BusyError):
             pass
         except ClientError as error:
-            if code_of(error) in ("AccessDenied", "403"):  # the next hold would wait for this one
+            if status_of(error) == 403:  # the next hold would wait for this one
                 raise
 
     def _lost(self) -> BusyError:
@@ -164,7 +164,7 @@ class _Hold:
         try:
             holder, answer = self._read(number)
         except ClientError as error:
-            if code_of(error) != "NoSuchKey":  # it has just been let go
+            if status_of(error) != 404:  # it has just been let go
                 raise
             return "another run"
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -202,7 +202,7 @@ class _Hold:
                 "put_object", Key=self._name(number), Body=me.to_bytes(), IfNoneMatch="*"
             )
         except ClientError as error:
-            if code_of(error) != "PreconditionFailed":
+            if status_of(error) != 412:
                 raise
             return self._made_before(number, me)
         return str(answer["ETag"]).strip('"')

@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store.ranges import Range, length_of
-from wdsprep.store.s3.retry import code_of
+from wdsprep.store.s3.retry import status_of
 
 LONGEST_LINE = 1 << 16
 MOST_LINES = 200
@@ -270,7 +270,7 @@ class Reads:
                 self._forget(ask, error)
                 return taken
         except ClientError as error:
-            if code_of(error) in ("InvalidRange", "416"):
+            if status_of(error) == 416:
                 headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
                 ask.range.check_beyond(headers.get("content-range", ""), ask.what)
                 return take(BytesIO(), 0)

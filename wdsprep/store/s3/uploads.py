@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.store.holds import boot
-from wdsprep.store.s3.retry import NOT_SUPPORTED, code_of, status_of
+from wdsprep.store.s3.retry import NOT_SUPPORTED, status_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -199,7 +199,7 @@ class S3Sink:
         try:
             self._ask(operation, **what)
         except ClientError as error:
-            if code_of(error) not in ("PreconditionFailed", "NoSuchUpload"):
+            if status_of(error) not in (404, 412):
                 raise
             if not self._is_there():
                 raise
@@ -240,7 +240,7 @@ def abort_upload(ask: Callable[..., Any], upload: dict[str, str]) -> None:
     try:
         ask("abort_multipart_upload", **upload)
     except ClientError as error:
-        if code_of(error) != "NoSuchUpload":  # somebody else was quicker
+        if status_of(error) != 404:  # somebody else was quicker
             raise
 
 
