@@ -4,7 +4,6 @@ import io
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,31 +15,41 @@ from torch import Tensor
 from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.engine import Engine, EngineError, Result
+from wdsprep.encoding.engine import Engine, EngineError, Pending
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
+from wdsprep.images import crop as crops
+from wdsprep.images.shapes import Shapes
 
 
-def engine(encoder: Any, *, batch_size: int = 4, threads: int = 1) -> Engine:
+def engine(
+    encoder: Any, *, batch_size: int = 4, threads: int = 1, cuts: Sequence[Shapes] = ()
+) -> Engine:
     return Engine(
-        encoder, seed=0, batch_size=batch_size, max_area=10**8, decoders=2, threads=threads
+        encoder,
+        seed=0,
+        batch_size=batch_size,
+        max_area=10**8,
+        decoders=2,
+        threads=threads,
+        cuts=cuts,
     )
 
 
-def grey(level: int) -> bytes:
+def grey(level: int, size: tuple[int, int] = (16, 16)) -> bytes:
     out = io.BytesIO()
-    Image.new("L", (16, 16), level).save(out, "PNG")
+    Image.new("L", size, level).save(out, "PNG")
     return out.getvalue()
 
 
-def fed(made: Engine, levels: Iterable[int]) -> "dict[int, Future[Result]]":
+def fed(made: Engine, levels: Iterable[int]) -> dict[int, Pending]:
     with made.feeding(), made.turn():
         return {level: made.put(str(level), grey(level), "x" * level) for level in levels}
 
 
-def level_of(found: "Future[Result]") -> tuple[float, float]:
-    arrays = found.result(60).arrays
+def level_of(found: Pending) -> tuple[float, float]:
+    arrays = found.only(60).arrays
     return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
 
@@ -101,7 +110,7 @@ class CrampedInFp32(Overflowing):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_are_never_mixed_between_samples(threads: int) -> None:
     made = engine(Means(), threads=threads)
-    results: dict[int, Future[Result]] = {}
+    results: dict[int, Pending] = {}
     for some in (range(3), range(3, 50), range(50, 53)):
         with made.feeding(), made.turn():
             for level in some:
@@ -117,7 +126,7 @@ def test_results_are_never_mixed_between_samples(threads: int) -> None:
 def test_batches_span_shards() -> None:
     encoder = Means()
     made = engine(encoder, batch_size=8)
-    results: dict[int, Future[Result]] = {}
+    results: dict[int, Pending] = {}
     with made.feeding():  # a third shard, which has nothing yet
         for first in (0, 5):
             results |= fed(made, range(first, first + 5))
@@ -195,7 +204,7 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Me
     for level, found in results.items():
         if level > 200:
             with pytest.raises(RejectedError) as refused:
-                found.result(60)
+                found.only(60)
             assert refused.value.code is Code.NOT_FINITE
         else:
             assert level_of(found) == (level, level)
@@ -307,7 +316,7 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows() -> N
     made = engine(encoder, threads=2)
     made.empty()
     for found in fed(made, range(12)).values():
-        found.result(60)
+        found.only(60)
     made.close()
     assert len(encoder.cores) == 4
     assert set(encoder.cores) == {1}
@@ -377,7 +386,7 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
     images or captions come after them."""
     monkeypatch.setattr("wdsprep.encoding.engine.TEXTS_WAITING", 24)
     made = engine(ByLength())
-    results: dict[int, Future[Result]] = {}
+    results: dict[int, Pending] = {}
     with made.feeding(), made.turn():
         for level in range(101):
             text = "x" * (7 if level not in (5, 60) else 3)  # these have a length of their own
@@ -405,7 +414,7 @@ def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not
             assert level_of(found) == (level, level)
         else:
             with pytest.raises(RejectedError) as caught:
-                found.result(60)
+                found.only(60)
             assert caught.value.code is Code.NOT_FINITE
     made.close()
 
@@ -422,7 +431,7 @@ def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
     results = fed(made, [0, 5])
     assert level_of(results[5]) == (5, 5)
     with pytest.raises(RejectedError) as caught:
-        results[0].result(60)
+        results[0].only(60)
     assert caught.value.code is Code.NO_TOKENS
     made.close()
 
@@ -432,6 +441,94 @@ def test_parts_of_a_sample_may_be_fed_apart() -> None:
     with made.feeding(), made.turn():
         text = made.put("7", b"", "x" * 7, Part.TEXT)
         image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
-    assert text.result(60).arrays.keys() == {"emb.npy"}
-    assert image.result(60).arrays.keys() == {"latent.npy"}
+    assert text.only(60).arrays.keys() == {"emb.npy"}
+    assert image.only(60).arrays.keys() == {"latent.npy"}
     made.close()
+
+
+class Shaped(Means):
+    """Notes the shape of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+        self.captions = 0
+
+    def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+        self.shapes.append(tuple(pixels.shape))
+        return super().encode_images(pixels, *rest, **options)
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        self.captions += len({text.caption for text in texts})
+        return super().encode_texts(texts, exact=exact)
+
+
+def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded: list[int] = []
+    decode = crops._decoded
+    monkeypatch.setattr(crops, "_decoded", lambda picture: decoded.append(1) or decode(picture))
+    encoder = Shaped()
+    made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
+    sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
+    with made.feeding(), made.turn():
+        fed = {n: made.put(str(n), grey(n, size), "x" * n) for n, size in sizes.items()}
+    fed[60] = fed_damaged(made)
+    found = {n: pending.result(60) for n, pending in fed.items()}
+    codes = {
+        n: [one.code.value if isinstance(one, RejectedError) else "" for one in each]
+        for n, each in found.items()
+    }
+    assert codes == {
+        10: ["", ""],
+        20: ["", ""],
+        30: ["too_small", ""],
+        40: ["too_small", ""],
+        50: ["too_small", "too_small"],
+        60: ["truncated", "truncated"],
+    }
+    for level, each in found.items():
+        for one in each:
+            if not isinstance(one, RejectedError):
+                assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
+    assert len(decoded) == 4
+    assert encoder.captions == 4
+    assert set(encoder.shapes) == {(4, 3, 16, 16), (4, 3, 8, 8)}
+    made.close()
+
+
+def fed_damaged(made: Engine) -> Pending:
+    with made.feeding(), made.turn():
+        return made.put("60", grey(60)[:60], "")
+
+
+@pytest.mark.parametrize("waiting", [0, 16])
+def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    monkeypatch.setattr("wdsprep.encoding.engine.CUTS_WAITING", waiting)
+    encoder = Shaped()
+    shapes = Shapes.of([(16, 16), (8, 32), (32, 8)])
+    made = engine(encoder, cuts=[shapes])
+    results: dict[int, Pending] = {}
+    behind = waiting + 8
+    with made.feeding(), made.turn():
+        for level in range(120):
+            results[level] = made.put(str(level), grey(level, size_of(level)), "x" * level)
+            if level >= behind:
+                with results[level - behind] as found:
+                    made_of = found.only(60)
+                    assert level_of(found) == (level - behind, level - behind)
+                    wanted = shapes.fit(*size_of(level - behind))
+                    assert made_of.crop.fit == wanted
+    for level in range(120 - behind, 120):
+        assert level_of(results[level])[0] == level
+    assert {shape[2:] for shape in encoder.shapes} == {(16, 16), (32, 8), (8, 32)}
+    assert {shape[0] for shape in encoder.shapes} == {4}
+    assert len(encoder.shapes) <= 120 / 4 + 3 + 2 * (waiting == 0) * 40
+    made.close()
+
+
+def size_of(level: int) -> tuple[int, int]:
+    return (40, 10) if level in (5, 60) else (10, 40) if level % 3 == 0 else (20, 20)

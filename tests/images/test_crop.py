@@ -18,7 +18,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits
 from wdsprep.images import rule as images
-from wdsprep.images.crop import Crop, crop, scaled_size
+from wdsprep.images.crop import Crop, crop
+from wdsprep.images.shapes import covering
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)
@@ -52,7 +53,7 @@ KINDS = {"noise": noise, "smooth": smooth, "photo": photo}
 
 def by_pillow(image: Image.Image, resolution: int) -> np.ndarray:
     image = image.convert("RGB")
-    width, height = scaled_size(*image.size, resolution)
+    width, height = covering(*image.size, (resolution, resolution))
     if image.size != (width, height):
         # Pillow may take the columns of a tall image first; between the two, levels are clipped.
         image = image.resize((width, image.height), Image.Resampling.BICUBIC)
@@ -135,8 +136,8 @@ def test_crop_box_is_the_centre(
 ):
     found = crop(corpus.png(size=size), R)
     assert (found.width, found.height) == size
-    assert (found.scaled_width, found.scaled_height) == scaled
-    assert (found.left, found.top) == box
+    assert (found.fit.scaled_width, found.fit.scaled_height) == scaled
+    assert (found.fit.left, found.fit.top) == box
 
 
 def test_image_of_the_right_size_keeps_every_pixel():
@@ -149,9 +150,9 @@ def test_image_of_the_right_size_keeps_every_pixel():
 def test_long_side_never_falls_under_the_resolution():
     for shorter in range(R, 300):
         for longer in range(shorter, shorter + 5):
-            assert scaled_size(shorter, longer, R)[0] == R
-            assert scaled_size(shorter, longer, R)[1] >= R
-            assert scaled_size(longer, shorter, R) == scaled_size(shorter, longer, R)[::-1]
+            assert covering(shorter, longer, (R, R))[0] == R
+            assert covering(shorter, longer, (R, R))[1] >= R
+            assert covering(longer, shorter, (R, R)) == covering(shorter, longer, (R, R))[::-1]
 
 
 def test_nothing_is_enlarged_and_the_area_is_checked_before_decoding():

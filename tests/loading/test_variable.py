@@ -28,7 +28,8 @@ from wdsprep.dataset.tar.write import header
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
-from wdsprep.images.crop import Crop
+from wdsprep.images.crop import NO_PIXELS, Crop
+from wdsprep.images.shapes import Fit
 from wdsprep.loading.encoded import BatchLayout, EncodedRow
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.padding import PaddedRows
@@ -396,15 +397,7 @@ def encoded(key: str, fields: tuple[Field, ...]) -> EncodedRow:
     for item in fields:
         values = torch.from_numpy(array_of(key, item).view("<i2"))
         arrays[item.name] = values.view(TENSORS[item.dtype])
-    crop = Crop(
-        pixels=torch.zeros(3, 0, 64),
-        width=90,
-        height=80,
-        scaled_width=72,
-        scaled_height=64,
-        left=4,
-        top=0,
-    )
+    crop = Crop(pixels=NO_PIXELS, width=90, height=80, fit=Fit(64, 64, 72, 64))
     tokens = SimpleNamespace(count=5, cut=False)
     result: Any = SimpleNamespace(crop=crop, tokens=tokens, arrays=arrays)
     return EncodedRow(key, Sample(source="a", image=b"", captions=("b",)), result, 0, int(key))

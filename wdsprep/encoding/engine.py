@@ -2,16 +2,18 @@
 
 1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
    finished first. Each sample is decoded in a pool of threads.
-2. The *assembler* thread takes the crops in the order they were fed and fills batches of one fixed
-   size, across shards. Only when no shard has anything left to feed is a batch padded. Captions go
-   in batches of their own size, each of captions of one shape; where there are many shapes, some
-   wait for others of theirs, for a while.
+2. An image is cut once or several times, with one decoding. The *assembler* thread takes the cuts
+   in the order they were fed and fills batches of one fixed size and one shape, across shards. Only
+   when no shard has anything left to feed is a batch padded. Captions go in batches of their own
+   size, each of captions of one shape. Where there are many shapes, some wait for others of theirs,
+   for a while.
 3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
    batch is always queued when one ends. On a CPU there are several, each of which computes its
    batches alone, on one core: sums split between cores come out differently for each number of
    them, and splitting costs more than it brings.
-4. How many samples are inside at once is bounded, and how many bytes of images wait to be decoded;
-   a place is free again when a result was taken (`Pending`).
+4. How many samples are inside at once is bounded; a place is free again when the results of one
+   were taken (`Pending`). So is how many bytes of images wait to be decoded, and how many samples
+   have cuts that wait for a batch.
 
 What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
 A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
@@ -27,7 +29,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -46,25 +48,19 @@ from wdsprep.encoding.models.device import (
     TextBatch,
     combined,
 )
-from wdsprep.images.crop import Crop, crop
+from wdsprep.images.crop import NO_PIXELS, Crop, Cut, crops
+from wdsprep.images.shapes import Fit, Shapes, Size
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 TEXTS_WAITING = 512  # samples that may come while a caption waits for others of its shape
+CUTS_WAITING = 4_096  # the same for a cut, where there are many shapes
 UNDECODED_NBYTES = 1 << 30
 MADE_NBYTES = 4 << 30  # of arrays that wait to be written
 POLL_S = 0.2
 
 
-NO_CROP = Crop(
-    pixels=torch.empty((3, 0, 0), dtype=torch.uint8),
-    width=0,
-    height=0,
-    scaled_width=0,
-    scaled_height=0,
-    left=0,
-    top=0,
-)
+NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 """Of a sample whose caption alone is fed."""
 
 
@@ -81,12 +77,23 @@ class Result:
     arrays: Arrays
 
 
-class Pending(Future[Result]):
+Results = list[Result | RejectedError]
+"""What has come of a sample: for each way to cut it a result, or why there is none."""
+
+
+class Pending(Future[Results]):
     """What a sample will become. It takes up a place in the engine until a block with it ends."""
 
     def __init__(self, places: threading.Semaphore) -> None:
         super().__init__()
         self._places = places
+
+    def only(self, timeout_s: float | None = None) -> Result:
+        """The result where there is but one way to cut; a RejectedError for why there is none."""
+        [made] = self.result(timeout_s)
+        if isinstance(made, RejectedError):
+            raise made
+        return made
 
     def __enter__(self) -> "Pending":
         return self
@@ -97,28 +104,67 @@ class Pending(Future[Result]):
 
 @dataclass(slots=True)
 class _Ticket:
-    """A sample on its way. It is done when no part of it is `missing`: its image, and its caption
-    where something is made of that."""
+    """A sample on its way. It is done when no part of it is `missing`: each of its cuts, and its
+    caption where something is made of that."""
 
     key: str
     caption: str
     part: Part
-    decoded: "Future[Crop]"
+    decoded: "Future[list[Cut]]"
     result: Pending
-    missing: int
+    missing: int = 0
     number: int = 0
     """in the order in which they came"""
-    crop: Crop = field(init=False)
-    tokens: Tokens = field(init=False)
-    arrays: Arrays = field(default_factory=dict)
-    refused: Code | None = None
+    cuts: list[Cut] = field(default_factory=list)
+    images: list[Arrays] = field(default_factory=list)
+    """What was made of each cut."""
+    tokens: Tokens = field(default_factory=lambda: Tokens(""))
+    text: Arrays = field(default_factory=dict)
+    without_text: Code | None = None
+    """Why nothing was made of its caption."""
+    waiting: int = 0
+    """cuts that are in no batch yet"""
+
+    def results(self) -> Results:
+        return list(map(self._result, self.cuts, self.images))
+
+    def _result(self, cut: Cut, made: Arrays) -> Result | RejectedError:
+        if isinstance(cut, RejectedError):
+            return cut
+        if self.without_text is not None:
+            return RejectedError(self.without_text)
+        return Result(crop=cut, tokens=self.tokens, arrays={**made, **self.text})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sample, for a cut of it by its number, or for its caption."""
+
+    ticket: _Ticket
+    cut: int = -1
+
+    @property
+    def crop(self) -> Crop:
+        cut = self.ticket.cuts[self.cut]
+        assert isinstance(cut, Crop)  # noqa: S101  for mypy: no other is waiting
+        return cut
+
+    @property
+    def made(self) -> Arrays:
+        return self.ticket.text if self.cut < 0 else self.ticket.images[self.cut]
+
+    def refuse(self, code: Code) -> None:
+        if self.cut < 0:
+            self.ticket.without_text = code
+        else:
+            self.ticket.cuts[self.cut] = RejectedError(code)
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     """A batch, and whose its rows are."""
 
-    rows: Sequence[_Ticket]
+    rows: Sequence[_Row]
     batch: DeviceBatch
 
 
@@ -127,7 +173,7 @@ class _Waiting:
     """What the assembler has in hand. Captions come as they are, and are then sorted by shape."""
 
     come: int = 0
-    images: list[_Ticket] = field(default_factory=list)
+    images: dict[Size, list[_Row]] = field(default_factory=dict)
     captions: list[_Ticket] = field(default_factory=list)
     texts: dict[tuple[int, ...], list[_Ticket]] = field(default_factory=dict)
 
@@ -147,17 +193,24 @@ class Engine:
         decoders: int,
         threads: int,
         gpu_share: float = 1.0,
+        cuts: Sequence[Shapes] = (),
     ) -> None:
-        """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once."""
+        """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once. `cuts`
+        are the shapes of each cut of an image, by default the one square of the encoder's
+        resolution."""
         self._encoder, self._seed = encoder, seed
-        self._crop = partial(crop, resolution=encoder.resolution, max_area=max_area)
+        self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
+        self._crops = partial(crops, several=self._cuts, max_area=max_area)
+        self._shapes = len({size for shapes in self._cuts for size in shapes.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._finishing = threading.Lock()
-        self._places = threading.Semaphore(self._most_inside(lanes) + decoders)
+        usual = self._usually_inside(lanes) + decoders
+        self._places = threading.Semaphore(usual + self._most_waiting)
+        self._rooms = threading.Semaphore(usual + (self._shapes - 1) * self._size)
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
@@ -176,14 +229,25 @@ class Engine:
         for thread in self._running:
             thread.start()
 
-    def _most_inside(self, lanes: int) -> int:
+    def _usually_inside(self, lanes: int) -> int:
         """Samples, so that the devices never wait; fewer where what becomes of one is large, but
         enough for batches to fill up."""
         size = max(self._size, self._text_size)
-        each = sum(field.array_nbytes for field in self._encoder.fields)
         usual, least = (BATCHES_INSIDE + lanes) * size, (1 + lanes) * size
-        waiting = TEXTS_WAITING if self._encoder.groups_texts else 0
-        return waiting + max(least, min(usual, MADE_NBYTES // max(1, each)))
+        return max(least, min(usual, MADE_NBYTES // self._made_nbytes))
+
+    @property
+    def _made_nbytes(self) -> int:
+        return max(1, sum(field.array_nbytes for field in self._encoder.fields))
+
+    @property
+    def _most_waiting(self) -> int:
+        """Samples that may come while a part of one waits for others of its shape."""
+        return max(TEXTS_WAITING if self._encoder.groups_texts else 0, self._cuts_waiting)
+
+    @property
+    def _cuts_waiting(self) -> int:
+        return min(CUTS_WAITING, MADE_NBYTES // self._made_nbytes) if self._shapes > 1 else 0
 
     @property
     def stats(self) -> Stats:
@@ -224,14 +288,14 @@ class Engine:
         if not self._encoder.has_text:
             part &= Part.IMAGE
         self._until(partial(self._places.acquire, timeout=POLL_S))
-        decoded: Future[Crop] = Future()
+        decoded: Future[list[Cut]] = Future()
         if Part.IMAGE in part:
+            self._until(partial(self._rooms.acquire, timeout=POLL_S))
             self._until(partial(self._take_room, len(image)))
             decoded = self._pool.submit(self._decode, image)
         else:
-            decoded.set_result(NO_CROP)
-        missing = (Part.IMAGE in part) + (Part.TEXT in part)
-        ticket = _Ticket(key, caption, part, decoded, Pending(self._places), missing)
+            decoded.set_result([NO_CROP] * len(self._cuts))
+        ticket = _Ticket(key, caption, part, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
 
@@ -244,7 +308,8 @@ class Engine:
         """On one core too, before anything waits for it. A broken device shows here already."""
         if self._encoder.is_split:
             return
-        nothing: list[DeviceBatch] = [self._images([], self._size).batch]
+        side = self._encoder.resolution
+        nothing: list[DeviceBatch] = [self._images([], (side, side), self._size).batch]
         if self._encoder.has_text:
             nothing.append(TextBatch.of(self._encoder.tokens([""]), self._text_size))
         for device in self._devices:
@@ -272,9 +337,9 @@ class Engine:
             self._undecoded += nbytes if fits else 0
             return fits
 
-    def _decode(self, image: bytes) -> Crop:
+    def _decode(self, image: bytes) -> list[Cut]:
         try:
-            return self._crop(image)
+            return self._crops(image)
         finally:
             with self._decoded:
                 self._undecoded -= len(image)
@@ -307,30 +372,49 @@ class Engine:
             return
         waiting.come += 1  # those that are refused have a place too, until it is their turn
         try:
-            ticket.crop = ticket.decoded.result()
-        except RejectedError as refused:
-            ticket.result.set_exception(refused)
+            ticket.cuts = ticket.decoded.result()
         except CancelledError:
             return  # the engine is being closed
-        else:
-            ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
-            if Part.IMAGE in ticket.part:
-                waiting.images.append(ticket)
-            if Part.TEXT in ticket.part:
-                waiting.captions.append(ticket)
+        ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
+        ticket.images = [{} for _ in ticket.cuts]
+        good = {n: cut.fit for n, cut in enumerate(ticket.cuts) if isinstance(cut, Crop)}
+        ticket.waiting = len(good) if Part.IMAGE in ticket.part else 0
+        ticket.missing = ticket.waiting + bool(good and Part.TEXT in ticket.part)
+        if Part.IMAGE in ticket.part and not good:
+            self._rooms.release()
+        if not ticket.missing:
+            ticket.result.set_result(ticket.results())
+            return
+        if Part.IMAGE in ticket.part:
+            for number, fit in good.items():
+                rows = waiting.images.setdefault((fit.width, fit.height), [])
+                rows.append(_Row(ticket, number))
+        if Part.TEXT in ticket.part:
+            waiting.captions.append(ticket)
 
     def _loaded(self, waiting: _Waiting, *, all_of_it: bool) -> Iterator[_Load]:
         """Whole batches of what waits, or all of it. A part of one where so many have come after
         its first, refused ones, that the places in the engine would run out."""
         while (load := self._next_texts(waiting, all_of_it=all_of_it)) is not None:
             yield load
-        while waiting.images:
-            size = self._size  # a device may halve it at any time
-            has_waited = waiting.since(waiting.images[0]) >= 2 * size - 1
-            if not (all_of_it or has_waited or len(waiting.images) >= size):
-                return
-            chosen, waiting.images = waiting.images[:size], waiting.images[size:]
-            yield self._images(chosen, size)
+        while (load := self._next_images(waiting, all_of_it=all_of_it)) is not None:
+            yield load
+
+    def _next_images(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
+        images, size = waiting.images, self._size  # a device may halve it at any time
+        if not images:
+            return None
+        oldest = min(images, key=lambda shape: images[shape][0].ticket.number)
+        most = 2 * size - 1 + self._cuts_waiting
+        has_waited = waiting.since(images[oldest][0].ticket) >= most
+        whole = (shape for shape, rows in images.items() if len(rows) >= size)
+        shape = oldest if has_waited else next(whole, oldest if all_of_it else None)
+        if shape is None:
+            return None
+        rows = images.pop(shape)
+        if len(rows) > size:
+            images[shape] = rows[size:]
+        return self._images(rows[:size], shape, size)
 
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
         """Of captions of one shape."""
@@ -352,7 +436,8 @@ class Engine:
         chosen, rest = tickets[:size], tickets[size:]
         if rest:
             texts[shape] = rest
-        return _Load(chosen, TextBatch.of([ticket.tokens for ticket in chosen], size))
+        batch = TextBatch.of([ticket.tokens for ticket in chosen], size)
+        return _Load([_Row(ticket) for ticket in chosen], batch)
 
     def _sort(self, waiting: _Waiting) -> None:
         tokens = self._encoder.tokens([ticket.caption for ticket in waiting.captions])
@@ -361,18 +446,27 @@ class Engine:
             if found.count:
                 waiting.texts.setdefault(found.shape, []).append(ticket)
             else:
-                self._take(ticket, Code.NO_TOKENS)
+                self._take(_Row(ticket), Code.NO_TOKENS)
         waiting.captions.clear()
 
-    def _images(self, chosen: Sequence[_Ticket], size: int) -> _Load:
+    def _images(self, chosen: Sequence[_Row], shape: Size, size: int) -> _Load:
         """A batch in memory that a GPU can fetch by itself."""
-        resolution = self._encoder.resolution
+        width, height = shape
         pin = self._encoder.device.type == "cuda"
-        pixels = torch.zeros((size, 3, resolution, resolution), dtype=torch.uint8, pin_memory=pin)
-        for row, ticket in enumerate(chosen):
-            pixels[row].copy_(ticket.crop.pixels)
-        keys = [ticket.key for ticket in chosen]
+        pixels = torch.zeros((size, 3, height, width), dtype=torch.uint8, pin_memory=pin)
+        for number, row in enumerate(chosen):
+            pixels[number].copy_(row.crop.pixels)
+            self._let_go(row)
+        keys = [row.ticket.key for row in chosen]
         return _Load(chosen, ImageBatch.of(pixels, keys, seed=self._seed))
+
+    def _let_go(self, row: _Row) -> None:
+        """Of pixels that are in a batch."""
+        ticket = row.ticket
+        ticket.cuts[row.cut] = replace(row.crop, pixels=NO_PIXELS)
+        ticket.waiting -= 1
+        if not ticket.waiting:
+            self._rooms.release()
 
     def _hand_over(self, load: _Load) -> Iterator[None]:
         while True:
@@ -400,20 +494,18 @@ class Engine:
 
     def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
         """A sample is there when the last of its parts is."""
-        for ticket, arrays in zip(load.rows, rows, strict=True):
-            self._take(ticket, Code.NOT_FINITE if arrays is None else arrays)
+        for row, arrays in zip(load.rows, rows, strict=True):
+            self._take(row, Code.NOT_FINITE if arrays is None else arrays)
 
-    def _take(self, ticket: _Ticket, found: "Arrays | Code") -> None:
+    def _take(self, row: _Row, found: "Arrays | Code") -> None:
         """One part of a sample, or why it cannot be had."""
+        ticket = row.ticket
         with self._finishing:
-            ticket.missing -= 1
             if isinstance(found, Code):
-                ticket.refused = found
+                row.refuse(found)
             else:
-                ticket.arrays.update(found)
+                row.made.update(found)
+            ticket.missing -= 1
             is_there = not ticket.missing
-        if is_there and ticket.refused is not None:
-            ticket.result.set_exception(RejectedError(ticket.refused))
-        elif is_there:
-            made = Result(crop=ticket.crop, tokens=ticket.tokens, arrays=ticket.arrays)
-            ticket.result.set_result(made)
+        if is_there:
+            ticket.result.set_result(ticket.results())

@@ -119,15 +119,15 @@ def facts_of(
 ) -> dict[str, Any]:
     """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
     crop, tokens = result.crop, result.tokens
-    side = crop.pixels.shape[-1]
+    fit = crop.fit
     return {
         "caption": sample.caption,
-        "crop": [crop.left, crop.top, crop.left + side, crop.top + side],
+        "crop": [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height],
         "cut": tokens.cut,
         "height": crop.height,
         "key": key,
-        "scaled_height": crop.scaled_height,
-        "scaled_width": crop.scaled_width,
+        "scaled_height": fit.scaled_height,
+        "scaled_width": fit.scaled_width,
         "source": sample.source,
         "source_height": crop.height,
         "source_width": crop.width,

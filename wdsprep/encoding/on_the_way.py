@@ -6,10 +6,8 @@ of an image shard ready for it. What will not do is told by `reject_of`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
@@ -19,7 +17,7 @@ from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import settings_of, settled_for
 from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
 from wdsprep.encoding.recipe import Encode, Recipe
-from wdsprep.images.crop import Crop, crop
+from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.sources import Columns
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.tars import TarsSource
@@ -81,9 +79,8 @@ class Prepared:
     crop: Crop
 
     def without_pixels(self) -> "Prepared":
-        """For who has them elsewhere: of the square its side is left."""
-        side = self.crop.pixels.shape[-1]
-        return replace(self, crop=replace(self.crop, pixels=_nothing(side)))
+        """For who has them elsewhere."""
+        return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
 
 
 def prepared(
@@ -102,8 +99,3 @@ def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
     """What `encode` writes down of it."""
     source = shown(f"{tar}/{found.key}")
     return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)
-
-
-@cache
-def _nothing(side: int) -> torch.Tensor:
-    return torch.empty((3, 0, side), dtype=torch.uint8)

@@ -242,7 +242,7 @@ class EncodeWorker:
                 while not wait([pending], PROGRESS_S).done:
                     self._engine.check()
                     yield
-                output.add(fed.key, fed.sample, pending.result())
+                output.add(fed.key, fed.sample, pending.only())
             except RejectedError as refused:
                 source, code, detail = fed.sample.source, refused.code, refused.detail
                 output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))

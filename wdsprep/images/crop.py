@@ -1,8 +1,8 @@
-"""Bytes of an image to the uint8 square that the VAE sees.
+"""Bytes of an image to the uint8 pixels that the VAE sees.
 
 The pixel rule comes first, so an image of a foreign tar ends as `pack` would have stored it. Then
-the shorter side is scaled to the resolution, the longer one in proportion, and the centre is cut
-out. Pillow decodes and torch scales, for these reasons:
+it is scaled to cover its shape, and the centre is cut out: `shapes` says which. Pillow decodes and
+torch scales, for these reasons:
 
 - Pillow is as fast as torchvision once its pixels are taken where they lie, as four bytes each
   (through Arrow, without a copy); torch scales four channels as fast as three. Its own scaling is
@@ -12,8 +12,10 @@ out. Pillow decodes and torch scales, for these reasons:
   for every slightly damaged JPEG. With Pillow a file is damaged here when it is damaged to `pack`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow
 import torch
@@ -24,56 +26,89 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, formats, headers
 from wdsprep.images.rule import Picture, prepare
+from wdsprep.images.shapes import Fit, Shapes
 from wdsprep.limits import MAX_AREA
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
+T = TypeVar("T")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crop:
-    """The square, uint8 (3, R, R), and where it lies in the image scaled so that it fits."""
+    """What was cut out, uint8 (3, H, W), of an image of this width and height."""
 
     pixels: torch.Tensor
     width: int
     height: int
-    scaled_width: int
-    scaled_height: int
-    left: int
-    top: int
+    fit: Fit
 
 
-def crop(data: bytes, resolution: int, *, max_area: int = MAX_AREA) -> Crop:
-    """The centre square of an image; a RejectedError for what is damaged, too small or too large.
+NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)
+Cut = Crop | RejectedError
+"""Of an image, or why it cannot be had."""
 
-    The width and height are those of the upright image.
-    """
-    limits = Limits(min_side=resolution, max_area=max_area, max_aspect_ratio=0.0)
-    image = _decoded(prepare(data, limits=limits, full=False))
+
+def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
+    """The part of an image that its shape takes, of one number the square; a RejectedError for what
+    is damaged, too small or too large. The width and height are those of the upright image."""
+    shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
+    picture = _prepared(data, shapes.least_side, max_area)
+    fit = shapes.fit(picture.width, picture.height)
+    return _cut_out(_decoded(picture), fit)
+
+
+def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
+    """What `crop` gives for each of several lists of shapes, with one decoding."""
+
+    def alone(shapes: Shapes) -> Cut:
+        return _or_refused(lambda: crop(data, shapes, max_area=max_area))
+
+    if len(several) == 1:
+        return [alone(several[0])]
+    least = min(shapes.least_side for shapes in several)
+    picture = _or_refused(lambda: _prepared(data, least, max_area))
+    if isinstance(picture, RejectedError):  # for some it may be too small before that
+        return list(map(alone, several))
+    size = picture.width, picture.height
+    fits = [_or_refused(partial(shapes.fit, *size)) for shapes in several]
+    if not any(isinstance(fit, Fit) for fit in fits):
+        return [fit for fit in fits if isinstance(fit, RejectedError)]
+    image = _or_refused(lambda: _decoded(picture))
+
+    def cut_out(fit: "Fit | RejectedError") -> Cut:
+        if isinstance(fit, RejectedError):
+            return fit
+        return image if isinstance(image, RejectedError) else _cut_out(image, fit)
+
+    return list(map(cut_out, fits))
+
+
+def _or_refused(act: Callable[[], T]) -> "T | RejectedError":
+    try:
+        return act()
+    except RejectedError as refused:
+        return refused
+
+
+def _prepared(data: bytes, least_side: int, max_area: int) -> Picture:
+    limits = Limits(min_side=least_side, max_area=max_area, max_aspect_ratio=0.0)
+    return prepare(data, limits=limits, full=False)
+
+
+def _cut_out(image: "Image.Image", fit: Fit) -> Crop:
     width, height = image.size
-    scaled_width, scaled_height = scaled_size(width, height, resolution)
-    left, top = (scaled_width - resolution) // 2, (scaled_height - resolution) // 2
-    pixels = _scaled(_pixels(image), scaled_width, scaled_height)
-    square = pixels[:3, top : top + resolution, left : left + resolution]
+    pixels = _scaled(_pixels(image), fit.scaled_width, fit.scaled_height)
+    middle = pixels[:3, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return Crop(
-        pixels=square.expand(3, -1, -1).contiguous(),
+        pixels=middle.expand(3, -1, -1).contiguous(),
         width=width,
         height=height,
-        scaled_width=scaled_width,
-        scaled_height=scaled_height,
-        left=left,
-        top=top,
+        fit=fit,
     )
-
-
-def scaled_size(width: int, height: int, resolution: int) -> tuple[int, int]:
-    """The shorter side is the resolution, the longer one rounded, a half up."""
-    shorter = min(width, height)
-    wide, high = ((2 * side * resolution + shorter) // (2 * shorter) for side in (width, height))
-    return wide, high
 
 
 def _decoded(picture: Picture) -> "Image.Image":

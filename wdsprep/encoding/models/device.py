@@ -56,6 +56,11 @@ class ImageBatch:
     def size(self) -> int:
         return len(self.pixels)
 
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """Batches of one kind take equally long."""
+        return tuple(self.pixels.shape)
+
     def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
         """Some of the rows, padded with the first of them."""
         index = torch.tensor(_padded(rows, size))
@@ -82,6 +87,10 @@ class TextBatch:
     @property
     def size(self) -> int:
         return len(self.texts)
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        return (self.size,)
 
     def pick(self, rows: Sequence[int], size: int) -> "TextBatch":
         return TextBatch(len(rows), [self.texts[row] for row in _padded(rows, size)])
@@ -148,7 +157,7 @@ class Device:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
-        self._shortest: dict[tuple[type, int, bool], float] = {}
+        self._shortest: dict[tuple[tuple[int, ...], bool], float] = {}
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self.text_size = encoder.text_batch_size or self.size
@@ -210,7 +219,7 @@ class Device:
     def _is_to_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
         """Captions of every length would be too many."""
         has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
-        known = (type(batch), batch.size, exact) in self._shortest
+        known = (batch.kind, exact) in self._shortest
         return self._warms_up and not has_length and not known
 
     def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
@@ -218,7 +227,7 @@ class Device:
         began = time.monotonic()
         for _ in range(2):
             seconds = _seconds(self._launch(batch, exact=exact))
-        self._shortest[type(batch), batch.size, exact] = seconds
+        self._shortest[batch.kind, exact] = seconds
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
@@ -282,7 +291,7 @@ class Device:
 
     def _worked(self, one: Launched) -> float:
         """Its part of the busy time: on a CPU all of it."""
-        seconds, shape = _seconds(one), (type(one.batch), one.batch.size, one.is_exact)
+        seconds, shape = _seconds(one), (one.batch.kind, one.is_exact)
         if not self._is_cuda or shape not in self._shortest:
             return seconds
         shortest = self._shortest[shape] = min(seconds, self._shortest[shape])

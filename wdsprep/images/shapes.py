@@ -1,0 +1,110 @@
+"""Which part of an image is taken: of a list of shapes the one whose ratio is nearest to its own.
+
+The image is scaled so that it just covers the shape, and the middle is cut out. All of it follows
+from the image's size alone, in whole numbers.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
+
+Size = tuple[int, int]
+"""A width and a height."""
+
+
+def shape_name(size: Size) -> str:
+    """Such as 832x1216, the width first."""
+    width, height = size
+    return f"{width}x{height}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A shape, and where it lies in the image that is scaled so that it covers it."""
+
+    width: int
+    height: int
+    scaled_width: int
+    scaled_height: int
+
+    @property
+    def left(self) -> int:
+        return (self.scaled_width - self.width) // 2
+
+    @property
+    def top(self) -> int:
+        return (self.scaled_height - self.height) // 2
+
+    @property
+    def lost(self) -> Fraction:
+        """The part of the scaled image that is cut off."""
+        return 1 - Fraction(self.width * self.height, self.scaled_width * self.scaled_height)
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes from the tallest to the widest, no ratio twice. An image that would lose more than
+    `max_crop` of its area is rejected."""
+
+    sizes: tuple[Size, ...]
+    max_crop: float = 1.0
+
+    @classmethod
+    def of(cls, sizes: Iterable[Size], max_crop: float = 1.0) -> "Shapes":
+        return cls(tuple(sorted(sizes, key=_ratio)), max_crop)
+
+    @classmethod
+    def square(cls, side: int) -> "Shapes":
+        return cls(((side, side),))
+
+    @property
+    def least_side(self) -> int:
+        """An image whose shorter side is shorter has no place here."""
+        return min(map(min, self.sizes))
+
+    def nearest(self, width: int, height: int) -> Size:
+        """A size half way between two ratios goes to the one that is nearer to the square."""
+        ratio = Fraction(width, height)
+        at = bisect_left(self.sizes, ratio, key=_ratio)
+
+        def distance(size: Size) -> tuple[Fraction, Fraction]:
+            return _apart(_ratio(size), ratio), _apart(_ratio(size), Fraction(1))
+
+        return min(self.sizes[max(0, at - 1) : at + 1], key=distance)
+
+    def fit(self, width: int, height: int) -> Fit:
+        """Where an upright image of this size is cut; a RejectedError where it would have to be
+        enlarged, or loses too much."""
+        size = self.nearest(width, height)
+        wide, high = covering(width, height, size)
+        found = Fit(*size, wide, high)
+        shown = f"{width} x {height}"
+        if width < found.width or height < found.height:
+            where = "" if len(self.sizes) == 1 else f", for {shape_name(size)}"
+            raise RejectedError(Code.TOO_SMALL, shown + where)
+        if found.lost > self.max_crop:
+            part = f"{float(found.lost):.0%} of it outside {shape_name(size)}"
+            raise RejectedError(Code.ASPECT_RATIO, f"{shown}, {part}")
+        return found
+
+
+def covering(width: int, height: int, size: Size) -> Size:
+    """The size to which an image is scaled: one side is the shape's, the other, in proportion and
+    a half rounded up, no shorter than the shape's."""
+    wide, high = size
+    if width * high >= height * wide:
+        return (2 * width * high + height) // (2 * height), high
+    return wide, (2 * height * wide + width) // (2 * width)
+
+
+def _ratio(size: Size) -> Fraction:
+    return Fraction(*size)
+
+
+def _apart(one: Fraction, other: Fraction) -> Fraction:
+    """How many times the greater is the smaller."""
+    return max(one / other, other / one)
