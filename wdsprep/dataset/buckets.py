@@ -5,7 +5,8 @@ A bucket is named by the smallest shorter side it takes: of (256, 512), `256` ho
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from wdsprep.errors import UsageError
 
@@ -34,3 +35,12 @@ def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
 def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]:
     """The buckets whose images are all at least `resolution` wide and high."""
     return tuple(bucket for bucket in buckets if bucket >= resolution)
+
+
+def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:
+    """The buckets that latents of these settings are made of: those of the phase; or, where images
+    go to one of several shapes, those that may hold one that is large enough for any of them."""
+    if "shapes" not in settings:
+        return buckets_of_phase(settings["resolution"], buckets)
+    least_side = min(map(min, settings["shapes"]))
+    return tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])

@@ -6,7 +6,7 @@ least, and the receipt of a slice that was allowed more counts that (`ALLOWED_MO
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wdsprep.dataset.receipts import Settings
@@ -19,6 +19,7 @@ FOLLOWS = ("layers", "layout", "patch", "scale", "shift")
 OF_TEXT = ("template", "text_arguments", "weights")
 """And what the pipeline, or that there is text, decides."""
 NO_OPTIONS = (*FOLLOWS, "crop", "digest", "format")
+SHOWN = 4  # shapes
 KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls": "tables of URLs"}
 
 
@@ -64,6 +65,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"no --{POLICIES[name]} (was given)"
     if name == "source":
         return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
+    if name == "shapes":
+        return f"--shapes are {_listed(now)} (were {_listed(before)})"
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)
@@ -73,6 +76,13 @@ def _changed(name: str, before: Any, now: Any) -> str:
 
 def _kind(pipeline: str | None) -> str:
     return f"a {pipeline}" if pipeline else "none whose code is run"
+
+
+def _listed(shapes: Sequence[Sequence[int]] | None) -> str:
+    """A list of shapes in few words."""
+    names = ["x".join(map(str, size)) for size in shapes or ()]
+    some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
+    return f"{len(names)} ({', '.join(some)})" if names else "not given"
 
 
 def _value(given: Any) -> str:
