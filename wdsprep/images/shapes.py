@@ -5,21 +5,14 @@ from the image's size alone, in whole numbers.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-
-Size = tuple[int, int]
-"""A width and a height."""
-
-
-def shape_name(size: Size) -> str:
-    """Such as 832x1216, the width first."""
-    width, height = size
-    return f"{width}x{height}"
+from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +83,12 @@ class Shapes:
             part = f"{float(found.lost):.0%} of it outside {shape_name(size)}"
             raise RejectedError(Code.ASPECT_RATIO, f"{shown}, {part}")
         return found
+
+
+def cut_of(settings: Mapping[str, Any]) -> Shapes:
+    """What the settings of a dataset say about how its images are cut."""
+    square = [(settings["resolution"], settings["resolution"])]
+    return Shapes.of(shapes_of(settings) or square, settings.get("max_crop", 1.0))
 
 
 def covering(width: int, height: int, size: Size) -> Size:
