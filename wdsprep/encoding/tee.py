@@ -32,10 +32,10 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
 from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart, stream
-from wdsprep.store.spool import Spool
 
 CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
@@ -44,20 +44,10 @@ _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingSample:
-    """A sample on the disk: its members by name and size, and where they are."""
-
-    key: str
-    members: Sequence[tuple[str, int]]
-    place: tuple[int, int]
-    cut: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Gathering:
     """What has come of one shard, by the number of the sample in it."""
 
-    spool: Spool = field(default_factory=Spool)
+    samples: WaitingSamples = field(default_factory=WaitingSamples)
     come: dict[int, WaitingSample | Reject] = field(default_factory=dict)
 
 
@@ -103,9 +93,7 @@ class Tee:
         if come is None or index in come.come:
             return
         members = members_of(self._fields, key, sample, result, is_packed=True)
-        place = come.spool.put(b"".join(data for _, data in members))
-        sizes = tuple((name, len(data)) for name, data in members)
-        come.come[index] = WaitingSample(key, sizes, place, result.tokens.cut)
+        come.come[index] = come.samples.put(key, members, cut=result.tokens.cut)
         self._check(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -131,7 +119,7 @@ class Tee:
 
     def _drop(self, shard: int) -> None:
         del self._left[shard]
-        self._gathered.pop(shard).spool.close()
+        self._gathered.pop(shard).samples.close()
 
     def _check(self, shard: int) -> None:
         if len(self._gathered[shard].come) == self._left[shard].item.samples:
@@ -150,7 +138,7 @@ class Tee:
             if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
                 self._write_anew(shard, made)
         finally:
-            made.spool.close()
+            made.samples.close()
 
     def _write_anew(self, shard: ImageShard, made: Gathering) -> None:
         if not self._is_unchanged(shard):
@@ -162,7 +150,7 @@ class Tee:
                 if isinstance(one, Reject):
                     output.rejects.add(one)
                 else:
-                    output.add_members(one.key, _members(made.spool, one), cut=one.cut)
+                    output.add_members(one.key, made.samples.members(one), cut=one.cut)
             output.finish(self._encoding.settings, self._empty)
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
@@ -177,7 +165,7 @@ class Tee:
         """What has not come whole is left to `encode`."""
         self._writer.shutdown(wait=True)
         for made in self._gathered.values():
-            made.spool.close()
+            made.samples.close()
 
     def publish(self) -> None:
         """Wait for the shards that are being written, and list them in the manifest."""
@@ -187,15 +175,6 @@ class Tee:
                 self._edition, self._manifest, self._source, self._encoding.model.name
             )
             self._is_listed = True
-
-
-def _members(spool: Spool, one: WaitingSample) -> list[tuple[str, bytes]]:
-    data, start = spool.get(one.place), 0
-    members = []
-    for name, nbytes in one.members:
-        members.append((name, data[start : start + nbytes]))
-        start += nbytes
-    return members
 
 
 def _published(edition: Edition, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
