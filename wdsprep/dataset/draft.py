@@ -126,6 +126,10 @@ class DraftTar:
     def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
         self._writer.add(key, fields)
 
+    def take(self, key: str, names: Sequence[str]) -> None:
+        """Refuse now what `add` would refuse later."""
+        self._writer.take(key, names)
+
     def finish(self, *, waits: bool = False) -> Shard:
         """Complete the tar; it `waits` for others of its unit."""
         written = self._writer.finish()

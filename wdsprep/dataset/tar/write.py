@@ -7,7 +7,7 @@ headers of the next one: 0.8 of the time of doing both in turn. Many small updat
 
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import adler32
@@ -79,6 +79,7 @@ class TarWriter:
         self._blocks: list[bytes] = []
         self._offsets = array("Q", [0])
         self._keys: set[str] = set()
+        self._taken: set[str] = set()
         self._flushed_at = 0
         self._background = ThreadPoolExecutor(1, "tar-writer")
         self._hashing: Future[object] | None = None
@@ -108,15 +109,26 @@ class TarWriter:
             blocks += (header(f"{key}.{name}", size), data, ZEROS[:padding])
             nbytes += BLOCK + size + padding
             names.append(name)
-        self._check(key, names)
-        self._keys.add(key)
+        if key in self._taken:
+            self._taken.remove(key)
+        else:
+            self._check(key, names)
+            self._keys.add(key)
         self._blocks += blocks
         self._offsets.append(nbytes)
         self.nbytes = nbytes
         if nbytes - self._flushed_at >= FLUSH_NBYTES:
             self._flush()
 
-    def _check(self, key: str, names: list[str]) -> None:
+    def take(self, key: str, names: Sequence[str]) -> None:
+        """Refuse now what `add` would refuse of a sample that is to be added later."""
+        for name in names:
+            header(f"{key}.{name}", 0)
+        self._check(key, names)
+        self._keys.add(key)
+        self._taken.add(key)
+
+    def _check(self, key: str, names: Sequence[str]) -> None:
         """Refuse what a reader would not give back as this one sample."""
         base = key.rpartition("/")[2]
         if not base or "." in base or leads_out(key):
