@@ -13,12 +13,13 @@ from wdsprep.cli.output import (
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding import HALF
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import human_bytes, human_counts, plural
 
 CAPTIONLESS = Kept(
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
@@ -27,6 +28,7 @@ CAPTIONLESS = Kept(
 
 REMEDIES = {
     Code.TOO_SMALL: "a smaller --resolution takes smaller images",
+    Code.ASPECT_RATIO: "--overwrite with a larger --max-crop, or more --shapes, takes more images",
     Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
 }
 
@@ -70,6 +72,8 @@ class EncodeShow(RunShow):
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
         lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
+        if shapes := shape_counts(manifest.settings, manifest.counts):
+            lines.append(f"in {plural(len(shapes), 'shape')}: {human_counts(shapes, 8)}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
         lines += rejects_lines(manifest.rejects, self._latents)
@@ -131,6 +135,7 @@ class EncodeShow(RunShow):
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,
             "samples": manifest.samples,
+            "shapes": shape_counts(manifest.settings, manifest.counts),
             "shards": len(manifest.shards),
             "shards_before": outcome.units_before,
             "text_share": round(self._speeds.text, 4),
@@ -142,10 +147,11 @@ def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
     counted = f", {plural(begun.samples, 'image')}" if begun.samples else ""
+    shapes = f" in {plural(len(recipe.sizes), 'shape')}" if recipe.sizes else ""
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
     lines = [
-        f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}; "
-        f"model {begun.model.name} in {precision} on {crew.device}"
+        f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}"
+        f"{shapes}; model {begun.model.name} in {precision} on {crew.device}"
     ]
     if begun.model.note:
         lines.append(begun.model.note)

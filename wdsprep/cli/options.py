@@ -401,6 +401,18 @@ RECIPE = options(
         help="Encode centre squares of so many pixels a side, such as 256 or 512.",
     ),
     option(
+        "--shapes",
+        metavar="FILE|sdxl|nearest:STEP,MAX",
+        help="Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
+        "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no more "
+        "pixels than the square, or to those in a file, such as 832x1216 in a line.",
+    ),
+    option(
+        "--max-crop",
+        type=float,
+        help="Reject images that would lose more than this part of their area, such as 0.2.",
+    ),
+    option(
         "--model",
         type=ModelName(),
         show_default=True,

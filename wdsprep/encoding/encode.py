@@ -24,6 +24,7 @@ from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_sh
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
+    check_shapes,
     check_weights,
     find_model,
     hashed_with,
@@ -32,6 +33,7 @@ from wdsprep.encoding.models.find import (
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.shape_lists import Given
 from wdsprep.encoding.work import EncodeWork
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -94,6 +96,8 @@ def encode(
     compile: bool = Encode.compile,
     max_area: int = Encode.max_area,
     max_bytes: int | str = 0,
+    shapes: Given = Encode.shapes,
+    max_crop: float = Encode.max_crop,
     limit: int = 0,
     batch_size: int | str = Encode.batch_size,
     device: str = EncodeCrewOptions.device,
@@ -115,7 +119,8 @@ def encode(
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
 
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
-    numbers. Interrupted or killed, the same call goes on where it was.
+    numbers; `shapes` may be a list of widths and heights too. Interrupted or killed, the same call
+    goes on where it was.
     """
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
@@ -133,6 +138,8 @@ def encode(
             compile=compile,
             max_area=max_area,
             max_bytes=max_bytes,
+            shapes=shapes,
+            max_crop=max_crop,
             batch_size=batch_size,
             device=device,
         ),
@@ -168,11 +175,12 @@ def _encoded(
     images, latents = absolute(images), absolute(latents)  # workers may run in other folders
     form = form_there(latents, overwrite=overwrite)
     kind = DigestKind.of(form)
-    source = find_image_shards(images, how.resolution, kind=kind)
+    source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, latents)
     options = settled(options, listener.told)
     model = hashed_with(find_model(how.model, text=how.text, listener=listener.told), kind)
     check_resolution(model, how.resolution)
+    check_shapes(model, how.sizes)
     crew = find_crew(options)
     how, model = settled_for(how, model, crew.device)
     settings = settings_of(model, how, form)
@@ -264,9 +272,15 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the images, and all that a reader
-    needs to know of the arrays. Limits of images are among it where they are not the usual ones."""
-    limits = {"max_area": recipe.max_area, "max_bytes": recipe.max_bytes}
-    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES}
+    needs to know of the arrays. Limits and shapes of images are among it where they are not the
+    usual ones."""
+    limits = {
+        "max_area": recipe.max_area,
+        "max_bytes": recipe.max_bytes,
+        "max_crop": recipe.max_crop,
+        "shapes": list(map(list, recipe.sizes)),
+    }
+    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
     return {
         **form,
         "crop": "centre",

@@ -2,14 +2,15 @@
 
 import pickle
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import latent_unit
+from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
@@ -95,9 +96,13 @@ class ImageShards:
 
 
 def find_image_shards(
-    url: str, resolution: int, *, kind: DigestKind = DigestKind.BLAKE3
+    url: str,
+    resolution: int,
+    *,
+    shapes: Sequence[Size] = (),
+    kind: DigestKind = DigestKind.BLAKE3,
 ) -> ImageShards:
-    """`kind` is the digest of the latents that are made of them."""
+    """`kind` is the digest of the latents that are made of them, in `shapes` if there are any."""
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
     manifest = dated_manifest(store) if store else None
@@ -107,16 +112,19 @@ def find_image_shards(
     manifest = refreshed(store, manifest)
     return ImageShards(
         url=store.url,
-        shards=_of_dataset(url, manifest, resolution),
+        shards=_of_dataset(url, manifest, resolution, shapes),
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
     )
 
 
-def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageShard, ...]:
+def _of_dataset(
+    url: str, manifest: Manifest, resolution: int, shapes: Sequence[Size]
+) -> tuple[ImageShard, ...]:
     buckets = manifest.settings["buckets"]
-    phase = set(buckets_of_phase(resolution, buckets))
+    wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
+    phase = set(buckets_encoded(wanted, buckets))
     if not phase:
         sizes = ", ".join(map(str, buckets))
         raise UsageError(
@@ -137,11 +145,11 @@ def _of_dataset(url: str, manifest: Manifest, resolution: int) -> tuple[ImageSha
         if shard.bucket in phase
     )
     if not shards:
-        raise SourceError(_nothing(url, manifest, resolution))
+        raise SourceError(_nothing(url, manifest, min(map(min, shapes), default=resolution)))
     return shards
 
 
-def _nothing(url: str, manifest: Manifest, resolution: int) -> str:
+def _nothing(url: str, manifest: Manifest, least_side: int) -> str:
     """Why a dataset has no shard for a phase, and what to do."""
     if not manifest.receipts:
         return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
@@ -150,7 +158,7 @@ def _nothing(url: str, manifest: Manifest, resolution: int) -> str:
             f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}): "
             f"{url}/rejects/ says why of each: pack again, with other limits or another source"
         )
-    return f"{url} holds no image of {resolution} pixels or more: choose a lower --resolution"
+    return f"{url} holds no image of {least_side} pixels or more: choose a lower --resolution"
 
 
 def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:

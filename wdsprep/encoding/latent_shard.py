@@ -1,7 +1,12 @@
-"""A latent shard being written: arrays of fixed shape first in each sample, then json and txt."""
+"""A latent shard being written: arrays of fixed shape first in each sample, then json and txt.
+
+Samples come in the order of the image shard. Of a dataset with several shapes those of one shape
+stand together, so they wait until all have come, and are then written shape by shape.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,8 +21,10 @@ from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.shapes import shape_name
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.waiting import Members, WaitingSample, WaitingSamples
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.store.base import write_bytes
 
@@ -27,27 +34,50 @@ Files = Mapping[str, str]
 class LatentShard:
     """The latent shard in the making, and the rejects beside it."""
 
-    def __init__(self, draft: Draft, shard: ImageShard, fields: Sequence[Field]) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        shard: ImageShard,
+        fields: Sequence[Field],
+        shapes: Mapping[str, Sequence[Field]] | None = None,
+    ) -> None:
+        """`shapes` are the fields of each shape by its name, in the order in which they stand in
+        the shard, where there are several."""
         self._draft, self._shard, self._fields = draft, shard, fields
+        self._shapes = shapes or {}
+        self._waiting: dict[str, list[WaitingSample]] = {name: [] for name in self._shapes}
+        self._spool = WaitingSamples()
         self._tar: DraftTar | None = None
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
-        fields = members_of(self._fields, key, sample, result, is_packed=not self._shard.is_foreign)
-        self.add_members(key, fields, cut=result.tokens.cut)
+        is_packed = not self._shard.is_foreign
+        shape = shape_of(result) if self._shapes else ""
+        fields = self._shapes.get(shape, self._fields)
+        members = members_of(fields, key, sample, result, is_packed=is_packed)
+        self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 
-    def add_members(self, key: str, members: Sequence[tuple[str, bytes]], *, cut: bool) -> None:
+    def add_members(self, key: str, members: Members, *, cut: bool, shape: str = "") -> None:
         """The same for what `members_of` has made before; `cut` is whether the caption was."""
         try:
-            self._begun().add(key, members)
+            self._add(key, members, shape)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self.samples += 1
         self.nbytes += sum(len(data) for _, data in members)
         self.counts["cut"] += int(cut)
         self.counts["empty_caption"] += int(not members[-1][1])
+
+    def _add(self, key: str, members: Members, shape: str) -> None:
+        tar = self._begun()
+        if not shape:
+            tar.add(key, members)
+            return
+        tar.take(key, [name for name, _ in members])
+        self._waiting[shape].append(self._spool.put(key, members))
+        self.counts[shape] += 1
 
     def _begun(self) -> DraftTar:
         """With the first sample: there are no empty shards."""
@@ -58,6 +88,8 @@ class LatentShard:
     def finish(self, settings: Settings, beside: Files) -> Receipt:
         """Complete the files; `beside` are those of the empty caption, and what else the receipt is
         to have among its files. The receipt of the shard."""
+        for one in chain.from_iterable(self._waiting.values()):
+            self._begun().add(one.key, self._spool.members(one))
         receipt = Receipt(
             dataset="latents",
             unit=self._shard.name,
@@ -71,6 +103,15 @@ class LatentShard:
             files={rejects_name(self._shard.name): self.rejects.digest, **beside},
         )
         return self._draft.finish(receipt, {})
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+def shape_of(result: Result) -> str:
+    """The name of the shape that was cut."""
+    fit = result.crop.fit
+    return shape_name((fit.width, fit.height))
 
 
 def members_of(

@@ -4,8 +4,12 @@ They stand here alone. `encode`, `load` and `stream` take theirs from here, and 
 """
 
 from dataclasses import dataclass
+from typing import cast
 
+from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DTYPES, HALF, LATENTS, TEXTS
+from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
+from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.text import at_least, auto, one_of, size, whole
 
@@ -25,6 +29,10 @@ class Recipe:
     max_area: int = MAX_AREA
     max_bytes: int | str = MAX_NBYTES
     """Or as "250MB"."""
+    shapes: Given = ()
+    """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
+    max_crop: float = 1.0
+    """Images that would lose more of their area are rejected."""
 
     def __post_init__(self) -> None:
         """Other words would be taken for one of these further on."""
@@ -35,6 +43,13 @@ class Recipe:
         whole("--seed", self.seed)
         at_least(0, text_length=whole("--text-length", self.text_length))
         object.__setattr__(self, "max_bytes", size(self.max_bytes) or MAX_NBYTES)
+        object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
+        object.__setattr__(self, "max_crop", checked_crop(self.max_crop))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The shapes, however they were named."""
+        return cast("tuple[Size, ...]", self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +70,12 @@ class Encode(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "batch_size", auto(self.batch_size))
+
+
+def check_squares(encode: Encode) -> None:
+    """The order has to know the shape of each image before any of them is read, and does not."""
+    if encode.sizes or encode.max_crop < 1:
+        raise UsageError(
+            "encode= makes squares alone: leave out shapes= and max_crop=, or make the latents "
+            "first, with wdsprep.encode(shapes=...)"
+        )

@@ -24,6 +24,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.encoding.engine import Engine, EngineError, Pending
@@ -33,6 +34,7 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.two_passes import ImagePass, TextPass
+from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import share_of
 from wdsprep.sources import LeftOut
@@ -155,6 +157,7 @@ class EncodeWorker:
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
         self._source = tars_of(work.images, work.max_nbytes)
         self._encoder = work.make_encoder()
+        self._shapes = fields_by_shape(work.settings)
         self._engine = Engine(
             self._encoder,
             seed=work.settings["seed"],
@@ -163,6 +166,7 @@ class EncodeWorker:
             decoders=work.decoders,
             threads=work.threads,
             gpu_share=work.gpu_share,
+            cuts=[cut_of(work.settings)],
         )
         self._alone = threading.Lock()
         self._name = f"{socket.gethostname()}:{os.getpid()}"
@@ -182,8 +186,10 @@ class EncodeWorker:
         if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
             return done
         try:
-            with Draft(self._edition, shard.name, settings) as draft:
-                output = LatentShard(draft, shard, self._encoder.fields)
+            with (
+                Draft(self._edition, shard.name, settings) as draft,
+                closing(LatentShard(draft, shard, self._encoder.fields, self._shapes)) as output,
+            ):
                 content = Content(is_kept=self._work.keeps_content and shard.is_foreign)
                 for _ in self._encoded(shard, output, content):
                     yield self._working(shard, output)

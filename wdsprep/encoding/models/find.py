@@ -6,7 +6,7 @@ two models apart. Only safetensors are read, and no code that comes with a model
 imports no torch: a driver knows the shapes of all latents that workers will make.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.encoding.models.hub import (
     COMMIT,
     Folder,
@@ -309,10 +310,23 @@ def _text_of(model: Model) -> str:
 
 
 def check_resolution(model: Model, resolution: int) -> None:
-    if resolution >= 1 and resolution % model.multiple == 0:
-        return
+    if resolution < 1 or resolution % model.multiple:
+        raise UsageError(
+            f"--resolution {resolution} is no multiple of {model.multiple}, {_as_needed(model)}"
+        )
+
+
+def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
+    """The same of each side of each shape."""
+    for size in sizes:
+        for side in size:
+            if side % model.multiple:
+                raise UsageError(
+                    f"--shapes: {side} of {shape_name(size)} is no multiple of {model.multiple}, "
+                    f"{_as_needed(model)}"
+                )
+
+
+def _as_needed(model: Model) -> str:
     whose = "VAE" if model.multiple == model.factor else "transformer"
-    raise UsageError(
-        f"--resolution {resolution} is no multiple of {model.multiple}, as the {whose} of "
-        f"{model.name} needs"
-    )
+    return f"as the {whose} of {model.name} needs"

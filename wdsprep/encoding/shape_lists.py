@@ -1,0 +1,164 @@
+"""The shapes that a user names: SDXL's, all near the area of a resolution, or those of a file.
+
+What is named becomes a list of widths and heights before anything else is done, and stands in the
+settings as that. No shape has more than `MOST_AREA` of the pixels of the resolution's square, or
+less than `LEAST_AREA` of them: a step of one shape takes about as long as one of another then.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from wdsprep.dataset.shapes import Size, shape_name
+from wdsprep.errors import UsageError
+from wdsprep.images.shapes import Shapes
+from wdsprep.text import real
+
+Given = str | os.PathLike[str] | Iterable[Size]
+"""`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
+SDXL_RESOLUTION = 1024
+# Those that SDXL was trained with: the longer sides that go with a shorter one. Its paper has all
+# both ways round but 1344 x 704, which is there as the wide one alone.
+SDXL_SIDES = {
+    512: (1856, 1920, 1984, 2048),
+    576: (1664, 1728, 1792),
+    640: (1536, 1600),
+    704: (1344, 1408, 1472),
+    768: (1280, 1344),
+    832: (1152, 1216),
+    896: (1088, 1152),
+    960: (1024, 1088),
+}
+SDXL_LACKS = (704, 1344)
+LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
+MOST_RATIO = 16
+MOST_SHAPES = 512
+"""Each receipt has all of them: of these, 6 kB."""
+LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
+NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
+KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
+
+
+def sizes_of(given: Given, resolution: int) -> tuple[Size, ...]:
+    """The shapes that are named, from the tallest to the widest; none where none are."""
+    if not isinstance(given, str | os.PathLike | Iterable):
+        raise UsageError(f"--shapes {given!r}: give {KINDS}")
+    if not isinstance(given, str | os.PathLike):
+        given = tuple(given)
+        return _checked(given, resolution, "--shapes") if given else ()
+    if not (text := os.fspath(given)):
+        return ()
+    what = f"--shapes {text}"
+    if text == "sdxl":
+        sizes = list(_sdxl(resolution))
+    elif text.startswith("nearest:"):
+        sizes = list(_nearest(text, resolution))
+    else:
+        sizes = list(_read(Path(text), what))
+    return _checked(sizes, resolution, what)
+
+
+def checked_crop(given: Any) -> float:
+    """The most of an image's area that may be cut off."""
+    if not 0 < real("--max-crop", given) <= 1:
+        raise UsageError(f"--max-crop {given}: give a part of the area, above 0 and up to 1")
+    return float(given)
+
+
+def _sdxl(resolution: int) -> Iterator[Size]:
+    if resolution != SDXL_RESOLUTION:
+        raise UsageError(
+            f"--shapes sdxl is for --resolution {SDXL_RESOLUTION}: for {resolution}, "
+            "nearest:STEP,MAX makes such a list"
+        )
+    yield resolution, resolution
+    for short, longs in SDXL_SIDES.items():
+        for long in longs:
+            yield from (size for size in ((short, long), (long, short)) if size != SDXL_LACKS)
+
+
+def _nearest(text: str, resolution: int) -> Iterator[Size]:
+    """For each longer side the shorter one that brings the area nearest to that of the square, and
+    not above it. Where two have one ratio, the larger counts."""
+    match = NEAREST.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--shapes {text}: write nearest:STEP,MAX, such as nearest:64,4")
+    step, most = int(match[1]), Fraction(match[2])
+    if not step or resolution % step:
+        raise UsageError(
+            f"--shapes {text}: --resolution {resolution} is no multiple of {step}, so the square "
+            "would not be among them"
+        )
+    if not 1 <= most <= MOST_RATIO:
+        raise UsageError(f"--shapes {text}: give ratios from 1 to {MOST_RATIO}")
+    found: dict[Fraction, Size] = {}
+    for long in range(resolution, resolution**2 // step + 1, step):
+        short = resolution**2 // long // step * step
+        if long > most * short:
+            break
+        for size in ((short, long), (long, short)):
+            ratio = Fraction(*size)
+            found[ratio] = max(found.get(ratio, size), size)
+    yield from found.values()
+
+
+def _read(path: Path, what: str) -> Iterator[Size]:
+    try:
+        lines = path.expanduser().read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{what} cannot be read ({reason}): give {KINDS}") from None
+    for number, line in enumerate(lines, 1):
+        if not (text := line.partition("#")[0].strip()):
+            continue
+        match = LINE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{what}: line {number}, {text[:40]!r}, is no shape such as 832x1216")
+        yield int(match[1]), int(match[2])
+
+
+def _checked(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
+    """An error where a trainer could do nothing with the list, or it is meant for something
+    else."""
+    found = [_size(size, what) for size in sizes]
+    if not found:
+        raise UsageError(f"{what} lists no shape: write one in a line, such as 832x1216")
+    if len(found) > MOST_SHAPES:
+        raise UsageError(f"{what} has {len(found):,} shapes: give {MOST_SHAPES} at most")
+    if (resolution, resolution) not in found:
+        square = shape_name((resolution, resolution))
+        raise UsageError(f"{what} lacks {square}, the square of --resolution {resolution}: add it")
+    by_ratio: dict[Fraction, Size] = {}
+    for size in found:
+        _check_size(size, resolution, what)
+        if other := by_ratio.get(Fraction(*size)):
+            both = f"{shape_name(other)} and {shape_name(size)}"
+            raise UsageError(f"{what} has one ratio twice, {both}: leave one out")
+        by_ratio[Fraction(*size)] = size
+    return Shapes.of(found).sizes
+
+
+def _size(size: Any, what: str) -> Size:
+    try:
+        width, height = size
+    except (TypeError, ValueError):
+        width = height = 0
+    if not all(type(side) is int and side > 0 for side in (width, height)):
+        raise UsageError(f"{what}: {size!r} is no width and height")
+    return width, height
+
+
+def _check_size(size: Size, resolution: int, what: str) -> None:
+    """By its area and its ratio."""
+    width, height = size
+    share = Fraction(width * height, resolution**2)
+    if not LEAST_AREA <= share <= MOST_AREA:
+        raise UsageError(
+            f"{what}: {shape_name(size)} has {float(share):.2f} of the pixels of --resolution "
+            f"{resolution}: give shapes of {float(LEAST_AREA)} to {float(MOST_AREA)}"
+        )
+    if max(size) > MOST_RATIO * min(size):
+        raise UsageError(f"{what}: {shape_name(size)} is more than {MOST_RATIO} to 1: leave it out")
