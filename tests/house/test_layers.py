@@ -31,7 +31,7 @@ HOUSE = {
     "packing": ("dataset", "fetch", "images", "runners", "sources", "store"),
     "encoding": ("dataset", "images", "runners", "sources", "store"),
     "loading": ("dataset", "encoding", "images", "runners", "store"),
-    "checks": ("dataset", "packing", "runners", "store"),
+    "checks": ("dataset", "images", "packing", "runners", "store"),
     "reporting": ("dataset", "encoding", "images", "store"),
     "cli": ("checks", "dataset", "encoding", "packing", "reporting", "runners", "sources"),
 }

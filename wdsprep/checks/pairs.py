@@ -1,15 +1,16 @@
 """Whether latents are of these images: the same shards, the same keys in the same order, but for
 the rejects.
 
-Billions of keys fit into no memory. Keys rise in a packed shard, so the keys of a latent shard and
-of its rejects, sorted together, must be those of the image shard, and a digest of them is enough.
+Billions of keys fit into no memory. Keys rise in a packed shard, and so in a latent shard, or in
+each shape of it: the keys of a latent shard and of its rejects, sorted together, must be those of
+the image shard, and a digest of them is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -67,7 +68,7 @@ def _check_all_encoded(
 ) -> None:
     """Every image shard of the phase has its latents, unless their run has not ended."""
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
-    phase = set(buckets_of_phase(latents.receipts[0].settings["resolution"], buckets))
+    phase = set(buckets_encoded(latents.receipts[0].settings, buckets))
     encoded = {latent_shard(receipt.unit) for receipt in latents.receipts}
     if latents.manifest:
         encoded.update(map(latent_shard, latents.manifest.ledger.units()))

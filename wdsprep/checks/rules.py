@@ -1,12 +1,17 @@
 """What the members of a sample must be, by `shards/README.md`."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 from wdsprep.dataset.arrays import BFLOAT16, Field, fields_of
 from wdsprep.dataset.buckets import bucket_of
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import fields_by_shape, shape_name, shape_ranges, shapes_of
+from wdsprep.images.shapes import cut_of
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
@@ -36,6 +41,9 @@ View = Callable[[int, int], memoryview]
 class CheckRules(Protocol):
     """What a shard's samples must be; each call gives what is wrong, or nothing."""
 
+    def begin(self, number: int) -> None:
+        """Go on to the sample with this number in its shard."""
+
     def place(self, number: int, field: str) -> str:
         """Whether this field may be the member with this number of its sample."""
 
@@ -52,6 +60,8 @@ class CheckRules(Protocol):
 def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
     if receipt.dataset == "images":
         return ImageRules(tuple(receipt.settings["buckets"]), shard.bucket)
+    if shapes_of(receipt.settings):
+        return ShapedRules(receipt.settings, receipt.counts)
     return LatentRules(fields_of(receipt.settings["layout"]))
 
 
@@ -60,6 +70,9 @@ class ImageRules:
 
     def __init__(self, buckets: tuple[int, ...], bucket: int) -> None:
         self._buckets, self._bucket = buckets, bucket
+
+    def begin(self, number: int) -> None:
+        """All are alike."""
 
     def place(self, number: int, field: str) -> str:
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[number]:
@@ -86,6 +99,9 @@ class LatentRules:
         self._order = (*self._fields, "json", "txt")
         self.members = len(self._order)
 
+    def begin(self, number: int) -> None:
+        """All are alike."""
+
     def place(self, number: int, field: str) -> str:
         wanted = self._order[number]
         return "" if field == wanted else f"{field} stands where {wanted} should"
@@ -95,6 +111,46 @@ class LatentRules:
 
     def facts(self, facts: Mapping[str, Any]) -> str:
         return _wrong_types(facts, LATENT_FACTS)
+
+
+class ShapedRules(LatentRules):
+    """Where samples are of several shapes. Those of one stand together, in the range that the
+    receipt counts, and a sample's shape is the one that its image's size says."""
+
+    def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
+        super().__init__(fields_of(settings["layout"]))
+        ranges = shape_ranges(settings, counts)
+        self._names, self._ends = [*ranges], [each.stop for each in ranges.values()]
+        self._in_shape = {
+            name: {field.name: field for field in fields}
+            for name, fields in fields_by_shape(settings).items()
+        }
+        self._fit = lru_cache(1 << 12)(cut_of(settings).fit)
+        self._shape = ""
+
+    def begin(self, number: int) -> None:
+        at = bisect_right(self._ends, number)
+        self._shape = self._names[at] if at < len(self._names) else ""
+        self._fields = self._in_shape.get(self._shape, self._fields)
+
+    def facts(self, facts: Mapping[str, Any]) -> str:
+        return super().facts(facts) or self._cut_problem(facts)
+
+    def _cut_problem(self, facts: Mapping[str, Any]) -> str:
+        if not self._shape:
+            return "it stands behind the samples whose shapes the receipt counts"
+        size = f"{facts['width']} x {facts['height']} pixels"
+        try:
+            fit = self._fit(facts["width"], facts["height"])
+        except (RejectedError, ArithmeticError):
+            return f"{size} have no place in any shape"
+        if shape_name((fit.width, fit.height)) != self._shape:
+            return f"{size} do not belong in shape {self._shape}"
+        box = [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height]
+        scaled = fit.scaled_width, fit.scaled_height
+        if facts["crop"] != box or (facts["scaled_width"], facts["scaled_height"]) != scaled:
+            return f"json has another crop than that of {size} in shape {self._shape}"
+        return ""
 
 
 def array_problem(field: Field, data: memoryview, nbytes: int) -> str:

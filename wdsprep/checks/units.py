@@ -26,6 +26,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, NotFoundError, StoreError
 from wdsprep.store import opened
 from wdsprep.store.base import Store
@@ -144,6 +145,8 @@ class _Checker:
             return f"it has {plural(len(keys), 'sample')} where its receipt says {shard.samples:,}"
         if self._receipt.dataset == "images" and not _rise(keys):
             return "its keys do not rise"
+        if self._runs(shard.samples)[-1].stop != shard.samples:
+            return "its receipt does not say of what shape each of its samples is"
         return "" if len(set(keys)) == len(keys) else "it has a key twice"
 
     def _index(self, name: str, index: bytes) -> None:
@@ -213,9 +216,14 @@ class _Checker:
             return {}
         keys = [key for keys in self._keys.values() for key in keys]
         both = [*keys, *self._rejected]
-        if _rise(keys):
+        if all(_rise(keys[place.start : place.stop]) for place in self._runs(len(keys))):
             both.sort(key=key_order)
         return {self._receipt.input: keys_digest(both)}
+
+    def _runs(self, count: int) -> list[range]:
+        """Where keys rise: in each shape that samples are of, else in all."""
+        ranges = shape_ranges(self._receipt.settings, self._receipt.counts)
+        return list(ranges.values()) or [range(count)]
 
     def _image_digests(self) -> Iterable[tuple[str, str]]:
         for shard in self._receipt.shards:

@@ -90,6 +90,7 @@ class _Walker:
     def _open(self, key: str, start: int) -> None:
         self._key, self._number = key, 0
         self._texts.clear()
+        self._rules.begin(len(self.found.keys))
         self.found.keys.append(key)
         self.found.offsets.append(start)
 
