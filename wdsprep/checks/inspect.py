@@ -1,28 +1,30 @@
 """`inspect`: what a dataset is, by its manifest alone, and one sample of it by positioned reads.
 
-A key tells its slice, which the shard's name tells too, and keys rise in a shard: so a sample is
-found by bisection over headers, whatever the size of the dataset. Keys of tars that something else
-packed follow no rule. For them the first header of every shard is read, and if that leads nowhere,
-all headers are.
+A key tells its slice, which the shard's name tells too, and keys rise in a shard, or in each shape
+of it: so a sample is found by bisection over headers, whatever the size of the dataset. Keys of
+tars that something else packed follow no rule. For them the first header of every shard is read,
+and if that leads nowhere, all headers are.
 """
 
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, overload
 
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import index_name, rejects_name
+from wdsprep.dataset.names import index_name, latent_unit, rejects_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
-from wdsprep.dataset.state import READERS, open_dataset, phases
+from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
+from wdsprep.dataset.state import READERS, open_dataset, phases, read_each
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import name_of
@@ -108,10 +110,11 @@ class Overview:
 def overview(manifest: Manifest) -> dict[str, Any]:
     """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
     shards = manifest.shards
+    shapes = shape_counts(manifest.settings, manifest.counts)
     facts: dict[str, Any] = {
         "buckets": _by_bucket(shards),
         "complete": manifest.complete,
-        "counts": {n: c for n, c in manifest.counts.items() if "<" not in n},
+        "counts": {n: c for n, c in manifest.counts.items() if "<" not in n and n not in shapes},
         "extra": dict(manifest.extra),
         "format": format_of(manifest.settings),
         "generations": list(manifest.generations),
@@ -122,6 +125,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "rejects": manifest.rejects,
         "samples": manifest.samples,
         "settings": dict(manifest.settings),
+        "shapes": shapes,
         "shards": len(shards),
         "units": len(manifest.receipts),
     }
@@ -182,12 +186,14 @@ def _braces(store_url: str, names: list[str]) -> list[str]:
 # --- one sample
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """Where a sample is: the shard, its number in it, and the bytes from `start` to `end`."""
+    """Where a sample is: the shard, its number in it, and the bytes from `start` to `end`; and its
+    shape, where there are several."""
 
     shard: str
     number: int
     start: int
     end: int
+    shape: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +217,7 @@ class Looked:
             "key": self.key,
             "members": {name: member_facts(name, data) for name, data in self.members},
             "number": place.number,
+            "shape": place.shape,
             "shard": place.shard,
             "start": place.start,
         }
@@ -323,29 +330,47 @@ class _Finder:
     def _bisect(self, shard: Shard, key: str) -> Located | None:
         """Where keys rise, a dozen headers lead to the sample."""
         offsets = self._offsets(shard)
-        wanted = key_order(key)
-        low, high = 0, len(offsets) - 1
-        while low < high:
-            middle = (low + high) // 2
-            found = self._key_at(shard, offsets[middle])
-            if key_order(found) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low < len(offsets) - 1 and self._key_at(shard, offsets[low]) == key:
-            return _located(shard, offsets, low)
-        return None
+
+        def order(number: int) -> tuple[int, str]:
+            return key_order(self._key_at(shard, offsets[number]))
+
+        def find(numbers: range) -> Located | None:
+            at = bisect_left(numbers, key_order(key), key=order)
+            if at < len(numbers) and self._key_at(shard, offsets[numbers[at]]) == key:
+                return self._located(shard, offsets, numbers[at])
+            return None
+
+        runs = self._runs(shard).values() or [range(len(offsets) - 1)]
+        return next(filter(None, read_each(find, runs, lambda _done: None)), None)
+
+    def _runs(self, shard: Shard) -> Mapping[str, range]:
+        """The samples of each shape, where there are several: keys rise in each."""
+        return shape_ranges(self._manifest.settings, self._counts.get(latent_unit(shard.name), {}))
+
+    @cached_property
+    def _counts(self) -> Mapping[str, Mapping[str, int]]:
+        """What receipts count, by their units."""
+        if not shapes_of(self._manifest.settings):
+            return {}
+        ledger = self._manifest.ledger
+        return dict(zip(ledger.units(), ledger.column("counts"), strict=True))
 
     def _scan(self, shard: Shard, key: str) -> Located | None:
         offsets = self._offsets(shard)
         for number, offset in enumerate(offsets[:-1]):
             if self._key_at(shard, offset) == key:
-                return _located(shard, offsets, number)
+                return self._located(shard, offsets, number)
         return None
 
-
-def _located(shard: Shard, offsets: Sequence[int], number: int) -> Located:
-    return Located(shard=shard.name, number=number, start=offsets[number], end=offsets[number + 1])
+    def _located(self, shard: Shard, offsets: Sequence[int], number: int) -> Located:
+        found = (name for name, numbers in self._runs(shard).items() if number in numbers)
+        return Located(
+            shard=shard.name,
+            number=number,
+            start=offsets[number],
+            end=offsets[number + 1],
+            shape=next(found, ""),
+        )
 
 
 def _may_hold(name: str, key: str) -> bool:

@@ -50,6 +50,8 @@ def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:
         size = human_bytes(row["nbytes"])
         yield f"{bucket:>8} {row['samples']:>14,} {row['shards']:>8,} {size:>10}"
     yield ""
+    for name, count in facts["shapes"].items():
+        yield f"{name:>12} {plural(count, 'sample')}"
     for resolution, phase in facts.get("phases", {}).items():
         samples, shards = plural(phase["samples"], "sample"), plural(phase["shards"], "shard")
         yield f"phase {resolution}: {samples} in {shards}"
@@ -87,6 +89,8 @@ def _setting(name: str, value: Any) -> str:
         is_counts = all(type(count) is int for count in value.values())
         return human_counts(value) if is_counts else json.dumps(value)
     if isinstance(value, list):
+        if name == "shapes":
+            value = ["x".join(map(str, size)) for size in value]
         return ",".join(map(str, value)) if len(value) <= MOST_LISTED else f"{len(value)} numbers"
     if name in ("max_shard_size", "max_bytes"):
         return human_bytes(value)
@@ -105,7 +109,8 @@ def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:
 
 def _sample(sample: Looked) -> Iterator[str]:
     facts = sample.facts
-    yield f"{facts['key']}: sample {facts['number']:,} of {facts['shard']}"
+    shape = f", in shape {facts['shape']}" if facts["shape"] else ""
+    yield f"{facts['key']}: sample {facts['number']:,} of {facts['shard']}{shape}"
     yield ""
     for name, member in facts["members"].items():
         yield f"{name:>12} {human_bytes(member['nbytes']):>10}{_statistics(member)}"
