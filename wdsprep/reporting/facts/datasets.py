@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.state import open_dataset, refreshed
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import open_store, split_url
@@ -49,6 +51,15 @@ class ReportDataset:
     def resolution(self) -> int:
         """Of latents."""
         return int(self.manifest.settings["resolution"])
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """The samples of each shape, of latents that are of several."""
+        return shape_counts(self.manifest.settings, self.manifest.counts)
+
+    def takes(self, images: "ReportDataset") -> tuple[int, ...]:
+        """The buckets of images that latents are made of."""
+        return buckets_encoded(self.manifest.settings, images.manifest.settings["buckets"])
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:

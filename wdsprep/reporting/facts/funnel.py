@@ -62,7 +62,8 @@ def _lost(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
 def _encoded(images: ReportDataset | None, latents: ReportDataset) -> Iterator[FunnelRow]:
     resolution, wanted = latents.resolution, latents.inputs
     if images:
-        fit = [shard.samples for shard in images.manifest.shards if shard.bucket >= resolution]
+        buckets = latents.takes(images)
+        fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
         wanted = max(wanted, sum(fit))
     yield FunnelRow(label=f"for phase {resolution}", count=wanted)
     if missing := wanted - latents.inputs:

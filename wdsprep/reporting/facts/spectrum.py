@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import LATENT, field_of, values_of
+from wdsprep.dataset.arrays import LATENT, field_of, fields_of, values_of
 from wdsprep.dataset.latents import patchified
 from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.errors import FormatError
 from wdsprep.reporting.sheet.picking import SheetSample
 
@@ -66,7 +67,7 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
     where it is no finite array of the shape that the dataset says."""
     data = sample.member(LATENT)
     found = field_of(LATENT, data)
-    wanted = next(tuple(line["shape"]) for line in settings["layout"] if line["name"] == LATENT)
+    wanted = _wanted(sample, settings)
     if found.shape != wanted:
         raise FormatError(f"{LATENT} of {sample.key} is {found.shape}, not {wanted}")
     array = values_of(found, data).astype(np.float32)
@@ -77,6 +78,16 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
     mean = patchified(array[: len(array) // 2], settings.get("patch", 1))
     shift, scale = (np.reshape(np.float32(settings[of]), (-1, 1, 1)) for of in ("shift", "scale"))
     return (mean - shift) * scale
+
+
+def _wanted(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
+    """The shape of the latent: where there are several, that of what was cut."""
+    fields, size = fields_of(settings["layout"]), cut_size(sample.facts)
+    if sizes := shapes_of(settings):
+        if size not in sizes:
+            raise FormatError(f"{sample.key} is of no shape of the dataset")
+        fields = fields_in_shape(settings, size)
+    return next(field.shape for field in fields if field.name == LATENT)
 
 
 def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:
@@ -90,12 +101,14 @@ def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum 
         keys.append(sample.key)
     if not latents:
         return None
-    stack = np.stack(latents)
     return Spectrum(
         samples=len(keys),
         unsound=len(samples) - len(keys),
-        channels=tuple(_channel(stack[:, number]) for number in range(stack.shape[1])),
-        extremes=tuple(_extremes(keys, stack)),
+        channels=tuple(
+            _channel(np.concatenate([latent[number].ravel() for latent in latents]))
+            for number in range(len(latents[0]))
+        ),
+        extremes=tuple(_extremes(keys, latents)),
     )
 
 
@@ -113,14 +126,12 @@ def _channel(values: Any) -> Channel:
     )
 
 
-def _extremes(keys: Sequence[str], stack: Any) -> list[Extreme]:
+def _extremes(keys: Sequence[str], latents: Sequence[Any]) -> list[Extreme]:
     """The samples with the values that are furthest out."""
-    flat = abs(stack).reshape(len(stack), -1)
-    order = np.argsort(-flat.max(1), kind="stable")[:EXTREMES]
+    furthest = np.array([abs(latent).max() for latent in latents])
     found = []
-    for row in order:
-        place = int(flat[row].argmax())
-        channel = place // (flat.shape[1] // stack.shape[1])
-        value = float(stack[row].reshape(-1)[place])
-        found.append(Extreme(key=keys[row], channel=channel, value=value))
+    for row in np.argsort(-furthest, kind="stable")[:EXTREMES]:
+        latent = latents[row]
+        place = np.unravel_index(abs(latent).argmax(), latent.shape)
+        found.append(Extreme(key=keys[row], channel=int(place[0]), value=float(latent[place])))
     return found

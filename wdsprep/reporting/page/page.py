@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
+from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.reporting.facts.datasets import NAME, ReportDataset
 from wdsprep.reporting.facts.gather import ReportFacts, shown_names
 from wdsprep.reporting.page.charts import note, share, table
@@ -140,6 +141,8 @@ def _settings_section(facts: ReportFacts) -> Html:
     for given in facts.datasets.every:
         manifest = given.manifest
         shown = {**manifest.extra, **manifest.settings}
+        if sizes := shapes_of(shown):
+            shown["shapes"] = [shape_name(size) for size in sizes]
         for line in shown.pop("layout", ()):
             first, *others = line["shape"]
             length = f"1 to {first}" if line.get("variable") else first

@@ -61,6 +61,8 @@ def buckets_section(facts: ReportFacts) -> Html:
         parts += [el("h3", given.shown), _buckets(given)]
         if given.manifest.dataset == "images":
             parts.append(_phases(given))
+        if given.shapes:
+            parts.append(_shapes(given))
     return section("buckets", "Buckets and phases", *parts)
 
 
@@ -94,6 +96,16 @@ def _phases(given: ReportDataset) -> Html:
     )
     head = ("training phase", "", "samples", "shards")
     return table(f"Phases of {given.shown}", head, rows, numbers=2)
+
+
+def _shapes(given: ReportDataset) -> Html:
+    most, total = max(given.shapes.values()), sum(given.shapes.values())
+    rows = (
+        (name, bar(0, count / most, "kept"), f"{count:,}", share(count, total))
+        for name, count in given.shapes.items()
+    )
+    head = ("shape", "", "samples", "share")
+    return table(f"Shapes of {given.shown}", head, rows, numbers=2)
 
 
 def rejects_section(facts: ReportFacts) -> Html | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.state import read_each
 from wdsprep.encoding.models.find import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
@@ -62,7 +63,8 @@ def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
 
 def _takers(datasets: Datasets, bucket: str) -> list[ReportDataset]:
     """The datasets of latents that take this bucket of images."""
-    return [latents for latents in datasets.latents if latents.resolution <= int(bucket)]
+    images = datasets.images
+    return [each for each in datasets.latents if images and int(bucket) in each.takes(images)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,14 +151,15 @@ class Sheet:
         """The crop, the latent made of it, and what the decoder makes of that."""
         crop = None
         side = latents.resolution
+        sizes = shapes_of(latents.manifest.settings) or ((side, side),)
         if image is not None:
             try:
-                crop = crop_of(image, sample.facts, side)
+                crop = crop_of(image, sample.facts, sizes)
             except (KeyError, TypeError, ValueError, ZeroDivisionError):
                 yield SheetPicture(title="crop", note="its json names no crop", kind="crop")
             else:
                 yield replace(
-                    thumbnail(crop, "crop", f"the square that was encoded at {side} pixels"),
+                    thumbnail(crop, "crop", f"what was encoded of it, at {by(*crop.size)} pixels"),
                     measure=by(*crop.size),
                     kind="crop",
                 )

@@ -5,26 +5,29 @@ from is as likely as any other. A sample costs two or three small reads, found b
 
 The latent sample of an image sample is found without a search: a latent shard has the keys of its
 image shard, in the same order, but for its rejects. So its number is the image's, less the rejects
-before it.
+before it. Where latents are of several shapes, that order is the order within each shape: there the
+key is looked for among those of the shape that the image's size leads to.
 """
 
 import random
 import struct
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from threading import Lock
 from typing import Any
 
 from wdsprep.dataset.names import index_name, latent_unit, rejects_name
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.shapes import shape_name, shape_ranges, shapes_of
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError
+from wdsprep.images.shapes import cut_of
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
@@ -168,8 +171,7 @@ class Joiner:
         rejects = self._rejects_of(unit) if receipt.rejects else {}
         if reject := rejects.get(image.key):
             return self._none(f"rejected: {reject.code}")
-        before = sum((len(key), key) < (len(image.key), image.key) for key in rejects)
-        number = image.place.number - before
+        number = self._number(image, receipt, rejects)
         shard = next((shard for shard in receipt.shards if number < shard.samples), None)
         if shard is None:
             return self._none("its latent shard has no such sample")
@@ -177,6 +179,24 @@ class Joiner:
         if found.problem or found.key != image.key:
             return self._none(found.problem or f"{shard.name} has {found.key} in its place")
         return Joined(latents=self._latents, sample=found)
+
+    def _number(self, image: SheetSample, receipt: Receipt, rejects: Iterable[str]) -> int:
+        """Of the latent sample in its shard."""
+        settings = self._latents.manifest.settings
+        if shapes_of(settings):
+            size = cut_of(settings).nearest(image.facts["width"], image.facts["height"])
+            numbers = shape_ranges(settings, receipt.counts).get(shape_name(size), range(0))
+            return numbers.start + bisect_left(
+                numbers, key_order(image.key), key=lambda at: self._key_at(receipt.shards[0], at)
+            )
+        before = sum(key_order(key) < key_order(image.key) for key in rejects)
+        return image.place.number - before
+
+    def _key_at(self, shard: Shard, number: int) -> tuple[int, str]:
+        """By its order."""
+        store, place = self._latents.store, SheetPlace(shard=shard, number=number)
+        head = store.read(shard.name, start=_span(store, place)[0], nbytes=BLOCK)
+        return key_order((split_member(name_of(head)) or ("", ""))[0])
 
     def _none(self, reason: str) -> Joined:
         return Joined(latents=self._latents, sample=None, reason=reason)

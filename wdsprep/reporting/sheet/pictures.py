@@ -5,7 +5,7 @@ needs no torch; it differs from what the VAE saw by rounding at most.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -15,6 +15,7 @@ from PIL import Image
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import Size, cut_size
 from wdsprep.images import Limits, formats
 from wdsprep.images.rule import prepare
 from wdsprep.reporting.page.markup import by
@@ -74,16 +75,16 @@ def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
     )
 
 
-def crop_of(image: Image.Image, facts: Mapping[str, Any], resolution: int) -> Image.Image:
-    """The square that was encoded, by what the json of the latent sample says; a ValueError, or
-    what Python raises for numbers that are none, where it cannot have been."""
-    scaled = facts["scaled_width"], facts["scaled_height"]
+def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size]) -> Image.Image:
+    """What was encoded, by what the json of the latent sample says; a ValueError, or what Python
+    raises for numbers that are none, where it is of none of these sizes."""
+    scaled, size = (facts["scaled_width"], facts["scaled_height"]), cut_size(facts)
+    if size not in sizes:
+        raise ValueError(f"a crop of {facts['crop']} is none of {sizes}")
     left, top, right, bottom = facts["crop"]
-    if (right - left, bottom - top) != (resolution, resolution):
-        raise ValueError(f"a crop of {facts['crop']} for {resolution} pixels")
     ratio = image.width / scaled[0], image.height / scaled[1]
     box = left * ratio[0], top * ratio[1], right * ratio[0], bottom * ratio[1]
-    return image.resize((right - left, bottom - top), Image.Resampling.BICUBIC, box=box)
+    return image.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
 def coloured(latent: Any, alt: str) -> SheetPicture:
