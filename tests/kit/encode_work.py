@@ -73,10 +73,11 @@ class Plain:
             if self._making.white == "kills":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("an illegal memory access was encountered")
-        latent = self.fields[0]
         small = avg_pool2d(pixels.float() / 255, self._factor)
-        channels = [n % 3 for n in range(latent.shape[0])]
-        arrays = {"latent.npy": (small[:, channels] + normal(noise, latent.shape)).half()}
+        channels = [n % 3 for n in range(self.fields[0].shape[0])]
+        clear = small[:, channels]
+        noisy = clear + normal(noise, tuple(clear.shape[1:]))
+        arrays = {"latent.npy": noisy.half()}
         return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
 
     def bring(self, part: Part) -> None:

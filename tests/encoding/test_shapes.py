@@ -1,0 +1,394 @@
+"""Latents of several shapes: each image in the one that its size says, those of one together."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import wdsprep
+from tests.kit import own_shapes
+from tests.kit.encode_work import Making, Plain
+from tests.kit.encodes import (
+    TOY,
+    encode_here,
+    in_this_process,
+    latents_of,
+    members,
+    rejected,
+)
+from tests.kit.packs import (
+    children,
+    jpeg,
+    manifest_of,
+    pack,
+    tar_bytes,
+    tree,
+    wait_gone,
+    write_files,
+)
+from tests.kit.paths import FIND_TESTS
+from wdsprep.cli import main
+from wdsprep.dataset.arrays import OF_SIZES, Field
+from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.engine import Result
+from wdsprep.encoding.latent_shard import members_of
+from wdsprep.encoding.models.base import Tokens
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.shape_lists import SDXL_LACKS, sizes_of
+from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.images.crop import crop
+from wdsprep.images.shapes import Shapes
+from wdsprep.store.spool import Spool
+
+NEAREST = "nearest:8,3"
+MAX_CROP = 0.3
+COUNT = 500
+COMMAND = f"""
+{FIND_TESTS}
+from tests.kit.encode_work import command; command(*sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_models() -> Iterator[None]:
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of random sizes, those at the ends of what fits among them, in buckets of 24, 64 and 128."""
+    root, chance = tmp_path_factory.mktemp("images"), random.Random(27)
+    sizes = [(round(2 ** chance.uniform(4.8, 8)), round(2 ** chance.uniform(4.8, 8)))
+             for _ in range(COUNT - 6)]  # fmt: skip
+    sizes += [(900, 30), (30, 900), (64, 64), (40, 96), (39, 96), (64, 63)]
+    files: dict[str, bytes | str] = {}
+    for number, size in enumerate(sizes):
+        files[f"{number:04d}.png"] = jpeg(number, size, "PNG")
+        files[f"{number:04d}.txt"] = f"photo {number}" * (number % 7 != 0)
+    options = ("--buckets", "24,64,128", "--samples-per-shard", "100")
+    return pack(write_files(root / "in", files), root / "out", *options)
+
+
+@pytest.fixture(scope="module")
+def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shaped") / "out"
+    encode_here(images, out, shapes=NEAREST, max_crop=MAX_CROP)
+    return out
+
+
+def named(sizes: Any) -> list[str]:
+    return ["x".join(map(str, size)) for size in sizes]
+
+
+# --- which shape
+
+
+def test_each_image_is_cut_as_a_script_that_knows_only_the_page_cuts_it(
+    images: Path, latents: Path
+) -> None:
+    listed = ",".join(named(manifest_of(latents).settings["shapes"]))
+    words = [sys.executable, own_shapes.__file__, str(images), listed, str(MAX_CROP)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    wanted = {line.pop("key"): line for line in map(json.loads, done.stdout.splitlines())}
+    assert len(wanted) == COUNT
+    found, lost = latents_of(latents), rejected(latents)
+    assert {*found, *lost} == {*wanted}
+    for key, sample in found.items():
+        facts = {name: sample["json"][name] for name in ("crop", "scaled_width", "scaled_height")}
+        assert facts == wanted[key], key
+        left, top, right, bottom = facts["crop"]
+        assert sample["latent.npy"].shape == (4, (bottom - top) // 8, (right - left) // 8)
+    assert lost == {key: line["rejected"] for key, line in wanted.items() if "rejected" in line}
+    assert {*lost.values()} == {"too_small", "aspect_ratio"}
+    assert len(found) > COUNT / 3
+
+
+def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
+    """Heights before widths, of the image as it came, of the crop's corner, and of the shape."""
+    fields = [Field(name=name, dtype="<i4", shape=(6 if name == "time_ids.npy" else 2,))
+              for name in OF_SIZES]  # fmt: skip
+    shapes = Shapes.of(sizes_of(NEAREST, 64))
+    for size in ((200, 90), (90, 200), (100, 100)):
+        cut = crop(jpeg(1, size), shapes)
+        result = Result(crop=cut, tokens=Tokens(""), arrays={})
+        sample = Sample(source="a", image=b"", facts={"source_width": 999, "source_height": 777})
+        made = members_of(fields, "1", sample, result, is_packed=True)
+        arrays = {name: torch.frombuffer(bytearray(data[128:]), dtype=torch.int32).tolist()
+                  for name, data in made if name.endswith("npy")}  # fmt: skip
+        left, top, right, bottom = own_shapes.placed(size, shapes.sizes, 1.0)["crop"]
+        original, corner, target = [777, 999], [top, left], [bottom - top, right - left]
+        assert arrays == {
+            "time_ids.npy": original + corner + target, "original_size.npy": original,
+            "target_size.npy": target, "crop_coords.npy": corner,
+        }  # fmt: skip
+
+
+def test_an_image_of_ratio_30_goes_to_the_widest_shape_or_is_rejected(tmp_path: Path) -> None:
+    files = {
+        "a.jpg": jpeg(1, (1920, 64)),
+        "b.jpg": jpeg(2, (64, 1920)),
+        "c.jpg": jpeg(3, (900, 30)),
+    }
+    images = pack(write_files(tmp_path / "in", files), tmp_path / "images", "--buckets", "24")
+    encode_here(images, tmp_path / "out", shapes="nearest:8,2")
+    assert manifest_of(tmp_path / "out").counts["80x48"] == 1
+    assert manifest_of(tmp_path / "out").counts["48x80"] == 1
+    assert [*rejected(tmp_path / "out").values()] == ["too_small"]
+    encode_here(images, tmp_path / "strict", shapes="nearest:8,2", max_crop=0.5)
+    assert sorted(rejected(tmp_path / "strict").values()) == ["aspect_ratio"] * 2 + ["too_small"]
+
+
+# --- how they lie
+
+
+def test_samples_of_a_shape_stand_together_in_the_order_of_the_list(
+    images: Path, latents: Path
+) -> None:
+    manifest, samples = manifest_of(latents), latents_of(latents)
+    names = named(manifest.settings["shapes"])
+    ratios = [width / height for width, height in manifest.settings["shapes"]]
+    assert ratios == sorted(ratios)
+    assert names == named(sizes_of(NEAREST, 64))
+    for receipt in manifest.receipts:
+        if not receipt.shards:
+            continue
+        keys = [*members(latents / receipt.shards[0].name)]
+        expected = [name for name in names for _ in range(receipt.counts.get(name, 0))]
+        boxes = [samples[key]["json"]["crop"] for key in keys]
+        assert named((r - le, b - t) for le, t, r, b in boxes) == expected
+        inside = [key for key in members(images / receipt.shards[0].name) if key in samples]
+        assert sorted(keys) == inside
+        for (one, key), (other, after) in pairwise(zip(expected, keys, strict=True)):
+            assert one != other or key < after
+    assert sum(manifest.counts[name] for name in names if name in manifest.counts) == len(samples)
+    assert "crop" in manifest.settings
+    assert (manifest.settings["max_crop"], manifest.settings["resolution"]) == (MAX_CROP, 64)
+    assert manifest.settings["layout"][0]["shape"] == [4, 8, 8]
+
+
+def test_images_come_from_each_bucket_that_may_hold_one_large_enough(
+    images: Path, tmp_path: Path
+) -> None:
+    encode_here(images, tmp_path / "out", shapes=[(64, 64), (72, 64), (64, 72)])
+    assert {shard.bucket for shard in manifest_of(tmp_path / "out").shards} == {64, 128}
+    encode_here(images, tmp_path / "low", shapes=[(64, 64), (72, 56), (56, 72)])
+    assert {receipt.unit[:2] for receipt in manifest_of(tmp_path / "low").receipts} == {
+        "24", "64", "12",
+    }  # fmt: skip
+
+
+def test_rejects_stay_in_the_order_of_their_shard(images: Path, latents: Path) -> None:
+    for receipt in manifest_of(latents).receipts:
+        lost = read_rejects((latents / f"rejects/{receipt.unit}.jsonl").read_bytes())
+        order = [*members(images / f"{receipt.unit}.tar")]
+        places = [order.index(reject.key) for reject in lost]
+        assert places == sorted(places)
+
+
+def test_a_key_that_no_tar_takes_is_rejected_where_it_comes(tmp_path: Path) -> None:
+    """In tars of another program, whose samples wait for their shape like all others."""
+    long = "a" * 200
+    sizes = {"b": (64, 64), long: (64, 64), "c": (20, 20), "d": (48, 80)}
+    data = [(f"{key}.png", jpeg(1, size, "PNG")) for key, size in sizes.items()]
+    write_files(tmp_path / "tars", {"0.tar": tar_bytes(data)})
+    encode_here(f"{tmp_path}/tars/*.tar", tmp_path / "out", shapes=NEAREST)
+    assert [*members(tmp_path / "out/64/0.tar")] == ["d", "b"]
+    rejects = [*read_rejects((tmp_path / "out/rejects/64/0.jsonl").read_bytes())]
+    assert [(one.key, one.code.value) for one in rejects] == [(long, "bad_key"), ("c", "too_small")]
+
+
+def test_only_several_shapes_wait_on_the_disk(images: Path, tmp_path: Path) -> None:
+    with patch.object(Spool, "put", side_effect=AssertionError):
+        encode_here(images, tmp_path / "out", limit=20)
+        with pytest.raises(AssertionError):
+            encode_here(images, tmp_path / "shaped", limit=20, shapes=NEAREST)
+
+
+def test_plain_webdataset_reads_them(latents: Path) -> None:
+    import gc
+    import warnings
+
+    import webdataset as wds
+
+    urls = [str(latents / shard.name) for shard in manifest_of(latents).shards]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
+        found = list(wds.WebDataset(urls, shardshuffle=False).decode())
+        gc.collect()
+    assert len(found) == len(latents_of(latents))
+    assert len({sample["latent.npy"].shape for sample in found}) > 5
+
+
+# --- whoever makes them
+
+
+class Split(Plain):
+    """Stands for a GPU that has room for images or captions alone."""
+
+    is_split = True
+
+
+def test_two_passes_make_the_same_bytes(images: Path, latents: Path, tmp_path: Path) -> None:
+    def make(model: Model, recipe: Recipe, device: str) -> Split:
+        return Split(Making(), model, recipe, torch.device(device))
+
+    with patch("wdsprep.encoding.encode.make_encoder", make):
+        encode_here(images, tmp_path / "out", shapes=NEAREST, max_crop=MAX_CROP)
+    assert tree(tmp_path / "out") == tree(latents)
+
+
+@pytest.mark.system
+def test_bytes_are_the_same_after_a_kill_and_with_other_workers(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "out", ("--shapes", NEAREST, "--max-crop", str(MAX_CROP))
+    words = [sys.executable, "-c", COMMAND, "0.2", "", "encode", str(images), str(out)]
+    words += ["--resolution", "64", *TOY, *options, "--workers"]
+    with subprocess.Popen([*words, "2"], stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        while not [*(out / "receipts").glob("*/*.json")]:
+            assert run.poll() is None
+            time.sleep(0.02)
+        workers = children(run.pid)
+        os.killpg(run.pid, signal.SIGKILL)
+    wait_gone(workers)
+    assert len([*(out / "receipts").glob("*/*.json")]) < len(manifest_of(latents).receipts)
+    words[3] = "0"
+    done = subprocess.run([*words, "1"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert tree(out) == tree(latents)
+
+
+# --- what cannot be
+
+
+def refusal(given: Any, resolution: int = 64) -> str:
+    with pytest.raises(UsageError) as refused:
+        sizes_of(given, resolution)
+    (line,) = str(refused.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("", "lists no shape"),
+        ("# none\n\n", "lists no shape"),
+        ("64x64\n64 by 80", "line 2, '64 by 80', is no shape such as 832x1216"),
+        ("64x64\n0x80", "line 2, '0x80', is no shape"),
+        ("64x80\n80x64", "lacks 64x64, the square of --resolution 64: add it"),
+        ("64x64\n72x48\n48x32\n", "48x32 has 0.38 of the pixels of --resolution 64: give shapes"),
+        ("64x64 # a\n72X48\n60x40", "has one ratio twice, 72x48 and 60x40: leave one out"),
+        ("64x64\n96x64", "96x64 has 1.50 of the pixels"),
+        ("64x64\n272x16", "272x16 is more than 16 to 1: leave it out"),
+        ("64x64\n64x64", "has one ratio twice, 64x64 and 64x64: leave one out"),
+        ("64x64\n" + "".join(f"{64 + n}x64\n" for n in range(600)), "has 601 shapes: give 512"),
+    ],
+)
+def test_a_list_that_no_trainer_can_use_is_refused(tmp_path: Path, lines: str, words: str) -> None:
+    (tmp_path / "list").write_text(lines)
+    assert words in refusal(str(tmp_path / "list")), words
+
+
+def test_lists_that_are_named_are_those_that_they_say() -> None:
+    sdxl = sizes_of("sdxl", 1024)
+    assert len(sdxl) == 40
+    assert (sdxl[0], sdxl[-1], SDXL_LACKS in sdxl) == ((512, 2048), (2048, 512), False)
+    assert all(side % 64 == 0 for size in sdxl for side in size)
+    assert all(0.9 < width * height / 1024**2 <= 1 for width, height in sdxl)
+    nearest = sizes_of("nearest:64,4", 1024)
+    assert {*nearest} < {*sdxl}
+    for width, height in sizes_of("nearest:16,2.5", 256):
+        short, long = sorted((width, height))
+        assert long * short <= 256**2 < long * (short + 16)
+        assert long <= 2.5 * short
+    assert named(sizes_of("nearest:32,1", 64)) == ["64x64"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("sdxl", "sdxl is for --resolution 1024: for 64, nearest:STEP,MAX makes such a list"),
+        ("nearest:8", "write nearest:STEP,MAX, such as nearest:64,4"),
+        ("nearest:8,x", "write nearest:STEP,MAX"),
+        ("nearest:0,2", "no multiple of 0"),
+        ("nearest:48,2", "--resolution 64 is no multiple of 48"),
+        ("nearest:8,0.5", "give ratios from 1 to 16"),
+        ("nearest:8,99", "give ratios from 1 to 16"),
+        ("sdlx", "cannot be read (No such file or directory): give sdxl, nearest:STEP,MAX, or a"),
+        ([(64, 64), (1, 2, 3)], "(1, 2, 3) is no width and height"),
+        ([(64, 64), (64.0, 80)], "(64.0, 80) is no width and height"),
+        (7, "--shapes 7: give sdxl"),
+    ],
+)
+def test_what_names_no_list_is_refused(given: Any, words: str) -> None:
+    assert words in refusal(given), words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shapes", "nearest:4,2"), "no multiple of 8, as the VAE of tiny needs"),
+        (("--shapes", NEAREST, "--max-crop", "0"), "--max-crop 0.0: give a part of the area"),
+        (("--max-crop", "1.5"), "--max-crop 1.5: give a part"),
+        (("--shapes", "sdxl"), "--shapes sdxl is for --resolution 1024"),
+    ],
+)
+def test_nothing_is_written_for_options_that_cannot_be(
+    images: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    with in_this_process():
+        place = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64"]
+        assert main([*place, *TOY, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_shapes_never_mix_with_what_is_there(images: Path, latents: Path) -> None:
+    before = tree(latents)
+    with pytest.raises(FingerprintError, match=r"--shapes are not given \(were 9 \(40x96, "):
+        encode_here(images, latents, max_crop=MAX_CROP)
+    with pytest.raises(FingerprintError, match=r"--max-crop 0.2 \(was 0.3\): run"):
+        encode_here(images, latents, shapes=NEAREST, max_crop=0.2)
+    assert tree(latents) == before
+
+
+def test_what_is_encoded_on_the_way_has_no_shapes_yet(images: Path) -> None:
+    for how in ({"shapes": NEAREST}, {"max_crop": 0.5}):
+        encode = wdsprep.Encode(resolution=64, model="tiny", **how)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="encode= makes squares alone: leave out shapes="):
+            wdsprep.load(str(images), encode=encode, global_batch=2)
+        with pytest.raises(UsageError, match="encode= makes squares alone: leave out shapes="):
+            wdsprep.stream(str(images), encode=encode, global_batch=2, trainers=1)
+
+
+def test_the_summary_tells_the_shapes(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64", *TOY]
+    with in_this_process():
+        assert main([*words, "--shapes", NEAREST, "--limit", "100"]) == 0
+        told = capsys.readouterr()
+        assert "for resolution 64 in 9 shapes; model tiny" in told.err
+        assert "shapes: " in told.out
+        assert main([*words, "--shapes", NEAREST, "--limit", "100", "--json"]) == 0
+    shapes = json.loads(capsys.readouterr().out)["shapes"]
+    assert sum(shapes.values()) == manifest_of(tmp_path / "out").samples
