@@ -153,6 +153,37 @@ def test_latents_are_found_behind_rejects_by_their_number(made: Made) -> None:
                 assert joined.sample.facts == latents[image.key]["json"]
 
 
+@pytest.fixture(scope="module")
+def shaped(made: Made) -> Path:
+    """Latents of the same images in shapes."""
+    from tests.kit.encodes import encode_here
+
+    out = made.root / "shaped"
+    encode_here(made.images, out, shapes="nearest:8,2")
+    return out
+
+
+def test_latents_of_several_shapes_are_counted_and_shown(made: Made, shaped: Path) -> None:
+    page = made.report(made.images, shaped, name="shaped")
+    counts = manifest_of(shaped).counts
+    rows = {row[0]: int(row[2]) for row in page.rows(f"Shapes of {shaped}")}
+    assert rows == {name: count for name, count in counts.items() if "x" in name}
+    assert len(rows) == 3
+    for key, sample in latents_of(shaped).items():
+        left, top, right, bottom = sample["json"]["crop"]
+        figures = {f.one("figcaption").text.split()[0]: f for f in page.cards[key].every("figure")}
+        shown = {name: opened(f.one("img").attributes["src"]).size for name, f in figures.items()}
+        size = right - left, bottom - top
+        assert (shown["crop"], shown["decoded"]) == (size, size)
+        assert shown["latent"] == (size[0] // 8, size[1] // 8)
+        assert re.search(r"-?\d+\.\d dB", figures["decoded"].text)
+    assert page.rows(f"Statistics of {shaped} by channel")
+    rows = {row[0]: row[2] for row in page.rows("Funnel")}
+    assert (rows["for phase 64"], rows["encoded at 64"]) == ("14", "13")
+    alone = made.report(shaped, name="shaped-alone", model="none")
+    assert alone.cards.keys() == latents_of(shaped).keys()
+
+
 def test_latents_of_other_images_are_not_joined(made: Made, tmp_path: Path) -> None:
     files = source_of_pictures(tmp_path / "photos", more=["another caption"])
     other = pack_pictures(files, tmp_path / "images")
