@@ -36,6 +36,7 @@ import torch
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.base import Encoder, Part, Tokens
 from wdsprep.encoding.models.batch_size import text_size
 from wdsprep.encoding.models.device import (
@@ -49,7 +50,7 @@ from wdsprep.encoding.models.device import (
     combined,
 )
 from wdsprep.images.crop import NO_PIXELS, Crop, Cut, crops
-from wdsprep.images.shapes import Fit, Shapes, Size
+from wdsprep.images.shapes import Fit, Shapes
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
