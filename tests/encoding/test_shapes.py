@@ -37,8 +37,9 @@ from tests.kit.packs import (
     wait_gone,
     write_files,
 )
-from tests.kit.paths import FIND_TESTS
+from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
+from wdsprep.cli.plan import plan_lines
 from wdsprep.dataset.arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
@@ -218,6 +219,20 @@ def test_only_several_shapes_wait_on_the_disk(images: Path, tmp_path: Path) -> N
             encode_here(images, tmp_path / "shaped", limit=20, shapes=NEAREST)
 
 
+def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> None:
+    recipe: dict[str, Any] = {}
+    exec(format_recipe("find_key"), recipe)
+    samples = latents_of(latents)
+    receipt = max(manifest_of(latents).receipts, key=lambda one: one.inputs)
+    ranges = recipe["shape_ranges"](latents, receipt.unit)
+    for number, key in enumerate(members(latents / f"{receipt.unit}.tar")):
+        left, top, right, bottom = samples[key]["json"]["crop"]
+        shape = f"{right - left}x{bottom - top}"
+        assert number in ranges[shape]
+        assert recipe["find_key"](latents, receipt.unit, key) == (shape, number)
+    assert recipe["find_key"](latents, receipt.unit, "000000999999") is None
+
+
 def test_plain_webdataset_reads_them(latents: Path) -> None:
     import gc
     import warnings
@@ -256,7 +271,7 @@ def test_bytes_are_the_same_after_a_kill_and_with_other_workers(
     images: Path, latents: Path, tmp_path: Path
 ) -> None:
     out, options = tmp_path / "out", ("--shapes", NEAREST, "--max-crop", str(MAX_CROP))
-    words = [sys.executable, "-c", COMMAND, "0.2", "", "encode", str(images), str(out)]
+    words = [sys.executable, "-c", COMMAND, "0.1", "", "encode", str(images), str(out)]
     words += ["--resolution", "64", *TOY, *options, "--workers"]
     with subprocess.Popen([*words, "2"], stderr=subprocess.DEVNULL, start_new_session=True) as run:
         while not [*(out / "receipts").glob("*/*.json")]:
@@ -336,6 +351,21 @@ def test_lists_that_are_named_are_those_that_they_say() -> None:
 )
 def test_what_names_no_list_is_refused(given: Any, words: str) -> None:
     assert words in refusal(given), words
+
+
+def test_a_plan_says_what_shapes_take_for_the_phases_that_they_are_for() -> None:
+    counts = {512: 1e6, 1024: 3e5}
+    said = plan_lines(counts=counts, gpu="A100", shapes="sdxl").splitlines()
+    (line,) = (line for line in said if line.startswith("  shapes"))
+    assert "40 shapes, 512x2048 to 2048x512: one tar for each image shard, as without" in line
+    assert said.index(line) > next(n for n, text in enumerate(said) if "phase 1024" in text)
+    phases = json.loads(
+        plan_lines(counts=counts, gpu="A100", shapes="nearest:64,1.3", as_json=True)
+    )
+    assert [len(phase["shapes"]) for phase in phases["phases"]] == [3, 5]
+    assert "shapes  " not in plan_lines(counts=counts, gpu="A100")
+    with pytest.raises(UsageError, match="sdxl is for --resolution 1024"):
+        plan_lines(counts={512: 1e6}, gpu="A100", shapes="sdxl")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.kit.paths import README, ROOT, blocks, pages
+from tests.kit.paths import README, ROOT, blocks, format_recipe, pages
 from wdsprep.cli import cli
 
 PAGES = pages()
@@ -175,13 +175,6 @@ def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
     print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
     members = "000000000000.jpg 000000000000.json 000000000000.txt\n"
     assert run(sys.executable, "-c", print_one) == members
-
-
-def format_recipe(name: str) -> str:
-    """The code on the page of the format that defines this function."""
-    codes = [code for _kind, code in blocks(ROOT / "shards/README.md", "python")]
-    (found,) = (code for code in codes if f"def {name}" in code)
-    return found
 
 
 def test_the_bits_of_bfloat16_are_read_as_the_page_says() -> None:

@@ -27,3 +27,10 @@ def blocks(page: Path, *kinds: str, section: str = "") -> list[tuple[str, str]]:
     if section:
         text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return re.findall(rf"```({'|'.join(kinds)})\n(.*?)```", text, re.DOTALL)
+
+
+def format_recipe(name: str) -> str:
+    """The code on the page of the format that defines this function."""
+    codes = [code for _kind, code in blocks(ROOT / "shards/README.md", "python")]
+    (found,) = (code for code in codes if f"def {name}" in code)
+    return found

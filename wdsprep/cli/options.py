@@ -392,6 +392,7 @@ PACKERS = options(
 )
 JSON = option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 OUTPUT = options("Output", JSON)
+SHAPES = "FILE|sdxl|nearest:STEP,MAX"
 RECIPE = options(
     "Model",
     option(
@@ -402,7 +403,7 @@ RECIPE = options(
     ),
     option(
         "--shapes",
-        metavar="FILE|sdxl|nearest:STEP,MAX",
+        metavar=SHAPES,
         help="Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
         "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no more "
         "pixels than the square, or to those in a file, such as 832x1216 in a line.",
@@ -489,6 +490,11 @@ PLANNED = options(
         type=click.Choice(TEXTS),
         show_default=True,
         help="Reckon with this kept of each caption.",
+    ),
+    option(
+        "--shapes",
+        metavar=SHAPES,
+        help="Say of the phases that this list is for what its shapes take beside.",
     ),
     option(
         "--tokens",

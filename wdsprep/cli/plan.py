@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdsprep.checks.inspect import overview
+from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
+from wdsprep.encoding.crew import SHARDS_PER_WORKER
 from wdsprep.encoding.estimate import (
     VAE_GFLOPS,
     Bucket,
@@ -23,6 +25,7 @@ from wdsprep.encoding.estimate import (
     stored_by_choice,
 )
 from wdsprep.encoding.models.presets import DC, PRESETS
+from wdsprep.encoding.shape_lists import Given, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.text import human_bytes, plural, printed
 
@@ -80,6 +83,7 @@ def plan_lines(
     text: str = Choice.text,
     tokens: int = Choice.tokens,
     samples_per_shard: int = Choice.samples_per_shard,
+    shapes: Given = "",
     published: bool = False,
     as_json: bool = False,
 ) -> str:
@@ -102,10 +106,26 @@ def plan_lines(
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
     fleet = Fleet(devices=gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
     phases = estimate(buckets, speeds, choice, fleet)
+    lists = shape_lists(shapes, [phase.resolution for phase in phases])
     if as_json:
-        return json.dumps({"phases": [facts(phase) for phase in phases]}, sort_keys=True)
+        listed = [facts(phase) | {"shapes": lists[phase.resolution]} for phase in phases]
+        return json.dumps({"phases": listed}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
-    return printed(_lines(phases, choice, fleet, price_of))
+    return printed(_lines(phases, choice, fleet, price_of, lists))
+
+
+def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]]:
+    """The names of the shapes for each resolution that the list is for; of one that is for none of
+    them, why."""
+    found, why = {}, {}
+    for resolution in resolutions:
+        try:
+            found[resolution] = list(map(shape_name, sizes_of(given, resolution)))
+        except UsageError as error:
+            found[resolution], why[resolution] = [], error
+    if len(why) == len(found):
+        raise why[resolutions[-1]]
+    return found
 
 
 def sizes(given: Any) -> dict[int, float]:
@@ -193,9 +213,17 @@ def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Spe
     return Speed(each=trial.speed.each * share, source=source)
 
 
-def _lines(phases: Sequence[Phase], choice: Choice, fleet: Fleet, price_of: str) -> Iterator[str]:
+def _lines(
+    phases: Sequence[Phase],
+    choice: Choice,
+    fleet: Fleet,
+    price_of: str,
+    lists: Mapping[int, Sequence[str]],
+) -> Iterator[str]:
     for phase in phases:
         yield from _phase(phase, fleet)
+        if names := lists[phase.resolution]:
+            yield f"  shapes    {_shapes(names, phase)}"
         yield ""
     last = phases[-1]
     if choice.preset.is_trimmed and choice.text == "emb":
@@ -235,6 +263,16 @@ def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
         f"  S3        {plural(phase.shards, 'shard')}, "
         f"{plural(phase.gets + phase.puts, 'request')} "
         f"(${phase.request_dollars:,.2f}), ${phase.month_dollars:,.0f} a month to keep"
+    )
+
+
+def _shapes(names: Sequence[str], phase: Phase) -> str:
+    """Which, and what waits until a shard of them is whole."""
+    ends = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    waits = human_bytes(SHARDS_PER_WORKER * phase.nbytes_written / max(1, phase.shards))
+    return (
+        f"{plural(len(names), 'shape')}, {ends}: one tar for each image shard, as without; up to "
+        f"{waits} for each worker in TMPDIR; sizes and images are reckoned as of squares"
     )
 
 
