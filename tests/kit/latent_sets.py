@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,13 @@ def members(key: str, fields: Sequence[Field]) -> list[tuple[str, bytes]]:
 
 
 def write_shard(store: Store, name: str, keys: Sequence[str], fields: Sequence[Field]) -> Shard:
+    return write_tar(store, name, ((key, fields) for key in keys))
+
+
+def write_tar(store: Store, name: str, samples: Iterable[tuple[str, Sequence[Field]]]) -> Shard:
+    """Each sample by its key and what arrays it has."""
     with store.write(name) as sink, TarWriter(sink) as tar:
-        for key in keys:
+        for key, fields in samples:
             tar.add(key, members(key, fields))
         written: Written = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
@@ -106,6 +111,17 @@ def write_latents(
                 rejects={},
             )
         )
+    publish(store, settings, receipts, fields, extra or {})
+    return url
+
+
+def publish(
+    store: Store,
+    settings: Mapping[str, Any],
+    receipts: Sequence[Receipt],
+    fields: Sequence[Field],
+    extra: Mapping[str, Any],
+) -> None:
     for item in text_fields(fields):
         write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
     manifest = Manifest(
@@ -113,7 +129,6 @@ def write_latents(
         settings=settings,
         receipts=tuple(receipts),
         complete=True,
-        extra=extra or {},
+        extra=extra,
     )
     write_bytes(store, "wdsprep.json", manifest.to_bytes())
-    return url

@@ -30,7 +30,7 @@ def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
 def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...]:
     """The arrays of a sample of this shape. A side of its latent is to the square's as its pixels
     are to the resolution."""
-    resolution = settings["resolution"]
+    resolution: int = settings["resolution"]
 
     def cells(pixels: int, of_square: int) -> int:
         count, rest = divmod(pixels * of_square, resolution)

@@ -11,7 +11,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.catalog import SHAPE, Dataset
 from wdsprep.loading.effects import TEXTS, Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
@@ -62,6 +62,11 @@ class LoadPlan:
                     f"{dataset.store.url}: the denoiser of {dataset.settings['pipeline']} has no "
                     "mask, and wants zeros up to the full length: leave pad= out"
                 )
+        if self.order.group % self.share and not self.raw:
+            raise UsageError(
+                f"shape_batch {self.order.group}: a rank's share of a step is {self.share:,} "
+                "samples, which must be one shape's: give a multiple of it, or have more ranks"
+            )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
@@ -81,8 +86,11 @@ class LoadPlan:
     @property
     def summary(self) -> str:
         """Of which datasets, how much."""
-        places = examples([repr(dataset.store.url) for dataset in self.datasets])
+        wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
+        places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
+        if sizes := {dataset.part.size for dataset in self.datasets if dataset.part is not None}:
+            samples += f" in {plural(len(sizes), 'shape')}"
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
@@ -191,7 +199,7 @@ def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: 
         )
     if (dataset.kind == "latents") != (first.kind == "latents"):
         raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
-    if dataset.shapes != first.shapes and not homogeneous:
+    if dataset.arrays != first.arrays and not homogeneous:
         raise UsageError(
             f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
             "homogeneous=True keeps each batch to one stream"
@@ -208,7 +216,8 @@ def names_of(
     if datasets[0].kind == "latents":
         if any(field.is_variable for dataset in datasets for field in dataset.fields):
             arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
-        usual, known = (*arrays, "key"), {*arrays, *OF_ALL}
+        shape = (SHAPE,) if any(dataset.part for dataset in datasets) else ()
+        usual, known = (*arrays, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
     else:
         usual, known = OF_IMAGES, {"image", *OF_ALL}
         if pixels:

@@ -7,6 +7,10 @@ Latent shards are known by the image shards they were made of, and by how many s
 Both are known before anything is encoded, so latents that are made on the way to the trainer come
 in the order of those that are stored, as long as encoding rejects nothing. How they were made, the
 settings say: a state carries their fingerprint.
+
+A dataset with shapes becomes several, one for each of its shapes, whose sizes say how many samples
+of it each shard has: receipts count them. So the order knows nothing of shapes; a place in it is a
+shard and a number among those of the shape, and `Dataset.located` says where that is in the tar.
 """
 
 import hashlib
@@ -16,17 +20,20 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS, MANIFEST, index_name
 from wdsprep.dataset.reindex import is_older, is_whole
+from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
-from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading import order
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
@@ -35,6 +42,8 @@ from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
 from wdsprep.text import command, plural
 
+SHAPE = "shape"
+"""What a batch calls the shape that its images have."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -64,49 +73,99 @@ class Stream:
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
 
+class ImageShape(NamedTuple):
+    """The pixels of the images that a batch is of."""
+
+    height: int
+    width: int
+
+
+class ShapePart(NamedTuple):
+    """The samples of one shape: those of which dataset, in which of its shards, and the number of
+    the first in each."""
+
+    whole: "Dataset"
+    size: Size
+    shards: "NDArray[np.int32]"
+    starts: "NDArray[np.int32]"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """An opened stream. `kind` is latents, images, or tars where there is no manifest."""
+    """An opened stream, or what it has of one shape. `kind` is latents, images, or tars where there
+    is no manifest. `sizes` are the samples of each shard; of a part, of each that has some."""
 
     store: Store
     kind: str
     names: tuple[str, ...]
     contents: tuple[str, ...]  # what changes when a shard's bytes do
-    sizes: tuple[int, ...]
+    sizes: Ints
     nbytes: int
     digest: str
     want: Want
     settings: Mapping[str, Any] = field(default_factory=dict)
     images: "Dataset | None" = None
     """What the latents are made from on the way, where they are not stored."""
+    part: ShapePart | None = None
+    """Where these are the samples of one shape alone."""
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The arrays of a sample, the first members of it; none but in latent shards."""
+        if self.part is not None:
+            return fields_in_shape(self.settings, self.part.size)
         return fields_of(self.settings["layout"]) if self.kind == "latents" else ()
+
+    @property
+    def whole(self) -> "Dataset":
+        """All of the opened stream, whose files these are."""
+        return self if self.part is None else self.part.whole
+
+    @property
+    def place(self) -> str:
+        """Which samples these are, for messages."""
+        url = self.store.url
+        return url if self.part is None else f"{url} ({shape_name(self.part.size)})"
+
+    @property
+    def shape(self) -> ImageShape:
+        """Of latents: that of all their images."""
+        side = self.settings["resolution"]
+        width, height = (side, side) if self.part is None else self.part.size
+        return ImageShape(height, width)
+
+    def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Where samples lie: the number of the shard, and of the sample in its tar."""
+        if self.part is None:
+            return shards, indices
+        return self.part.shards[shards].astype(np.int64), indices + self.part.starts[shards]
 
     @cached_property
     def ends(self) -> Ints:
         """Where each shard ends, if the samples of all are counted through."""
-        return np.cumsum(np.asarray(self.sizes, np.int64))
+        return np.cumsum(self.sizes)
+
+    @cached_property
+    def samples(self) -> int:
+        return int(self.sizes.sum())
 
     @cached_property
     def filled(self) -> int:
         """The shards that hold samples."""
-        return sum(size > 0 for size in self.sizes)
+        return int(np.count_nonzero(self.sizes))
 
     @property
     def sample_nbytes(self) -> int:
         """The mean, so that reading ahead can be bounded in bytes."""
-        return max(1, self.nbytes // int(self.ends[-1]))
+        return max(1, self.nbytes // self.samples)
 
     @property
     def has_moments(self) -> bool:
         return self.settings.get("latents") == "moments"
 
     @property
-    def shapes(self) -> tuple[object, ...]:
-        """What decides the shapes in a batch of it."""
+    def arrays(self) -> tuple[object, ...]:
+        """What decides the shapes of arrays in a batch of it."""
         return self.fields, self.has_moments and self.patch
 
     @property
@@ -119,19 +178,28 @@ class Dataset:
         place = self.store.root if isinstance(self.store, LocalStore) else self.store.url
         return [f"{place}/{name}" for name in self.names]
 
-    def as_stream(self) -> order.OrderStream:
-        sizes = np.asarray(self.sizes, np.int64)
-        return order.OrderStream(
-            digest=self.digest, sizes=sizes, want=self.want, place=self.store.url
+
+def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
+    """What the order is to know of them; the shapes of a dataset have its share together."""
+    numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
+    return tuple(
+        order.OrderStream(
+            digest=dataset.digest,
+            sizes=dataset.sizes,
+            want=dataset.want,
+            place=dataset.store.url,
+            part_of=None if dataset.part is None else numbers[dataset.whole],
         )
+        for dataset in datasets
+    )
 
 
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
 def open_all(streams: Streams) -> tuple[Dataset, ...]:
-    """The datasets behind what `load` was given."""
-    return tuple(load_dataset(stream) for stream in as_streams(streams))
+    """The datasets behind what `load` was given; of those with shapes, each shape's samples."""
+    return tuple(chain.from_iterable(map(load_datasets, as_streams(streams))))
 
 
 def as_streams(streams: Streams) -> list[Stream]:
@@ -148,7 +216,7 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def load_dataset(stream: Stream) -> Dataset:
+def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     """One GET where there is a manifest; a listing for tars that something else made."""
     store = open_store(os.fspath(stream.url))
     want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
@@ -156,8 +224,10 @@ def load_dataset(stream: Stream) -> Dataset:
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        return _of_tars(store, want, buckets)
-    return _of_manifest(store, manifest, want, buckets)
+        return (_of_tars(store, want, buckets),)
+    dataset = _of_manifest(store, manifest, want, buckets)
+    shapes = shapes_of(manifest.settings)
+    return _in_shapes(dataset, shapes, manifest) if shapes else (dataset,)
 
 
 def _of_manifest(
@@ -188,12 +258,54 @@ def _of_manifest(
         kind=manifest.dataset,
         names=tuple(shard.name for shard in shards),
         contents=tuple(shard.digest for shard in shards),
-        sizes=tuple(shard.samples for shard in shards),
+        sizes=np.array([shard.samples for shard in shards], np.int64),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=_digest((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
         want=want,
         settings=manifest.settings,
     )
+
+
+def _in_shapes(whole: Dataset, shapes: Sequence[Size], manifest: Manifest) -> tuple[Dataset, ...]:
+    """A dataset for each of the shapes of which it has samples."""
+    counts = _shape_counts(whole, [shape_name(size) for size in shapes], manifest)
+    starts = np.cumsum(counts, axis=1, dtype=np.int32) - counts
+    found = []
+    for number, size in enumerate(shapes):
+        own = np.ascontiguousarray(counts[:, number])
+        shards = np.flatnonzero(own).astype(np.int32)
+        if not len(shards):
+            continue
+        sizes = own[shards].astype(np.int64)
+        known = f"{whole.digest} {shape_name(size)} ".encode() + own.astype("<i4").tobytes()
+        made = replace(
+            whole,
+            sizes=sizes,
+            nbytes=round(whole.nbytes * (int(sizes.sum()) / whole.samples)),
+            digest=hashlib.sha256(known).hexdigest(),
+            part=ShapePart(whole, size, shards, starts[shards, number]),
+        )
+        found.append(made)
+    return tuple(found)
+
+
+def _shape_counts(whole: Dataset, shapes: Sequence[str], manifest: Manifest) -> "NDArray[np.int32]":
+    """How many samples of each shape each shard has: a row for each shard."""
+    rows = {name: row for row, name in enumerate(whole.names)}
+    counts = np.zeros((len(rows), len(shapes)), np.int32)
+    columns = map(manifest.ledger.column, ("counts", "shards"))
+    for counted, made in zip(*columns, strict=True):
+        for shard in made:
+            if (row := rows.get(shard["name"])) is not None:
+                counts[row] = [counted.get(shape, 0) for shape in shapes]
+    wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(
+            f"{whole.store.url}/{whole.names[row]} has {plural(int(whole.sizes[row]), 'sample')}, "
+            f"and {counts[row].sum():,} by its shapes: run {command('verify', whole.store.url)}"
+        )
+    return counts
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
@@ -233,10 +345,10 @@ def of_phase(images: Dataset, resolution: int) -> Dataset:
             f"{images.store.url}: none of the buckets to load ({there}) is of {resolution} pixels"
         )
     names = tuple(images.names[n] for n in chosen)
-    sizes = tuple(images.sizes[n] for n in chosen)
+    sizes = images.sizes[chosen]
     contents = tuple(images.contents[n] for n in chosen)
-    share = sum(sizes) / sum(images.sizes)
-    digest = _digest(zip(names, sizes, contents, strict=True))
+    share = int(sizes.sum()) / images.samples
+    digest = _digest(zip(names, sizes.tolist(), contents, strict=True))
     return replace(
         images,
         names=names,
@@ -275,7 +387,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         kind="tars",
         names=tuple(names),
         contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
-        sizes=tuple(sizes),
+        sizes=np.array(sizes, np.int64),
         nbytes=sum(nbytes),
         digest=_digest(zip(names, sizes, nbytes, strict=True)),
         want=want,

@@ -134,8 +134,13 @@ def effects_of(
         drop_text=float(drop_text),
         pixels=pixels,
         max_area=max_area,
-        empty=tuple(map(empty_of, datasets)) if drop_text and not datasets[0].images else (),
+        empty=_empties(datasets) if drop_text and not datasets[0].images else (),
     )
+
+
+def _empties(datasets: tuple[Dataset, ...]) -> tuple[Empty, ...]:
+    known = {whole: empty_of(whole) for whole in dict.fromkeys(d.whole for d in datasets)}
+    return tuple(known[dataset.whole] for dataset in datasets)
 
 
 def empty_of(dataset: Dataset) -> Empty:

@@ -147,7 +147,7 @@ class _Heads:
         return sizes & headers
 
 
-@lru_cache(64)
+@lru_cache(512)  # of one dataset, as many as it has shapes
 def grid_of(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> Grid:
     return Grid(fields, wanted)
 

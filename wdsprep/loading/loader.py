@@ -44,7 +44,7 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Streams, of_phase, open_all, to_be_encoded
+from wdsprep.loading.catalog import Streams, of_phase, open_all, order_streams, to_be_encoded
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
@@ -78,6 +78,7 @@ def load(
     max_area: int = MAX_AREA,
     drop_text: float = 0.0,
     homogeneous: bool = False,
+    shape_batch: int | None = None,
     window: int = 256,
     run: int = RUN,
     epoch_steps: int | None = None,
@@ -100,10 +101,12 @@ def load(
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
     with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
     samples one by one, as webdataset has them. `drop_text` is the rate at which captions become the
-    empty one; `homogeneous` keeps a step to one stream; `window` is how far the order shuffles
-    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
-    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
-    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share.
+    empty one; `homogeneous` keeps a step to one stream, or to one shape of it where it has several,
+    and `shape_batch` only so many neighbours in a step, a multiple of what a rank gets. `window` is
+    how far the order shuffles inside a shard, and `run` how many neighbours stay together there, as
+    one request to S3. `skip_missing` serves other samples in place of a missing shard's. `cache` is
+    a local folder for at most `cache_nbytes` of what comes from S3, which all processes of a
+    machine may share.
     Arrays as long as their captions come with `mask` and zeros up to the length that is the same
     for all, or to the batch's longest with `pad="longest"`. `device` copies batches there one step
     ahead, `pin` leaves that to the trainer.
@@ -139,12 +142,13 @@ def load(
         max_area=max_area,
     )
     order = Order(
-        streams=tuple(dataset.as_stream() for dataset in datasets),
+        streams=order_streams(datasets),
         global_batch=global_batch,
         seed=seed,
         window=window,
         run=run,
-        homogeneous=homogeneous,
+        homogeneous=homogeneous or any(dataset.part for dataset in datasets),
+        shape_batch=shape_batch,
         epoch_steps=epoch_steps,
         also=effects.parameters,
     )
@@ -232,7 +236,8 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def urls(self) -> list[str]:
         """The shards, as `webdataset.WebDataset` takes them."""
-        return [url for dataset in self._plan.datasets for url in dataset.urls()]
+        wholes = dict.fromkeys(dataset.whole for dataset in self._plan.datasets)
+        return [url for whole in wholes for url in whole.urls()]
 
     def state_dict(self) -> dict[str, Any]:
         """Under 1 KB of JSON, the same on every rank: resume with `load_state_dict`."""

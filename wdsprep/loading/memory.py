@@ -22,14 +22,14 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.loading.grid import short
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.worker_memory import Bytes, ring
+from wdsprep.loading.worker_memory import Bytes, ring, rounded
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Blocks:
-    """For any number of threads. Of each size, `keep` unused blocks are kept; sizes are rounded up
-    to multiples of `step`, so that similar blocks take each other's place."""
+    """For any number of threads. Of each size, `keep` unused blocks are kept; sizes are rounded up,
+    also to multiples of `step`, so that similar blocks take each other's place."""
 
     def __init__(self, *, keep: int, step: int = 1) -> None:
         self._keep, self._step = keep, step
@@ -37,7 +37,7 @@ class Blocks:
 
     def take(self, nbytes: int) -> Bytes:
         """So many bytes, of any value. The block is free again when no view of them is left."""
-        size = -(-nbytes // self._step) * self._step
+        size = rounded(nbytes, self._step)
         try:
             base = self._free.setdefault(size, []).pop()
         except IndexError:

@@ -28,7 +28,7 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.catalog import SHAPE, Dataset
 from wdsprep.loading.effects import TEXTS, Effects
 from wdsprep.loading.grid import Grid, grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
@@ -58,7 +58,7 @@ class Reader:
     raw: bool = False
     skip_missing: bool = False
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
-    _told: set[tuple[int, int, int]] = field(default_factory=set)
+    _told: set[tuple[str, int]] = field(default_factory=set)
     _missing: dict[int, set[int]] = field(default_factory=dict)
     """The shards of each stream that are known to be missing."""
 
@@ -84,6 +84,8 @@ class Reader:
             made = self.memory.take(batch.moments.nbytes // 2)
             shape = patched_shape((channels // 2, *sides), dataset.patch)
             batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
+        if SHAPE in self.names:
+            batch.out[SHAPE] = dataset.shape
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
@@ -157,19 +159,23 @@ class Reader:
             if shard not in missing:
                 batch.shard[row], batch.index[row] = shard, index
                 return drawn
-        raise NotFoundError(f"{dataset.store.url}: all its shards are missing")
+        raise NotFoundError(f"{dataset.place}: all its shards are missing")
 
     def _draw(self, stream: int, wanted: tuple[int, int], attempt: int) -> tuple[int, int]:
         dataset = self.datasets[stream]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
-        shard = int(np.searchsorted(dataset.ends, number, side="right"))
-        return shard, number - int(dataset.ends[shard]) + dataset.sizes[shard]
+        spots = np.searchsorted(dataset.ends, [number], side="right")
+        shards, indices = dataset.located(
+            spots, number - (dataset.ends[spots] - dataset.sizes[spots])
+        )
+        return int(shards[0]), int(indices[0])
 
     def _lost(self, batch: Batch, row: int, reason: str) -> str:
         dataset = self.datasets[batch.stream[row]]
         url = dataset.store.url
         hint = "" if dataset.kind == "tars" else f": run {command('verify', url)}"
-        return f"{url}: {ATTEMPTS} samples in a row cannot be served, the last ({reason}){hint}"
+        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({reason})"
+        return f"{dataset.place}: {what}{hint}"
 
     def _name(self, batch: Batch, row: int) -> str:
         dataset = self.datasets[batch.stream[row]]
@@ -177,15 +183,15 @@ class Reader:
 
     def _tell(self, batch: Batch, row: int, reason: str) -> None:
         """Once a sample, or once for all of a missing shard."""
-        stream, shard, index = batch.stream[row], batch.shard[row], batch.index[row]
+        shard, index, name = batch.shard[row], batch.index[row], self._name(batch, row)
         if reason == MISSING:
-            self._missing.setdefault(stream, set()).add(shard)
-        place = (stream, shard, index if reason != MISSING else -1)
+            self._missing.setdefault(batch.stream[row], set()).add(shard)
+        place = (name, index if reason != MISSING else -1)
         if place in self._told:
             return
         self._told.add(place)
         what = reason if reason == MISSING else f"sample {index} cannot be served ({reason})"
-        _log.warning("%s: %s: others are served in its place", self._name(batch, row), what)
+        _log.warning("%s: %s: others are served in its place", name, what)
 
     def _get(
         self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool, spare: int = 0

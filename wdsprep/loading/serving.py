@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +56,11 @@ def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
 
 
 def open_reader(plan: LoadPlan) -> Reader:
+    wholes = dict.fromkeys(dataset.whole for dataset in plan.datasets)
+    shelves = {whole: open_shelf(whole, plan.cache) for whole in wholes}
     return Reader(
         datasets=plan.datasets,
-        shelves=tuple(open_shelf(dataset, plan.cache) for dataset in plan.datasets),
+        shelves=tuple(shelves[dataset.whole] for dataset in plan.datasets),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
@@ -116,7 +118,7 @@ def _rows_at_once(plan: LoadPlan) -> int:
 
 def _close(pool: ThreadPoolExecutor, shelves: tuple[Shelf, ...]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
-    for shelf in shelves:
+    for shelf in dict.fromkeys(shelves):
         shelf.close()
 
 
@@ -138,13 +140,16 @@ def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None)
         for group in groups:
             yield from group.batches
         return
+    streams: dict[Shelf, list[int]] = {}
+    for number, shelf in enumerate(reader.shelves):
+        streams.setdefault(shelf, []).append(number)
     told: Iterator[Batch] = iter(())
     now, first = next(groups, None), True
     while now is not None:
         after = next(groups, None)
-        for number, shelf in enumerate(reader.shelves):
-            soon = after.of(number) if after is not None and not first else NOTHING
-            shelf.expect(now.of(number), soon)
+        for shelf, own in streams.items():
+            soon = after.of(own) if after is not None and not first else NOTHING
+            shelf.expect(now.of(own), soon)
         yield from told
         told, now, first = now.batches, after, False
     yield from told
@@ -158,8 +163,8 @@ class _Group:
     batches: Iterator[Batch]
     samples: Samples
 
-    def of(self, stream: int) -> tuple[Ints, Ints]:
-        here = self.samples.stream == stream
+    def of(self, streams: Sequence[int]) -> tuple[Ints, Ints]:
+        here = np.isin(self.samples.stream, streams)
         return self.samples.shard[here], self.samples.index[here]
 
 
@@ -177,12 +182,21 @@ def _groups(
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
+        _locate(plan.datasets, own)
         if places is not None:
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
             own.stream[others.reshape(own.stream.shape)] = NOBODY
         yield _Group(batches=_batches(plan, some, own), samples=own)
         done, count = done + count, min(2 * count, most)
+
+
+def _locate(datasets: Sequence[Dataset], found: Samples) -> None:
+    """What the order says of a shape's samples, as it is in their tars."""
+    for number, dataset in enumerate(datasets):
+        if dataset.part is not None and (here := found.stream == number).any():
+            where = dataset.located(found.shard[here], found.index[here])
+            found.shard[here], found.index[here] = where
 
 
 def _batches(plan: LoadPlan, steps: range, found: Samples) -> Iterator[Batch]:

@@ -66,17 +66,18 @@ class WorkerBlocks:
 
     def take(self, nbytes: int) -> torch.Tensor:
         """So many bytes, of any value, until neither this worker nor the trainer has them."""
+        size = WORD + rounded(nbytes)
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
-        free = (b for b in unused if len(b.data) == WORD + nbytes)
+        free = (b for b in unused if len(b.data) == size)
         block = next(free, None)
         if block is None:
-            new = _shared(WORD + nbytes)
+            new = _shared(size)
             if len(self._blocks) == MOST:
-                return new[WORD:]
+                return new[WORD : WORD + nbytes]
             block = _Block(len(self._blocks), new, new.numpy())
             self._blocks[new.data_ptr() + WORD] = block
         block.data[0], block.held, block.sent = 1, True, False
-        used = block.data[WORD:]
+        used = block.data[WORD : WORD + nbytes]
         weakref.finalize(used, self._end, block).atexit = False
         return torch.from_numpy(used)
 
@@ -98,6 +99,14 @@ class WorkerBlocks:
         block.known = block.sent = True
         shape, strides = tuple(value.shape), value.stride()
         return _Sent(self.worker, block.number, told, value.dtype, shape, strides)
+
+
+def rounded(nbytes: int, least: int = 1) -> int:
+    """The size of a block for so many bytes, at most an eighth more or up to a multiple of `least`:
+    latents of one area and many shapes, which are nearly alike, are to share their blocks. What is
+    not written to takes no memory."""
+    step = max(least, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
 
 
 def _shared(nbytes: int) -> torch.Tensor:

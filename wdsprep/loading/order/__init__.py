@@ -5,7 +5,8 @@ How the order works, from large to small:
 1. A step is `global_batch` samples: C blocks of q. C is the smallest divisor of the batch that is
    at least 64, or the batch itself; world size and workers have no part in it.
 2. Each block belongs to a stream: `mixing` gives every stream its share of the blocks, never off by
-   2. With `homogeneous`, a whole step belongs to a stream and takes its turn like a block.
+   2. With `homogeneous`, a whole step belongs to a stream and takes its turn like a block. A step
+   may then be cut into *groups*, each dealt like a step of its own (`shape_batch` samples).
 3. Each block of a stream comes from its next slot, the C slots in turn; a step over one stream is
    one block from every slot. `shuffle` says which samples these are, and has the proof that every
    sample is served exactly once a pass.
@@ -35,9 +36,11 @@ Runs of neighbours are the price of reading from S3 fast. Where neighbours in a 
 frames of a video), `run=1` takes them apart.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -45,9 +48,9 @@ import numpy as np
 from wdsprep.dataset.manifest import differences
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order.chance import GOLDEN, Ints, key_of
-from wdsprep.loading.order.mixing import Node, Shares, Want, shares_of, split, tree_of
+from wdsprep.loading.order.mixing import Node, Shares, Want, parted, shares_of, split, tree_of
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.text import whole
+from wdsprep.text import plural, whole
 
 VERSION = 2
 SLOTS = 64  # at least, where the batch has as many samples
@@ -60,12 +63,16 @@ NAMED = 8  # streams a state lists one by one
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OrderStream:
     """Shards that are served as one: a digest of what they hold, and the samples of each. Messages
-    say `place`, which is no part of the order."""
+    say `place`, which is no part of the order.
+
+    Neighbours that are `part_of` the same dataset have its share together, each in proportion to
+    its samples, and all have the same `want`: that of the dataset."""
 
     digest: str
     sizes: Ints
     want: Want = field(default_factory=Want)
     place: str = ""
+    part_of: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.ascontiguousarray(self.sizes, np.int64))
@@ -96,6 +103,7 @@ class Order:
     window: int = 256
     run: int = RUN
     homogeneous: bool = False
+    shape_batch: int | None = None  # consecutive samples of one stream, where they are not a step
     epoch_steps: int | None = None
     also: Mapping[str, Any] = field(default_factory=dict)  # settings that a state must agree with
 
@@ -107,27 +115,42 @@ class Order:
             ("seed", 0, 1 << 63),
             ("window", 1, 1 << 31),
             ("run", 1, 1 << 31),
+            ("shape_batch", 1, 1 << 20),
             ("epoch_steps", 1, 1 << 40),
         ):
             given = getattr(self, name)
-            if name == "epoch_steps" and given is None:
+            if given is None:
                 continue
             value = whole(name, given)
             if not low <= value < high:
                 raise UsageError(f"{name} {value}: not in [{low}, {high})")
             object.__setattr__(self, name, value)
+        if self.global_batch % self.group:
+            raise UsageError(
+                f"a global batch of {self.global_batch} does not divide by shape_batch "
+                f"{self.group}: give a divisor"
+            )
+        if self.group < self.global_batch and not self.homogeneous:
+            raise UsageError(
+                "shape_batch is for datasets with shapes, or with homogeneous=True: leave it out"
+            )
         _ = self._shares  # refuses amounts that make no sense
+
+    @property
+    def group(self) -> int:
+        """The samples that are dealt together: those of a step, or of one of its groups."""
+        return self.shape_batch or self.global_batch
 
     @cached_property
     def slots(self) -> int:
-        """C, the slots of a pass and the blocks of a step."""
-        least = min(SLOTS, self.global_batch)
-        return next(c for c in range(least, self.global_batch + 1) if not self.global_batch % c)
+        """C, the slots of a pass and the blocks of a group."""
+        least = min(SLOTS, self.group)
+        return next(c for c in range(least, self.group + 1) if not self.group % c)
 
     @property
     def block(self) -> int:
         """q, the samples of a block."""
-        return self.global_batch // self.slots
+        return self.group // self.slots
 
     @property
     def steps_per_epoch(self) -> int:
@@ -186,7 +209,7 @@ class Order:
     def _with_place(self, line: str) -> str:
         """What differs, with where the stream is of which it is said."""
         name, _, rest = line.partition(":")
-        places = {f"stream {number}": stream.place for number, stream in enumerate(self.streams)}
+        places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
         return f"{name} ({places[name]}):{rest}" if places.get(name) else line
 
     @cached_property
@@ -203,23 +226,30 @@ class Order:
             "run": self.run,
             "homogeneous": self.homogeneous,
             "steps_per_epoch": self.steps_per_epoch,
+            **({"shape_batch": self.group} if self.group < self.global_batch else {}),
             **self.also,
         } | self._described
 
     @property
     def _described(self) -> dict[str, str]:
-        lines = [
-            f"{key_of(stream.digest):016x}, {stream.samples:,} samples, share {share:,}"
-            for stream, share in zip(self.streams, self._shares.shares, strict=True)
-        ]
+        shares = iter(self._shares.shares)
+        lines = [_line(parts, [next(shares) for _ in parts]) for parts in self._datasets]
         if len(lines) > NAMED:
             return {"streams": f"{len(lines)}, together {key_of(*lines):016x}"}
         return {f"stream {number}": line for number, line in enumerate(lines)}
 
     @cached_property
+    def _datasets(self) -> list[list[OrderStream]]:
+        """The streams, those together that are parts of the same dataset."""
+        own = (n if s.part_of is None else -1 - s.part_of for n, s in enumerate(self.streams))
+        grouped = groupby(zip(own, self.streams, strict=True), key=itemgetter(0))
+        return [[stream for _, stream in parts] for _, parts in grouped]
+
+    @cached_property
     def _shares(self) -> Shares:
-        samples = [stream.samples for stream in self.streams]
-        return shares_of(samples, [stream.want for stream in self.streams])
+        samples = [[stream.samples for stream in parts] for parts in self._datasets]
+        shares = shares_of(list(map(sum, samples)), [parts[0].want for parts in self._datasets])
+        return replace(shares, shares=parted(shares.shares, samples))
 
     @cached_property
     def _tree(self) -> Node:
@@ -241,8 +271,8 @@ class Order:
 
     @cached_property
     def _layout(self) -> tuple[Ints, Ints]:
-        """For each position in a step, the number of its block in the step and the row in it."""
-        blocks, rows = np.divmod(np.arange(self.global_batch), self.block)
+        """For each position in a group, the number of its block in it and the row in that."""
+        blocks, rows = np.divmod(np.arange(self.group), self.block)
         by = np.lexsort((blocks, rows, blocks // INTERLEAVED))
         return blocks[by], rows[by]
 
@@ -261,10 +291,17 @@ class Order:
 
     def _places(self, steps: range, share: slice) -> tuple[Ints, Ints]:
         """The stream of each position, and its place among all that the stream ever serves."""
-        blocks, rows = (part[share] for part in self._layout)
-        dealt = list(self._dealt_steps(steps) if self.homogeneous else map(self._dealt, steps))
-        stream = np.stack([of_block[blocks] for of_block, _ in dealt])
-        return stream, np.stack([number[blocks] * self.block + rows for _, number in dealt])
+        groups, spots = np.divmod(np.arange(share.start, share.stop), self.group)
+        blocks, rows = (part[spots] for part in self._layout)
+        if self.homogeneous:
+            dealt = self._dealt_groups(steps, range(int(groups[0]), int(groups[-1]) + 1))
+        else:
+            dealt = map(self._dealt, steps)
+        of_block, numbers = map(np.stack, zip(*dealt, strict=True))
+        shape = len(steps), -1, self.slots
+        of_block, numbers = of_block.reshape(shape), numbers.reshape(shape)
+        groups -= groups[0]
+        return of_block[:, groups, blocks], numbers[:, groups, blocks] * self.block + rows
 
     def _dealt(self, step: int) -> tuple[Ints, Ints]:
         """For each block of a step, its stream and its number among the stream's blocks."""
@@ -276,13 +313,16 @@ class Order:
             numbers[spots] = self._by_slot(first, len(spots))
         return stream, numbers
 
-    def _dealt_steps(self, steps: range) -> Iterator[tuple[Ints, Ints]]:
-        """The same where each step belongs to one stream."""
-        counts = split(self._tree, steps.start, np.arange(len(steps) + 1))
-        for step in range(len(steps)):
+    def _dealt_groups(self, steps: range, groups: range) -> Iterator[tuple[Ints, Ints]]:
+        """The same for these groups of each step, each of which belongs to one stream."""
+        a_step = self.global_batch // self.group
+        numbers = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
+        before_and_after = np.add.outer(numbers, (0, 1)).ravel()
+        counts = split(self._tree, steps.start * a_step, before_and_after)
+        for place in range(0, len(before_and_after), 2):
             for number, (first, more) in counts.items():
-                if more[step + 1] > more[step]:
-                    rounds = first + int(more[step])
+                if more[place + 1] > more[place]:
+                    rounds = first + int(more[place])
                     blocks = self._by_slot(rounds * self.slots, self.slots)
                     yield np.full(self.slots, number), blocks
 
@@ -295,3 +335,12 @@ class Order:
         numbers = np.arange(first, first + count)
         keys = (numbers % self.slots).view(np.uint64) * np.uint64(GOLDEN)
         return numbers[np.argsort(keys)]
+
+
+def _line(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
+    """What a state says of a dataset."""
+    first = parts[0]
+    key = key_of(*(part.digest for part in parts))
+    samples = f"{sum(part.samples for part in parts):,} samples"
+    shapes = "" if first.part_of is None else f" in {plural(len(parts), 'shape')}"
+    return f"{key:016x}, {samples}{shapes}, share {sum(shares):,}"

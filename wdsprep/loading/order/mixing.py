@@ -71,6 +71,19 @@ def shares_of(samples: Sequence[int], wants: Sequence[Want]) -> Shares:
     return Shares(shares=_reduced(counts), epoch=sum(counts))
 
 
+def parted(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Each share split among the parts of its stream, in proportion to their samples."""
+    if len(shares) == sum(map(len, parts)):
+        return tuple(shares)
+    each = [
+        Fraction(share * samples, sum(own))
+        for share, own in zip(shares, parts, strict=True)
+        for samples in own
+    ]
+    unit = math.lcm(*(share.denominator for share in each))
+    return _reduced([int(share * unit) for share in each])
+
+
 def _count(samples: int, want: Want) -> int:
     if want.count is not None:
         return want.count
