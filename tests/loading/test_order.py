@@ -262,6 +262,43 @@ def test_amounts_that_make_no_sense_are_refused(wants: list[dict[str, float]]) -
 # State
 
 
+@pytest.mark.parametrize("shape_batch", [None, 64, 192])
+def test_shapes_have_one_order_for_worlds_of_1_to_64(shape_batch: int | None) -> None:
+    """Those that divide a batch of 576. Each `shape_batch` neighbours are of one shape, every shape
+    gives each sample once a pass, and none is ever 2 groups from its proportion."""
+    sizes = {"a": [3, 0, 40] * 20, "b": [1], "c": [500, 7], "d": [64] * 9}
+    shapes = [
+        OrderStream(digest=name, sizes=np.array(some), want=Want(weight=2), part_of=0)
+        for name, some in sizes.items()
+    ]
+    order = Order(
+        streams=(*shapes, stream("square", 900, weight=1)),
+        global_batch=576,
+        homogeneous=True,
+        shape_batch=shape_batch,
+    )
+    count = 60
+    whole = table(order.steps(0, count))
+    for world in filter(lambda world: not 576 % world, range(1, 65)):
+        first = world % 7  # a cut
+        ranks = [table(order.steps(first, 3, rank=r, world=world)) for r in range(world)]
+        assert np.array_equal(np.concatenate(ranks, axis=1), whole[first : first + 3])
+    groups = whole[:, :, 0].reshape(-1, order.group)
+    assert (groups == groups[:, :1]).all()
+    total = sum(map(sum, sizes.values()))
+    proportions = [2 * sum(some) / total / 3 for some in sizes.values()] + [1 / 3]
+    for number, (one, part) in enumerate(zip(order.streams, proportions, strict=True)):
+        served = np.cumsum(groups[:, 0] == number)
+        assert np.abs(served - part * np.arange(1, len(served) + 1)).max() < 2
+        own = whole.reshape(-1, order.group, 3)[groups[:, 0] == number, :, 1:]
+        for stop in range(1, len(own), 5):
+            _, times = np.unique(own[:stop].reshape(-1, 2), axis=0, return_counts=True)
+            least, rest = divmod(stop * order.group, one.samples)
+            assert times.max() == least + (rest > 0)
+            assert len(times) == min(one.samples, stop * order.group)
+            assert times.min() == max(1, least)
+
+
 def test_a_state_is_under_1_kb_whatever_the_streams() -> None:
     for count in (1, 8, 100):
         streams = tuple(

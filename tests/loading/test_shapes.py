@@ -1,0 +1,354 @@
+"""Datasets with shapes: batches of one shape each, in one order, each sample once a pass."""
+
+import itertools
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import wdsprep
+from tests.kit.latent_sets import EMB, array_of, field, write_latents
+from tests.kit.packs import upload
+from tests.kit.shape_sets import CELL, FIELDS, RESOLUTION, SHAPES, ShapeSet, write_shapes
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.shapes import Size
+from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.loading.catalog import ImageShape, Stream
+
+BATCH = 8
+SQUARE = (RESOLUTION, RESOLUTION)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ShapeSet:
+    """Seven shapes, of the first one sample, some missing from some shards."""
+    return write_shapes(str(tmp_path_factory.mktemp("shapes")))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    return [batch["key"] for batch in itertools.islice(batches, steps)]
+
+
+def flat(found: Any) -> list[str]:
+    return [key for part in found for key in part]
+
+
+def latent_of(size: Size, channels: int = 4) -> Any:
+    return field("latent", (channels, size[1] // CELL, size[0] // CELL))
+
+
+def assert_right(batch: dict[str, Any], shape_of: dict[str, Size]) -> None:
+    """All of one shape, and each row is that of its key."""
+    (size,) = {shape_of[key] for key in batch["key"]}
+    assert batch["shape"] == (size[1], size[0])
+    assert batch["latent"].shape[1:] == latent_of(size).shape
+    for row, key in enumerate(batch["key"]):
+        assert np.array_equal(batch["latent"][row].numpy(), array_of(key, latent_of(size)))
+        assert np.array_equal(batch["emb"][row].numpy(), array_of(key, field("emb", EMB)))
+
+
+# What a batch holds
+
+
+def test_a_batch_is_of_one_shape_and_holds_what_the_tar_has(data: ShapeSet) -> None:
+    loader = load(data.url, epochs=3)
+    seen = set()
+    for batch in loader:
+        assert list(batch) == ["latent", "emb", "shape", "key"]
+        assert_right(batch, data.shape_of)
+        seen.add(batch["shape"])
+    assert len(seen) >= len(SHAPES) - 1
+
+
+@pytest.mark.parametrize("names", [("shape",), ("key", "latent"), ("txt", "json", "shape", "emb")])
+def test_only_what_is_asked_for(data: ShapeSet, names: tuple[str, ...]) -> None:
+    for batch, whole in zip(load(data.url, fields=names), load(data.url), strict=True):
+        assert tuple(batch) == names
+        assert batch.get("shape", whole["shape"]) == whole["shape"]
+        assert "latent" not in batch or torch.equal(batch["latent"], whole["latent"])
+        assert "json" not in batch or [facts["key"] for facts in batch["json"]] == whole["key"]
+
+
+def test_workers_and_devices_give_the_same_batches(data: ShapeSet) -> None:
+    whole = list(load(data.url))
+    moved = load(data.url, device="cpu", threads=1, ahead=0)
+    workers = DataLoader(load(data.url), batch_size=None, num_workers=2)
+    for one, two, three in zip(whole, moved, workers, strict=True):
+        assert isinstance(three["shape"], ImageShape)
+        for name, value in one.items():
+            for other in (two[name], three[name]):
+                assert torch.equal(value, other) if name in ("latent", "emb") else value == other
+
+
+def test_captions_of_true_length_are_padded_in_every_shape(tmp_path: Path) -> None:
+    emb = field("emb", (9, 16), "bfloat16", is_variable=True)
+    made = write_shapes(str(tmp_path), fields=(FIELDS[0], emb))
+    for batch in load(made.url, pad="longest", drop_text=0.3, fields=("emb", "mask", "key", "txt")):
+        assert batch["emb"].shape[1] == batch["mask"].sum(1).max()
+        for row, key in enumerate(batch["key"]):
+            wanted = array_of(key, emb)
+            is_dropped = bool((batch["emb"][row, :2] == 9).all())
+            assert not (is_dropped and batch["txt"][row])
+            count = 2 if is_dropped else len(wanted)
+            assert batch["mask"][row].sum() == count
+            if not is_dropped:
+                found = batch["emb"][row, :count].view(torch.int16).numpy().view("<u2")
+                assert np.array_equal(found, wanted)
+
+
+def test_moments_are_sampled_in_their_shape(tmp_path: Path) -> None:
+    made = write_shapes(str(tmp_path), moments=True)
+    for step, batch in enumerate(load(made.url)):
+        height, width = batch["shape"]
+        channels, *sides = latent_of((width, height)).shape
+        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), (4, *sides))
+        for row, key in enumerate(batch["key"]):
+            stored = torch.from_numpy(array_of(key, latent_of((width, height), 2 * channels)))
+            mean, logvar = stored.float().chunk(2)
+            wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
+            assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
+
+
+def test_raw_samples_come_in_the_same_order(data: ShapeSet) -> None:
+    raw = load(data.url, raw=True)
+    assert [sample["__key__"] for sample in raw] == flat(keys(load(data.url)))
+
+
+def test_batches_of_many_shapes_share_their_memory(data: ShapeSet) -> None:
+    places = {batch["latent"].data_ptr() for batch in load(data.url, epochs=4, fields="latent")}
+    assert len(places) < 24  # of 7 shapes, some of which are of another area
+
+
+# The order
+
+
+def test_shapes_come_in_proportion_and_each_sample_once_a_pass(data: ShapeSet) -> None:
+    """Whatever epochs the steps fall in: none of a shape comes again before all others have come,
+    so what does not fill a step is neither left out nor repeated."""
+    by_shape: dict[Size, list[str]] = {}
+    for key, size in data.shape_of.items():
+        by_shape.setdefault(size, []).append(key)
+    came: Counter[str] = Counter()
+    steps: Counter[Size] = Counter()
+    loader = load(data.url, epochs=20, fields=("key", "shape"))
+    for step, batch in enumerate(loader, 1):
+        came.update(batch["key"])
+        steps[batch["shape"].width, batch["shape"].height] += 1
+        for size, own in by_shape.items():
+            times = [came[key] for key in own]
+            assert max(times) - min(times) <= 1
+            assert sum(times) == BATCH * steps[size]
+            assert abs(steps[size] - step * len(own) / len(data.shape_of)) < 2
+    assert min(came.values()) > 8
+    assert came.keys() == data.shape_of.keys()
+
+
+@pytest.mark.parametrize(("stop", "before", "after"), [(1, 4, 2), (7, 1, 8), (30, 64, 1)])
+def test_world_size_and_resuming_change_nothing(
+    data: ShapeSet, stop: int, before: int, after: int
+) -> None:
+    """A state is under 1 KB, and its step is taken up in another world."""
+
+    def ranks(world: int, **options: Any) -> list[Any]:
+        options = {"global_batch": 64, "epochs": 12, "world_size": world, "threads": 1} | options
+        return [load(data.url, rank=rank, **options) for rank in range(world)]
+
+    whole = keys(load(data.url, global_batch=64, epochs=12))
+    stopped = ranks(before, step=stop - 1)[-1]
+    keys(stopped, 1)
+    state = json.dumps(stopped.state_dict())
+    assert len(state) < 1024
+    resumed = ranks(after)
+    for loader in resumed:
+        loader.load_state_dict(json.loads(state))
+    rest = [flat(parts) for parts in zip(*map(keys, resumed), strict=True)]
+    assert rest == whole[stop:]
+
+
+def test_ranks_may_have_different_shapes(data: ShapeSet) -> None:
+    """With 4 of a step of one shape, 8 ranks of 2 and 4 of 4 have one order between them."""
+
+    def served(world: int, step: int = 0) -> list[list[str]]:
+        options = {"global_batch": 16, "shape_batch": 4, "world_size": world, "step": step}
+        ranks = [load(data.url, rank=rank, **options) for rank in range(world)]
+        steps = []
+        for parts in zip(*ranks, strict=True):
+            for batch in parts[:2]:
+                assert_right(batch, data.shape_of)
+            steps.append(flat(batch["key"] for batch in parts))
+        return steps
+
+    whole = served(4)
+    assert served(8, 5) == whole[5:]
+    several = 0
+    for own in whole:
+        shapes = [{data.shape_of[key] for key in own[n : n + 4]} for n in range(0, 16, 4)]
+        assert all(len(one) == 1 for one in shapes)
+        several += len(set.union(*shapes)) > 1
+    assert several > len(whole) // 2
+    raw = load(data.url, global_batch=16, shape_batch=4, raw=True)
+    assert [sample["__key__"] for sample in raw] == flat(whole)
+
+
+def test_groups_that_no_rank_can_have_alone_are_refused(data: ShapeSet, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shape_batch 4: a rank's share of a step is 8 samples"):
+        load(data.url, shape_batch=4)
+    with pytest.raises(UsageError, match="global batch of 8 does not divide by shape_batch 3"):
+        load(data.url, shape_batch=3)
+    with pytest.raises(UsageError, match="shape_batch 0: not in"):
+        load(data.url, shape_batch=0)
+    squares = write_latents(str(tmp_path))
+    with pytest.raises(UsageError, match="shape_batch is for datasets with shapes"):
+        load(squares, shape_batch=4, world_size=2)
+    load(squares, shape_batch=8)  # says nothing new
+
+
+# Mixing
+
+
+@pytest.mark.parametrize(
+    ("wants", "share"),
+    [
+        ([{}, {}], None),
+        ([{"weight": 3}, {"weight": 1}], 0.75),
+        ([{"count": 300}, {"count": 100}], 0.75),
+        ([{"repeat": 2.5}, {}], None),
+    ],
+)
+def test_the_share_of_a_dataset_is_split_among_its_shapes(
+    data: ShapeSet, tmp_path: Path, wants: list[dict[str, float]], share: float | None
+) -> None:
+    squares = write_latents(str(tmp_path), [40, 50], base=10**6, more={"resolution": RESOLUTION})
+    total = len(data.shape_of)
+    if share is None:
+        share = total * wants[0].get("repeat", 1) / (total * wants[0].get("repeat", 1) + 90)
+    both = [Stream(data.url, **wants[0]), Stream(squares, **wants[1])]  # type: ignore[arg-type]
+    known = data.shape_of | {f"{10**6 + n:012d}": SQUARE for n in range(90)}
+    served: Counter[Any] = Counter()
+    for step, batch in enumerate(load(both, epochs=4, threads=1), 1):
+        if step < 20:
+            assert_right(batch, known)
+        size = data.shape_of.get(batch["key"][0])
+        assert len({key in data.shape_of for key in batch["key"]}) == 1
+        served[size] += 1
+        for shape, count in Counter(data.shape_of.values()).items():
+            assert abs(served[shape] - step * share * count / total) < 2
+        assert abs(served[None] - step * (1 - share)) < 2
+
+
+# States
+
+
+def test_a_state_of_other_data_says_which_dataset_differs(data: ShapeSet, tmp_path: Path) -> None:
+    state = load(data.url).state_dict()
+    moved = str(shutil.copytree(data.url, tmp_path / "moved"))
+    load(moved).load_state_dict(state)
+    samples = len(data.shape_of)
+    assert state["stream 0"].endswith(f", {samples} samples in 7 shapes, share {samples}")
+    other = write_shapes(str(tmp_path / "other"), [[1, 2, 3, 4, 5, 6, 7]]).url
+    told = (
+        rf"stream 0 \({re.escape(other)}\): .* {samples} samples in 7 shapes, .* -> .* 28 samples"
+    )
+    with pytest.raises(FingerprintError, match=told):
+        load(other).load_state_dict(state)
+    swapped = write_shapes(str(tmp_path / "swapped"), [[1, 2, 3, 4, 5, 7, 6]]).url
+    with pytest.raises(FingerprintError, match=r"28 samples in 7 shapes, .* -> .* 28 samples"):
+        load(swapped).load_state_dict(load(other).state_dict())
+    grouped = load(data.url, shape_batch=4, world_size=2).state_dict()
+    with pytest.raises(FingerprintError, match="shape-batch: 4 -> "):
+        load(data.url).load_state_dict(grouped)
+
+
+def test_a_loader_says_what_it_serves(data: ShapeSet) -> None:
+    loader = load([data.url])
+    samples = len(data.shape_of)
+    steps = samples // BATCH
+    told = f"{data.url!r}: {samples} samples in 7 shapes, {steps} steps of 8 an epoch"
+    assert repr(loader) == f"<Loader {told}; at step 0, epoch 0>"
+    manifest = Manifest.from_bytes(Path(data.url, "wdsprep.json").read_bytes(), "")
+    assert loader.urls() == [f"{data.url}/{shard.name}" for shard in manifest.shards]
+
+
+def test_counts_that_do_not_add_up_are_refused(data: ShapeSet, tmp_path: Path) -> None:
+    url = str(shutil.copytree(data.url, tmp_path / "copy"))
+    path = Path(url, "wdsprep.json")
+    manifest = Manifest.from_bytes(path.read_bytes(), "")
+    first, *others = manifest.receipts
+    counts = {**first.counts, "64x64": first.counts.get("64x64", 0) + 1}
+    wrong = Manifest(
+        dataset="latents",
+        settings=manifest.settings,
+        receipts=[replace(first, counts=counts), *others],
+        complete=True,
+    )
+    path.write_bytes(wrong.to_bytes())
+    with pytest.raises(FormatError, match=r"by its shapes: run .wdsprep verify"):
+        load(url)
+
+
+# Damage and S3
+
+
+def test_a_damaged_sample_is_replaced_by_one_of_its_shape(
+    data: ShapeSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(shutil.copytree(data.url, tmp_path / "copy"))
+    shards = sorted(Path(url, "64").glob("*.tar"))
+    offsets = np.frombuffer(Path(f"{shards[0]}.idx").read_bytes(), "<u8")
+    with shards[0].open("r+b") as file:
+        for start in offsets[:-1:2].tolist():
+            file.seek(start + 300)
+            file.write(b"\xff" * 32)
+    whole = keys(load(url, epochs=3))
+    assert sum(own != good for own, good in zip(whole, keys(load(data.url, epochs=3)), strict=True))
+    for batch in load(url, epochs=3, threads=1):
+        assert_right(batch, data.shape_of)
+    assert keys(load(url, epochs=3, step=5)) == whole[5:]
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"{shards[0]}: sample 0 cannot be served" in " ".join(lines)
+
+
+def test_a_missing_shard_is_replaced_in_every_shape_and_told_once(
+    data: ShapeSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(shutil.copytree(data.url, tmp_path / "copy"))
+    lost = sorted(Path(url, "64").glob("*.tar"))[1]
+    lost.unlink()
+    with pytest.raises(NotFoundError, match="is missing"):
+        list(load(url, epochs=2))
+    for batch in load(url, epochs=2, skip_missing=True):
+        assert_right(batch, data.shape_of)
+    assert sum("the shard is missing" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_shape_of_which_nothing_is_left_says_which(data: ShapeSet, tmp_path: Path) -> None:
+    url = str(shutil.copytree(data.url, tmp_path / "copy"))
+    sorted(Path(url, "64").glob("*.tar"))[3].unlink()  # which has the one sample of 32x128
+    with pytest.raises(NotFoundError, match=r"\(32x128\): all its shards are missing"):
+        list(load(url, epochs=40, skip_missing=True))
+
+
+def test_s3_and_its_cache_give_what_a_folder_gives(
+    data: ShapeSet, bucket: str, tmp_path: Path
+) -> None:
+    url = f"s3://{bucket}/latents"
+    upload(Path(data.url), url)
+    whole = list(load(data.url))
+    cached = {"cache": tmp_path, "cache_nbytes": 1 << 30}
+    for options in ({}, cached, cached):
+        for one, other in zip(load(url, **options), whole, strict=True):
+            assert (one["key"], one["shape"]) == (other["key"], other["shape"])
+            assert torch.equal(one["latent"], other["latent"])
