@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.kit.latent_sets import EMB, field, publish, write_tar
 from wdsprep.dataset.arrays import Field, layout
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.store import open_store
 
@@ -42,10 +42,12 @@ def write_shapes(
     *,
     shapes: Sequence[Size] = SHAPES,
     fields: Sequence[Field] = FIELDS,
+    resolution: int = RESOLUTION,
     moments: bool = False,
     base: int = 0,
 ) -> ShapeSet:
-    """Keys are numbers from `base` on, rising within each shape of a shard as in `encode`'s."""
+    """Keys are numbers from `base` on, rising within each shape of a shard as in `encode`'s. The
+    fields are those of a square of the resolution."""
     counts = counts or random_counts(6, len(shapes))
     if moments:
         latent = fields[0]
@@ -54,7 +56,7 @@ def write_shapes(
     settings = {
         "latents": "moments" if moments else "sample",
         "layout": layout(fields),
-        "resolution": RESOLUTION,
+        "resolution": resolution,
         "scale": 0.18215,
         "shapes": [list(size) for size in shapes],
         "shift": 0.1,
@@ -95,3 +97,37 @@ def _keys(
     for size, some in zip(shapes, np.split(numbers, np.cumsum(row)[:-1]), strict=True):
         for number in sorted(some.tolist()):
             yield f"{number:012d}", size
+
+
+def write_manifest(url: str, shards: int, shapes: int, *, samples: int = 10) -> str:
+    """That of a dataset of so many shards and shapes without the shards: each has up to so many
+    samples of each shape, none of a fifth of them."""
+    chance = np.random.default_rng(0)
+    sizes = [(CELL * (n + 1), CELL * (shapes - n)) for n in range(shapes)]
+    settings = {
+        "layout": layout(FIELDS),
+        "resolution": RESOLUTION,
+        "shapes": [list(size) for size in sizes],
+    }
+    names = list(map(shape_name, sizes))
+    receipts = []
+    for number in range(shards):
+        row = chance.integers(-samples // 4, samples, shapes, endpoint=True).clip(0).tolist()
+        name = f"64/{number:06d}"
+        shard = Shard(f"{name}.tar", sum(row), sum(row) << 17, f"{number:064x}")
+        receipts.append(
+            Receipt(
+                dataset="latents",
+                unit=name,
+                generation=0,
+                settings=settings,
+                input=f"{number:064x}",
+                inputs=sum(row),
+                shards=(shard,),
+                rejects={},
+                counts={name: count for name, count in zip(names, row, strict=True) if count},
+                files={f"rejects/{name}.jsonl": f"{number:064x}"},
+            )
+        )
+    publish(open_store(url), settings, receipts, FIELDS, {})
+    return url

@@ -14,6 +14,9 @@ Captions of true length have embeddings of 2304 numbers for each of their tokens
 mean and 300 at most, in bfloat16, beside a latent (16, 32, 32). The rival has the same bytes in
 embeddings of one length.
 
+Of 40 shapes each has latents of 3,600 cells, as the square (60 x 60) of the rival has, so that both
+read the same bytes. A dataset of 100,000 shards of 40 shapes is its manifest alone, of 72 MB.
+
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
 making a client of S3.
@@ -35,11 +38,13 @@ from typing import Any
 import numpy as np
 
 from tools.benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
+from tools.benches.order import peak_kb
 
 SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
 EPOCHS, TOKENS, LENGTH, WIDTH = 8, 60, 300, 2304  # where captions are of true length
+SHAPES, SIDE, SHAPE_EPOCHS, MANY = 40, 60, 4, 100_000  # cells a side of the square; shards
 PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
 
@@ -53,6 +58,8 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     yield _reading(home, data, shards, workers=2)
     yield _resuming(home, data, steps)
     yield from _lengths(home / "lengths", shards)
+    yield from _shapes(home / "shapes", shards)
+    yield _opening(home / "wide", max(1, round(MANY * scale)))
     yield from _from_s3(home / "s3", max(1, round(S3_SHARDS * scale)))
 
 
@@ -140,6 +147,34 @@ def _lengths(home: Path, shards: int) -> Iterator[Group]:
         targets={one.name: 0.8},
     )
     shutil.rmtree(home)
+
+
+def _shapes(home: Path, shards: int) -> Iterator[Group]:
+    many, square = home / "many", home / "square"
+    make_shapes(str(many), shards, SHAPES)
+    make_shapes(str(square), shards, 1)
+    one = Rival(name="one shape, the same bytes", command=call(read_shapes, square))
+    ours = Rival(name=f"{SHAPES} shapes", command=call(read_shapes, many), role=Role.OURS)
+    yield Group(
+        name="load-shapes",
+        title=f"epochs of {SHAPES} shapes",
+        count=SHAPE_EPOCHS * (shards * SAMPLES // BATCH) * BATCH,
+        rivals=[ours, one],
+        targets={one.name: 0.9},
+    )
+    shutil.rmtree(home)
+
+
+def _opening(home: Path, shards: int) -> Group:
+    from tests.kit.shape_sets import write_manifest
+
+    write_manifest(str(home), shards, SHAPES)
+    name = f"{shards:,} shards of {SHAPES} shapes"
+    return Group(
+        name="load-shapes-open",
+        title="opening a dataset, and the samples of its first step",
+        rivals=[Rival(name=name, command=call(open_wide, home), role=Role.OURS)],
+    )
 
 
 def _from_s3(home: Path, shards: int) -> Iterator[Group]:
@@ -235,6 +270,28 @@ def make_captions(url: str, shards: int, length: int = 0) -> list[int]:
     return lengths
 
 
+def make_shapes(url: str, shards: int, count: int) -> None:
+    """Shapes of as many cells as the square, each with its own part of the samples."""
+    from tests.kit import latent_sets, shape_sets
+
+    def random_array(_key: str, item: Any) -> Any:
+        return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
+
+    latent_sets.array_of = random_array
+    cells = SIDE**2
+    widths = [width for width in range(1, cells + 1) if not cells % width]
+    first = widths.index(SIDE) - count // 2
+    weights = np.random.default_rng(0).dirichlet(np.ones(count))
+    fields = (latent_sets.field("latent", (4, SIDE, SIDE)), latent_sets.field("emb", (77, 1024)))
+    shape_sets.write_shapes(
+        url,
+        [np.random.default_rng(n).multinomial(SAMPLES, weights).tolist() for n in range(shards)],
+        shapes=[(width * 8, cells // width * 8) for width in widths[first : first + count]],
+        fields=fields,
+        resolution=SIDE * 8,
+    )
+
+
 # --- in processes of their own
 
 
@@ -287,6 +344,26 @@ def read_captions(folder: str, pad: str) -> None:
     for _ in _ours(folder, BATCH, pad=pad, epochs=EPOCHS):
         pass
     took(time.perf_counter() - started)
+
+
+def read_shapes(folder: str) -> None:
+    import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
+
+    started = time.perf_counter()
+    for _ in _ours(folder, BATCH, epochs=SHAPE_EPOCHS):
+        pass
+    took(time.perf_counter() - started)
+
+
+def open_wide(folder: str) -> None:
+    import wdsprep.loading.loader  # noqa: F401
+
+    before, started, cpu = peak_kb(), time.perf_counter(), time.process_time()
+    opened: Any = _ours(folder, 1024)
+    opened.plan.order.step(0)
+    took(time.perf_counter() - started)
+    cpu_s = time.process_time() - cpu
+    note(f"{cpu_s:.1f} s of processor time, {(peak_kb() - before) / 1024:.0f} MB")
 
 
 def copy(folder: str, batches: int = 0) -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.arrays import Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MAKERS, MANIFEST, index_name
+from wdsprep.dataset.names import MAKERS, MANIFEST, index_name, latent_shard
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
@@ -293,11 +293,10 @@ def _shape_counts(whole: Dataset, shapes: Sequence[str], manifest: Manifest) -> 
     """How many samples of each shape each shard has: a row for each shard."""
     rows = {name: row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
-    columns = map(manifest.ledger.column, ("counts", "shards"))
-    for counted, made in zip(*columns, strict=True):
-        for shard in made:
-            if (row := rows.get(shard["name"])) is not None:
-                counts[row] = [counted.get(shape, 0) for shape in shapes]
+    columns = map(manifest.ledger.column, ("counts", "unit"))
+    for counted, unit in zip(*columns, strict=True):
+        if (row := rows.get(latent_shard(unit))) is not None:
+            counts[row] = [counted.get(shape, 0) for shape in shapes]
     wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)
     if len(wrong):
         row = int(wrong[0])
