@@ -427,6 +427,11 @@ RECIPE = options(
         help="Keep this of the distribution that the VAE makes of an image.",
     ),
     option(
+        "--flip",
+        is_flag=True,
+        help="Keep latents of mirror images too, as latent_flipped.npy.",
+    ),
+    option(
         "--text",
         type=click.Choice(TEXTS),
         show_default=True,

@@ -23,8 +23,10 @@ MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
 LATENT, EMB, TOKENS = "latent.npy", "emb.npy", "tokens.npy"
 """Arrays of a latent sample: of its image, and of its caption one of the two or none."""
+FLIPPED = "latent_flipped.npy"
+"""Of the image with left and right exchanged, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
-"""Those that are made of an image's sizes; all others but the latent are made of its caption."""
+"""Those that are made of an image's sizes; all others but latents are made of its caption."""
 MASK = "mask.npy"
 """What the loader tells lengths by, so that no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
@@ -101,7 +103,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     """Those that are made of the caption, and become others where it is empty."""
-    return tuple(field for field in fields if field.name not in (LATENT, *OF_SIZES))
+    return tuple(field for field in fields if field.name not in (LATENT, FLIPPED, *OF_SIZES))
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:

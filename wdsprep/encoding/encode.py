@@ -89,6 +89,7 @@ def encode(
     resolution: int,
     model: str = Encode.model,
     latents: str = Encode.latents,
+    flip: bool = Encode.flip,
     text: str = Encode.text,
     text_length: int = Encode.text_length,
     dtype: str = Encode.dtype,
@@ -131,6 +132,7 @@ def encode(
             resolution=resolution,
             model=model,
             latents=latents,
+            flip=flip,
             text=text,
             text_length=text_length,
             dtype=dtype,
@@ -293,6 +295,7 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
         "weights": model.weights,
         **rule_of(model),
         **model.text_settings,
+        **({"flip": True} if recipe.flip else {}),
         **{name: limit for name, limit in limits.items() if limit != usual[name]},
     }
 

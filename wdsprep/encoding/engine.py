@@ -2,11 +2,11 @@
 
 1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
    finished first. Each sample is decoded in a pool of threads.
-2. An image is cut once or several times, with one decoding. The *assembler* thread takes the cuts
-   in the order they were fed and fills batches of one fixed size and one shape, across shards. Only
-   when no shard has anything left to feed is a batch padded. Captions go in batches of their own
-   size, each of captions of one shape. Where there are many shapes, some wait for others of theirs,
-   for a while.
+2. An image is cut once or several times, with one decoding; each cut is mirrored too, if that is
+   wanted. The *assembler* thread takes the cuts in the order they were fed and fills batches of one
+   fixed size and one shape, across shards. Only when no shard has anything left to feed is a batch
+   padded. Captions go in batches of their own size, each of captions of one shape. Where there are
+   many shapes, some wait for others of theirs, for a while.
 3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
    batch is always queued when one ends. On a CPU there are several, each of which computes its
    batches alone, on one core: sums split between cores come out differently for each number of
@@ -34,6 +34,7 @@ from functools import partial
 
 import torch
 
+from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size
@@ -139,10 +140,13 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sample, for a cut of it by its number, or for its caption."""
+    """A sample, for a cut of it by its number, or for its caption. Of a cut that is mirrored too,
+    the mirrored one comes last."""
 
     ticket: _Ticket
     cut: int = -1
+    is_mirrored: bool = False
+    is_last: bool = True
 
     @property
     def crop(self) -> Crop:
@@ -151,8 +155,20 @@ class _Row:
         return cut
 
     @property
-    def made(self) -> Arrays:
-        return self.ticket.text if self.cut < 0 else self.ticket.images[self.cut]
+    def pixels(self) -> torch.Tensor:
+        pixels = self.crop.pixels
+        return pixels.flip(-1) if self.is_mirrored else pixels
+
+    @property
+    def noise(self) -> str:
+        """What the noise of its latents depends on."""
+        return f"{self.ticket.key}:flipped" if self.is_mirrored else self.ticket.key
+
+    def take(self, made: Arrays) -> None:
+        if self.is_mirrored:
+            made = {FLIPPED: made[LATENT]}
+        into = self.ticket.text if self.cut < 0 else self.ticket.images[self.cut]
+        into.update(made)
 
     def refuse(self, code: Code) -> None:
         if self.cut < 0:
@@ -202,6 +218,7 @@ class Engine:
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._crops = partial(crops, several=self._cuts, max_area=max_area)
+        self._flips = any(field.name == FLIPPED for field in encoder.fields)
         self._shapes = len({size for shapes in self._cuts for size in shapes.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
@@ -379,7 +396,7 @@ class Engine:
         ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
         ticket.images = [{} for _ in ticket.cuts]
         good = {n: cut.fit for n, cut in enumerate(ticket.cuts) if isinstance(cut, Crop)}
-        ticket.waiting = len(good) if Part.IMAGE in ticket.part else 0
+        ticket.waiting = len(good) * (1 + self._flips) if Part.IMAGE in ticket.part else 0
         ticket.missing = ticket.waiting + bool(good and Part.TEXT in ticket.part)
         if Part.IMAGE in ticket.part and not good:
             self._rooms.release()
@@ -389,7 +406,9 @@ class Engine:
         if Part.IMAGE in ticket.part:
             for number, fit in good.items():
                 rows = waiting.images.setdefault((fit.width, fit.height), [])
-                rows.append(_Row(ticket, number))
+                rows.append(_Row(ticket, number, is_last=not self._flips))
+                if self._flips:
+                    rows.append(_Row(ticket, number, is_mirrored=True))
         if Part.TEXT in ticket.part:
             waiting.captions.append(ticket)
 
@@ -456,15 +475,16 @@ class Engine:
         pin = self._encoder.device.type == "cuda"
         pixels = torch.zeros((size, 3, height, width), dtype=torch.uint8, pin_memory=pin)
         for number, row in enumerate(chosen):
-            pixels[number].copy_(row.crop.pixels)
+            pixels[number].copy_(row.pixels)
             self._let_go(row)
-        keys = [row.ticket.key for row in chosen]
+        keys = [row.noise for row in chosen]
         return _Load(chosen, ImageBatch.of(pixels, keys, seed=self._seed))
 
     def _let_go(self, row: _Row) -> None:
         """Of pixels that are in a batch."""
         ticket = row.ticket
-        ticket.cuts[row.cut] = replace(row.crop, pixels=NO_PIXELS)
+        if row.is_last:
+            ticket.cuts[row.cut] = replace(row.crop, pixels=NO_PIXELS)
         ticket.waiting -= 1
         if not ticket.waiting:
             self._rooms.release()
@@ -505,7 +525,7 @@ class Engine:
             if isinstance(found, Code):
                 row.refuse(found)
             else:
-                row.made.update(found)
+                row.take(found)
             ticket.missing -= 1
             is_there = not ticket.missing
         if is_there:

@@ -1,6 +1,8 @@
 """The members of a latent sample that hold arrays: their names, types and shapes."""
 
-from wdsprep.dataset.arrays import EMB, LATENT, TOKENS, Field
+from dataclasses import replace
+
+from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
 
@@ -8,7 +10,9 @@ from wdsprep.encoding.recipe import Recipe
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     """What becomes of every sample: the arrays that are stored. A pipeline has to have been asked
     for what it makes of a caption."""
-    return _latent(model, recipe), *_text(model, recipe)
+    latent = _latent(model, recipe)
+    flipped = (replace(latent, name=FLIPPED),) if recipe.flip else ()
+    return latent, *flipped, *_text(model, recipe)
 
 
 def _latent(model: Model, recipe: Recipe) -> Field:

@@ -20,6 +20,8 @@ class Recipe:
 
     resolution: int
     latents: str = LATENTS[0]
+    flip: bool = False
+    """Whether the mirrored image has latents too."""
     text: str = TEXTS[0]
     text_length: int = 0
     """Tokens, of a pipeline that takes captions of several lengths; 0 is the usual one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.arrays import MASK, text_fields
+from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import SHAPE, Dataset
@@ -71,6 +71,7 @@ class LoadPlan:
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
         _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
+        _check_flips(self.datasets, flip=self.effects.flip)
         for dataset in self.datasets:
             if not self.raw:
                 _check_alike(
@@ -191,6 +192,15 @@ def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_t
         )
 
 
+def _check_flips(datasets: tuple[Dataset, ...], *, flip: float) -> None:
+    for dataset in datasets:
+        if flip and FLIPPED not in {field.name for field in dataset.fields}:
+            raise UsageError(
+                f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
+                "with --flip"
+            )
+
+
 def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: bool) -> None:
     """What is to stand in one batch must be of one kind and shape."""
     if dataset.kind == "tars" and not pixels:
@@ -216,8 +226,8 @@ def names_of(
     if datasets[0].kind == "latents":
         if any(field.is_variable for dataset in datasets for field in dataset.fields):
             arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
-        shape = (SHAPE,) if any(dataset.part for dataset in datasets) else ()
-        usual, known = (*arrays, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
+        usual = (*(name for name in arrays if name != short(FLIPPED)), "key")
+        known = {*arrays, *OF_ALL}
     else:
         usual, known = OF_IMAGES, {"image", *OF_ALL}
         if pixels:

@@ -1,4 +1,4 @@
-"""What chance does to a batch on its way: noise for moments, captions that are left out.
+"""What chance does to a batch on its way: noise for moments, mirror images, no captions.
 
 Chance is a function of the step, the place in the global batch and the key. So it is the same for
 any number of ranks and threads, and after a resume; each pass over the data gets its own.
@@ -36,12 +36,14 @@ Empty = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
-    """`drop_text` is the rate at which captions are left out, `pixels` the side of a crop."""
+    """`drop_text` is the rate at which captions are left out, `flip` that at which images are
+    mirrored, `pixels` the side of a crop."""
 
     datasets: tuple[Dataset, ...]
     seed: int
     global_batch: int
     drop_text: float = 0.0
+    flip: float = 0.0
     pixels: int = 0
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
@@ -53,7 +55,8 @@ class Effects:
         made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
-        return {"drop_text": self.drop_text, "pixels": self.pixels} | latents | area
+        flip = {"flip": self.flip} if self.flip else {}
+        return {"drop_text": self.drop_text, "pixels": self.pixels} | flip | latents | area
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
@@ -73,11 +76,18 @@ class Effects:
         )
 
     def finish(self, batch: Batch, rows: range) -> None:
+        if batch.flipped is not None:
+            self._flip(batch, batch.flipped, rows)
         if batch.moments is not None:
             self._sample(batch, batch.moments, rows)
         if self.drop_text:
             self._drop(batch, rows)
         batch.mask(rows)
+
+    def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
+        latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments
+        hit = torch.tensor(self._hit("flip", self.flip, batch, rows), dtype=torch.int64)
+        latent[hit] = flipped[hit]
 
     def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
         """What `encode` would have stored, of the distribution that the moments are of."""
@@ -105,11 +115,15 @@ class Effects:
                 facts.pop("captions", None)
 
     def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
-        if self.drop_text == 1:  # no number is beyond the last one that may be drawn
+        return self._hit("drop_text", self.drop_text, batch, rows)
+
+    def _hit(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
+        """The rows that chance picks at this rate."""
+        if rate == 1:  # no number is beyond the last one that may be drawn
             return rows
         first = batch.step * self.global_batch + batch.first
-        chance = draw(key_of("drop_text", self.seed), np.arange(rows.start, rows.stop) + first)
-        hit: list[int] = np.flatnonzero(chance < np.uint64(self.drop_text * 2.0**64)).tolist()
+        chance = draw(key_of(what, self.seed), np.arange(rows.start, rows.stop) + first)
+        hit: list[int] = np.flatnonzero(chance < np.uint64(rate * 2.0**64)).tolist()
         return [rows.start + number for number in hit]
 
 
@@ -119,12 +133,15 @@ def effects_of(
     seed: int,
     global_batch: int,
     drop_text: float,
+    flip: float,
     pixels: int,
     max_area: int,
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
     if not 0 <= real("drop_text", drop_text) <= 1:
         raise UsageError(f"drop-text {drop_text}: a rate is from 0 to 1")
+    if not 0 <= real("flip", flip) <= 1:
+        raise UsageError(f"flip {flip}: a rate is from 0 to 1")
     if pixels < 0:
         raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
     return Effects(
@@ -132,6 +149,7 @@ def effects_of(
         seed=seed,
         global_batch=global_batch,
         drop_text=float(drop_text),
+        flip=float(flip),
         pixels=pixels,
         max_area=max_area,
         empty=_empties(datasets) if drop_text and not datasets[0].images else (),

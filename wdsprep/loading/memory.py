@@ -61,10 +61,11 @@ Arrays = torch.Tensor | Sequence[torch.Tensor]
 class Batch:
     """A step's rows: where each comes from, and what has been read. `first` is the place of the
     first row in the global batch, `views` are the bytes of each row of the tensors in `out`, and
-    `moments` what a latent is yet to be sampled from. `variable` is what `out` calls the array of
-    variable length, if that or its mask is wanted; `lengths` are those of its rows, and `padded` is
-    where they lie. `refused` are samples that gave their place to others: by shard and index, and
-    what `encode` says of them, or None where that is a damaged shard."""
+    `moments` what a latent is yet to be sampled from. `flipped` are the latents of mirror images,
+    where some rows take theirs. `variable` is what `out` calls the array of variable length, if
+    that or its mask is wanted; `lengths` are those of its rows, and `padded` is where they lie.
+    `refused` are samples that gave their place to others: by shard and index, and what `encode`
+    says of them, or None where that is a damaged shard."""
 
     step: int
     first: int
@@ -75,6 +76,7 @@ class Batch:
     views: dict[str, Bytes] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     moments: torch.Tensor | None = None
+    flipped: torch.Tensor | None = None
     variable: str = ""
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None

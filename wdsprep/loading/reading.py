@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import LATENT, MASK, Field
+from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
@@ -84,15 +84,15 @@ class Reader:
             made = self.memory.take(batch.moments.nbytes // 2)
             shape = patched_shape((channels // 2, *sides), dataset.patch)
             batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
-        if SHAPE in self.names:
-            batch.out[SHAPE] = dataset.shape
+        if self.effects.flip and short(LATENT) in self.names:
+            batch.flipped = batch.out[short(FLIPPED)]
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = short(item.name), TENSORS[item.dtype]
         if not item.is_variable:
-            if name in self.names:
+            if name in self.names or (item.name == FLIPPED and self.effects.flip):
                 self._begin_tensor(batch, name, dtype, item.shape)
             return
         if name in self.names:
