@@ -57,9 +57,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
     if encode.flip:
-        raise UsageError(
-            "Encode(flip=True): mirror images are for wdsprep encode, which keeps them"
-        )
+        raise UsageError("Encode(flip=True): leave flip out, mirror images are for wdsprep encode")
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
