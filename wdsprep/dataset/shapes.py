@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from wdsprep.dataset.arrays import LATENT, Field, fields_of
+from wdsprep.dataset.arrays import FLIPPED, LATENT, Field, fields_of
 from wdsprep.errors import FormatError
 
 Size = tuple[int, int]
@@ -30,19 +30,48 @@ def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
 def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...]:
     """The arrays of a sample of this shape. A side of its latent is to the square's as its pixels
     are to the resolution."""
-    resolution: int = settings["resolution"]
+    resolution = settings["resolution"]
 
     def cells(pixels: int, of_square: int) -> int:
         count, rest = divmod(pixels * of_square, resolution)
         if rest or not count:
             raise FormatError(f"latents of {shape_name(size)} have no whole number of cells a side")
-        return count
+        return int(count)
 
     def shaped(field: Field) -> Field:
-        if field.name != LATENT:
+        if field.name not in (LATENT, FLIPPED):
             return field
         channels, high, wide = field.shape
         width, height = size
         return replace(field, shape=(channels, cells(height, high), cells(width, wide)))
 
     return tuple(map(shaped, fields_of(settings["layout"])))
+
+
+def fields_by_shape(settings: Mapping[str, Any]) -> dict[str, tuple[Field, ...]]:
+    """Those of each shape by its name, in the order of the list."""
+    return {shape_name(size): fields_in_shape(settings, size) for size in shapes_of(settings)}
+
+
+def cut_size(facts: Mapping[str, Any]) -> Size:
+    """The shape of a sample by the crop that its json has; (0, 0) where it has none."""
+    crop = facts.get("crop")
+    if not isinstance(crop, list) or len(crop) != 4 or {*map(type, crop)} != {int}:
+        return 0, 0
+    left, top, right, bottom = crop
+    return right - left, bottom - top
+
+
+def shape_counts(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
+    """The samples of each shape that has any, by its name, in the order of the list."""
+    names = map(shape_name, shapes_of(settings))
+    return {name: counts[name] for name in names if counts.get(name)}
+
+
+def shape_ranges(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, range]:
+    """Which samples of a shard are of which shape, by the counts of its receipt."""
+    found, start = {}, 0
+    for name, count in shape_counts(settings, counts).items():
+        found[name] = range(start, start + count)
+        start += count
+    return found

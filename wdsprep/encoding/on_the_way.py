@@ -16,7 +16,7 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import settings_of, settled_for
 from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
-from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe import Encode, Recipe, check_squares
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.sources import Columns
@@ -56,6 +56,7 @@ class Encoding:
 def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
+    check_squares(encode)
     if encode.flip:
         raise UsageError("Encode(flip=True): leave flip out, mirror images are for wdsprep encode")
     device = device if encode.device == "auto" else encode.device

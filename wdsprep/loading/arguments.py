@@ -226,8 +226,9 @@ def names_of(
     if datasets[0].kind == "latents":
         if any(field.is_variable for dataset in datasets for field in dataset.fields):
             arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
-        usual = (*(name for name in arrays if name != short(FLIPPED)), "key")
-        known = {*arrays, *OF_ALL}
+        shape = (SHAPE,) if any(dataset.part for dataset in datasets) else ()
+        straight = (name for name in arrays if name != short(FLIPPED))
+        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
     else:
         usual, known = OF_IMAGES, {"image", *OF_ALL}
         if pixels:

@@ -102,13 +102,15 @@ def load(
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
     with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
     samples one by one, as webdataset has them. `drop_text` is the rate at which captions become the
-    empty one, `flip` that at which latents are those of mirror images; `homogeneous` keeps a step
-    to one stream; `window` is how far the order shuffles inside a shard, and `run` how many
-    neighbours stay together there, as one request to S3. `skip_missing` serves other samples in
-    place of a missing shard's. `cache` is a local folder for at most `cache_nbytes` of what comes
-    from S3, which all processes of a machine may share. Arrays as long as their captions come with
-    `mask` and zeros up to the length that is the same for all, or to the batch's longest with
-    `pad="longest"`. `device` copies batches there one step ahead, `pin` leaves that to the trainer.
+    empty one, `flip` that at which latents are those of mirror images. `homogeneous` keeps a step
+    to one stream, or to one shape of it where it has several, and `shape_batch` only so many
+    neighbours in a step, a multiple of what a rank gets. `window` is how far the order shuffles
+    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
+    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
+    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share. Arrays
+    as long as their captions come with `mask` and zeros up to the length that is the same for all,
+    or to the batch's longest with `pad="longest"`. `device` copies batches there one step ahead,
+    `pin` leaves that to the trainer.
 
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.

@@ -84,6 +84,8 @@ class Reader:
             made = self.memory.take(batch.moments.nbytes // 2)
             shape = patched_shape((channels // 2, *sides), dataset.patch)
             batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
+        if SHAPE in self.names:
+            batch.out[SHAPE] = dataset.shape
         if self.effects.flip and short(LATENT) in self.names:
             batch.flipped = batch.out[short(FLIPPED)]
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
