@@ -69,7 +69,7 @@ def test_figures_are_kept_by_group_and_shown(
         monkeypatch.setattr(figures, name, tmp_path / file)
     machine = {"date": "2026-11-21", "cores": 2, "cpu": "a CPU"}
     for name, seconds in (("load-0", 2.0), ("pack-tar", 1.0), ("load-0", 4.0)):
-        figures.record([timed(name, ours=1.0, theirs=seconds)], ("pack", "load"), machine)
+        figures.record(timed(name, ours=1.0, theirs=seconds), ("pack", "load"), machine)
     assert list(json.loads((tmp_path / "figures.json").read_text())) == ["pack-tar", "load-0"]
     assert page.read_text().splitlines()[4:] == [
         "| title of pack-tar | 10/s | they | 10/s | 1.00 |  |",

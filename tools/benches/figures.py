@@ -26,10 +26,10 @@ memory are those of all its processes. Lines with (limit) do a part of the work 
 HEAD = ("", "wdsprep", "fastest other", "", "times", "target")
 
 
-def record(found: Sequence[Measured], order: Sequence[str], machine: dict[str, Any]) -> None:
-    """Keep these, and show them with what is known of the other groups."""
+def record(found: Measured, order: Sequence[str], machine: dict[str, Any]) -> None:
+    """Keep this, and show it with what is known of the other groups."""
     kept = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    kept |= {one.group.name: tables.facts(one) | {"machine": machine} for one in found}
+    kept[found.group.name] = tables.facts(found) | {"machine": machine}
     ranks = {name: rank for rank, name in enumerate(order)}
     rank = {name: ranks.get(name.partition("-")[0], len(ranks)) for name in kept}
     kept = dict(sorted(kept.items(), key=lambda item: rank[item[0]]))
