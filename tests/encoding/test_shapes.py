@@ -1,6 +1,7 @@
 """Latents of several shapes: each image in the one that its size says, those of one together."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -43,6 +44,8 @@ from wdsprep.cli.plan import plan_lines
 from wdsprep.dataset.arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar import padded
+from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
@@ -231,6 +234,19 @@ def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> 
         assert number in ranges[shape]
         assert recipe["find_key"](latents, receipt.unit, key) == (shape, number)
     assert recipe["find_key"](latents, receipt.unit, "000000999999") is None
+
+
+def test_arrays_behind_the_latent_begin_as_much_earlier_as_it_is_smaller(latents: Path) -> None:
+    manifest = manifest_of(latents)
+    latent, emb = manifest.settings["layout"]
+    square = padded(128 + 2 * math.prod(latent["shape"]))
+    name = manifest.shards[-1].name
+    data, samples = (latents / name).read_bytes(), members(latents / name)
+    starts = decode_index((latents / f"{name}.idx").read_bytes(), "idx")
+    for start, fields in zip(starts[:-1], samples.values(), strict=True):
+        assert data[start + latent["offset"] - 128 :].startswith(fields["latent.npy"])
+        begin = start + emb["offset"] - (square - padded(len(fields["latent.npy"])))
+        assert data[begin - 128 :].startswith(fields["emb.npy"])
 
 
 def test_plain_webdataset_reads_them(latents: Path) -> None:
