@@ -24,7 +24,7 @@ def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> EncodeWor
     workshop = EncodeWork(
         images=str(images),
         latents=str(out),
-        settings={"seed": 0},
+        settings={"resolution": Means.resolution, "seed": 0},
         make_encoder=partial(_same, encoder),
         max_area=10**8,
         **options,

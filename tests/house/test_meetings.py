@@ -224,7 +224,7 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
             EncodeWork(
                 images=str(images),
                 latents=str(out),
-                settings={"seed": 0},
+                settings={"resolution": Means.resolution, "seed": 0},
                 make_encoder=partial(same, Brighter(more)),
                 max_area=10**8,
                 batch_size=4,
