@@ -1,7 +1,8 @@
 """Images: what is recognised as one, what of it is kept, and the crop that the VAE gets.
 
 `rule` makes a picture fit to be stored, by what `headers` say, `formats` open, `orientation` turns
-upright and `colour` turns into sRGB; `crop` cuts the square. The door itself has `IMAGES`, the
+upright and `colour` turns into sRGB. `shapes` says which part of an image is taken, and `crop` cuts
+it out. The door itself has `IMAGES`, the
 names that files of images end in, and what a user decides: `Limits` and `Recode`.
 
 In: The bytes of an image, whatever made it.
