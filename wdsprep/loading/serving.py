@@ -29,7 +29,8 @@ SMALL_AT_ONCE = 256  # of latents that take together no more than
 SMALL_NBYTES = 8 << 20
 FIRST_ROWS = 16  # of the first batch, which all threads read
 CROPS_AT_ONCE = 8  # that it reads and decodes
-STEPS_AT_ONCE = 32  # that are ordered at a time
+ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew each time
+STEPS_AT_ONCE = 32  # at least, that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 NOBODY = -1  # the stream of a sample that another worker reads
@@ -172,7 +173,7 @@ def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
 ) -> Iterator[_Group]:
     """The first groups are small, so that the first batch comes soon."""
-    most = STEPS_AT_ONCE
+    most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
         nbytes = plan.share * max(dataset.sample_nbytes for dataset in plan.datasets)
         most = min(most, max(1, AHEAD_NBYTES // nbytes))

@@ -36,7 +36,7 @@ Runs of neighbours are the price of reading from S3 fast. Where neighbours in a 
 frames of a video), `run=1` takes them apart.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -294,10 +294,10 @@ class Order:
         groups, spots = np.divmod(np.arange(share.start, share.stop), self.group)
         blocks, rows = (part[spots] for part in self._layout)
         if self.homogeneous:
-            dealt = self._dealt_groups(steps, range(int(groups[0]), int(groups[-1]) + 1))
+            some = range(int(groups[0]), int(groups[-1]) + 1)
+            of_block, numbers = self._dealt_groups(steps, some)
         else:
-            dealt = map(self._dealt, steps)
-        of_block, numbers = map(np.stack, zip(*dealt, strict=True))
+            of_block, numbers = map(np.stack, zip(*map(self._dealt, steps), strict=True))
         shape = len(steps), -1, self.slots
         of_block, numbers = of_block.reshape(shape), numbers.reshape(shape)
         groups -= groups[0]
@@ -313,18 +313,22 @@ class Order:
             numbers[spots] = self._by_slot(first, len(spots))
         return stream, numbers
 
-    def _dealt_groups(self, steps: range, groups: range) -> Iterator[tuple[Ints, Ints]]:
-        """The same for these groups of each step, each of which belongs to one stream."""
+    def _dealt_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
+        """The same for these groups of each step, each of which belongs to one stream: a row for
+        each group."""
         a_step = self.global_batch // self.group
-        numbers = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
-        before_and_after = np.add.outer(numbers, (0, 1)).ravel()
-        counts = split(self._tree, steps.start * a_step, before_and_after)
-        for place in range(0, len(before_and_after), 2):
-            for number, (first, more) in counts.items():
-                if more[place + 1] > more[place]:
-                    rounds = first + int(more[place])
-                    blocks = self._by_slot(rounds * self.slots, self.slots)
-                    yield np.full(self.slots, number), blocks
+        own = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
+        before_and_after = np.stack([own, own + 1])
+        in_round = self._by_slot(0, self.slots)
+        stream = np.empty((len(own), self.slots), np.int64)
+        numbers = np.empty_like(stream)
+        for number, (first, more) in split(
+            self._tree, steps.start * a_step, before_and_after
+        ).items():
+            here = np.flatnonzero(more[1] > more[0])
+            stream[here] = number
+            numbers[here] = (first + more[0, here])[:, None] * self.slots + in_round
+        return stream, numbers
 
     def _by_slot(self, first: int, count: int) -> Ints:
         """A stream's next blocks, sorted by a key of their slots.
