@@ -14,6 +14,8 @@ from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.checks.inspect import Looked, inspect, look, member_facts, overview, patterns
 from wdsprep.cli import main
+from wdsprep.cli.inspect import _settings
+from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.counts import bin_name, quantile
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
@@ -96,6 +98,12 @@ def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
         assert found.facts["members"]["latent.npy"]["shape"] == [2, 2]
     with pytest.raises(NotFoundError, match="no sample 'bee'"):
         find(url, "bee")
+
+
+def test_members_are_called_as_they_lie_there() -> None:
+    fields = [Field(name="time_ids.npy", dtype="<i4", shape=(6,))]
+    lines = _settings({"text_length": 20, "layout": layout(fields)}, {})
+    assert "; ".join(lines) == "text-length 20; time_ids.npy <i4 (6,)"
 
 
 def latents(root: Path, keys: list[list[str]]) -> str:

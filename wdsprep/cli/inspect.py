@@ -75,13 +75,12 @@ MOST_LISTED = 8
 def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
     """Those that say something: what is off or empty is left out."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
-    for item in fields_of(settings.get("layout", ())):
-        shown[item.name] = str(item)
     parts = []
     for name, value in shown.items():
         if value not in (0, "", [], {}, None, False):
             parts.append(f"{name.replace('_', '-')} {_setting(name, value)}")
-    yield from _wrapped(parts)
+    members = fields_of(settings.get("layout", ()))
+    yield from _wrapped([*parts, *(f"{item.name} {item}" for item in members)])
 
 
 def _setting(name: str, value: Any) -> str:
