@@ -178,6 +178,8 @@ def test_what_text_alone_costs_is_a_line(capfd: pytest.CaptureFixture[str]) -> N
     )
     assert main([*words, "--tokens", "10"]) == 0
     assert "; 82.9 GB (" in capfd.readouterr().out
+    assert main([*words[:-1], "flux", "--tokens", "10"]) == 0
+    assert "captions: flux stores each whole, so --tokens" in capfd.readouterr().out
     assert main([*words, "--text", "none"]) == 0
     assert "text  " not in capfd.readouterr().out.partition("stored by")[0]
 

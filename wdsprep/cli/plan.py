@@ -233,6 +233,8 @@ def _lines(
             f"captions: {choice.tokens} tokens each (--tokens); if all had {longest}, phase "
             f"{last.resolution} would take {human_bytes(last.samples * whole)}"
         )
+    elif choice.tokens != Choice.tokens and choice.text == "emb":
+        yield f"captions: {choice.model} stores each whole, so --tokens changes nothing"
     yield f"stored by choice, phase {last.resolution}:"
     for (latents, text), nbytes in stored_by_choice(last.samples, last.resolution, choice).items():
         yield f"  --latents {latents:8} --text {text:7} {human_bytes(nbytes):>10}"
