@@ -260,6 +260,13 @@ def test_latents_alone_are_shown_too(made: Made) -> None:
     assert "is not decoded: --model none was given" in page.text
 
 
+def test_latents_of_one_resolution_are_told_apart(made: Made) -> None:
+    other = fake_latents(made.images, made.root / "others")
+    page = made.report(made.latents, other, name="two", model="none")
+    steps = [row[0] for row in page.rows("Funnel")]
+    assert [f"encoded at 64 ({root})" in steps for root in (made.latents, other)] == [True, True]
+
+
 def test_moments_are_shown_by_their_means(made: Made) -> None:
     fake_latents(made.images, made.root / "moments", kind="moments")
     page = made.report(made.images, made.root / "moments", name="moments", model="none")

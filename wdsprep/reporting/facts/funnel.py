@@ -5,6 +5,7 @@ each was written, which is when its unit was done. A copy of a dataset may have 
 and a unit that was done again has those of the last time.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,8 +49,11 @@ def funnel(datasets: Datasets) -> list[FunnelRow]:
         rows.append(FunnelRow(label="samples in the source", count=images.inputs))
         rows += _lost(images, images.inputs)
         rows.append(FunnelRow(label="packed", count=images.samples))
+    resolutions = Counter(latents.resolution for latents in datasets.latents)
     for latents in datasets.latents:
-        rows += _encoded(images, latents)
+        is_one = resolutions[latents.resolution] == 1
+        whose = "" if is_one else f" ({latents.shown})"
+        rows += _encoded(images, latents, f"{latents.resolution}{whose}")
     return rows
 
 
@@ -59,21 +63,23 @@ def _lost(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
         yield FunnelRow(label=label, count=count, start=left, is_lost=True)
 
 
-def _encoded(images: ReportDataset | None, latents: ReportDataset) -> Iterator[FunnelRow]:
-    resolution, wanted = latents.resolution, latents.inputs
+def _encoded(
+    images: ReportDataset | None, latents: ReportDataset, phase: str
+) -> Iterator[FunnelRow]:
+    wanted = latents.inputs
     if images:
-        buckets = latents.takes(images)
-        fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
+        least = latents.resolution
+        fit = [shard.samples for shard in images.manifest.shards if shard.bucket >= least]
         wanted = max(wanted, sum(fit))
-    yield FunnelRow(label=f"for phase {resolution}", count=wanted)
+    yield FunnelRow(label=f"for phase {phase}", count=wanted)
     if missing := wanted - latents.inputs:
-        label = f"not encoded at {resolution} so far"
+        label = f"not encoded at {phase} so far"
         yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
     if rejected := latents.rejected:
-        label = f"could not be encoded at {resolution}"
+        label = f"could not be encoded at {phase}"
         start = latents.inputs - rejected
         yield FunnelRow(label=label, count=rejected, start=start, is_lost=True)
-    yield FunnelRow(label=f"encoded at {resolution}", count=latents.samples)
+    yield FunnelRow(label=f"encoded at {phase}", count=latents.samples)
 
 
 BINS = 48

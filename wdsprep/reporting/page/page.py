@@ -111,7 +111,8 @@ def _kind(given: ReportDataset) -> str:
     if given.manifest.dataset == "images":
         return "Images"
     settings = given.manifest.settings
-    return f"Latents at {settings['resolution']} ({settings['latents']}, {settings['text']})"
+    how = f"{settings['latents']}, {settings['text']}"
+    return f"{given.shown}, latents at {settings['resolution']} ({how})"
 
 
 def _figures(facts: ReportFacts) -> Iterator[Html]:
