@@ -1,6 +1,7 @@
 """Networks and tokenizers from the files of a model. Nothing that a model brings along is run."""
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def load_tokenizer(model: Model, kind: Any, folder: str) -> Any:
 
 def cannot_load(path: Path, kind: Any, error: Exception) -> WorkError:
     line = str(error).strip().partition("\n")[0]
+    if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
+        line = "its weights are of other sizes than its config.json says"
     return WorkError(f"{path} cannot be loaded as {kind.__name__}: {line}")
 
 
@@ -84,6 +87,7 @@ def silence() -> None:
     import diffusers
     import transformers
 
+    warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)  # Kolors' encoder
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
