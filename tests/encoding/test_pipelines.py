@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import wdsprep
-from tests.kit.encodes import CAPTIONS, command, encode_here, latents_of, packed, pictures
+from tests.kit.encodes import (
+    CAPTIONS,
+    command,
+    encode_here,
+    latents_of,
+    packed,
+    pictures,
+    rejected,
+)
 from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
@@ -200,6 +209,10 @@ def test_a_text_length_is_the_pipelines_or_it_is_refused(family: Family) -> None
     for name in ("StableDiffusionXL", "StableDiffusion"):
         with pytest.raises(UsageError, match="has but one length of text"):
             encoder(family(name), text_length=64)
+    for name, length in (("Flux", 513), ("StableDiffusion3", 513), ("Lumina2", 513)):
+        assert f"cannot be greater than 512 but is {length}" in failure(
+            family(name), text_length=length
+        )
 
 
 # Bad input
@@ -227,6 +240,30 @@ def test_a_pipeline_that_makes_no_images_of_text_is_refused(family: Family, tmp_
     assert "DDPMPipeline makes no images of text" in failure(wrong)
     lost = changed(family("Flux"), tmp_path / "b", _class_name="NoSuchPipeline")
     assert "NoSuchPipeline" in failure(lost)
+
+
+def test_a_pipeline_that_edits_images_is_refused(family: Family, tmp_path: Path) -> None:
+    edit = changed(family("QwenImage"), tmp_path / "a", _class_name="QwenImageEditPipeline")
+    assert "QwenImageEditPipeline makes no images of text alone (it wants image" in failure(edit)
+
+
+def test_an_encoder_without_finite_numbers_makes_rejects(
+    family: Family, few: Path, tmp_path: Path
+) -> None:
+    folder = changed(family("Flux"), tmp_path / "model")
+    path = folder / "text_encoder_2/model.safetensors"
+    weights = load_file(path)
+    weights[next(name for name in weights if "layer_norm" in name)][:] = torch.nan
+    save_file(weights, path, {"format": "pt"})
+    encode_here(few, tmp_path / "made", model=str(folder))
+    assert {*rejected(tmp_path / "made").values()} == {"not_finite"}
+
+
+def test_weights_that_are_not_of_their_config_are_one_line(family: Family, tmp_path: Path) -> None:
+    folder = changed(family("Flux"), tmp_path / "a")
+    config = folder / "text_encoder_2/config.json"
+    config.write_text(json.dumps(json.loads(config.read_bytes()) | {"d_model": 48}))
+    assert "its weights are of other sizes than its config.json says" in failure(folder)
 
 
 def test_what_encode_prompt_cannot_give_is_named(family: Family, tmp_path: Path) -> None:

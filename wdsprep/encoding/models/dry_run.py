@@ -181,6 +181,7 @@ class DryRun:
             return made
 
         self._pipeline = assembled(model, load)
+        call.check_length(self._pipeline)
 
     @property
     def towers(self) -> int:

@@ -38,6 +38,8 @@ NOT_OF_TEXT_ALONE = frozenset(
     }
 )
 """Arguments of `__call__` by which a class is known that makes images of more than a prompt."""
+EDITS = re.compile("Edit|I2I")
+"""In the names of classes whose `encode_prompt` looks at an image beside the prompt."""
 FIRST = "prompt_embeds"
 
 

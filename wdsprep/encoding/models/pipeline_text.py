@@ -110,14 +110,16 @@ class PipelineText:
                 )
 
     def _check(self) -> None:
-        """What a caption becomes must be the same whatever it shares a batch with."""
+        """What a caption becomes must be the same whatever it shares a batch with. What is no
+        number is compared as zero: it will be computed again, or a reject."""
         one, other = self.tokens(FRIENDS)
         if one.shape != other.shape:
             other = one
         with torch.inference_mode():
             first, second = (self.rows([one, each], exact=False) for each in (other, one))
         for name, array in first.arrays.items():
-            if not torch.equal(array[0], second.arrays[name][0]):
+            own, again = (row.nan_to_num() for row in (array[0], second.arrays[name][0]))
+            if not torch.equal(own, again):
                 raise WorkError(
                     f"{self._call.name} cannot be used for text: what its encode_prompt makes of a "
                     f"caption ({name}) is not the same each time: {ALONE}"

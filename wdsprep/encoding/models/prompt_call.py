@@ -21,6 +21,7 @@ from wdsprep.encoding.models.families import (
     BATCH_AXIS,
     BY_MASK,
     BY_ZEROS,
+    EDITS,
     GENERATES,
     IN_ONE_PRECISION,
     NOT_OF_TEXT_ALONE,
@@ -35,6 +36,8 @@ from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
 GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
+SIDE = 1024
+"""Of an image, where a pipeline wants to know: all families can make one of it."""
 OURS = ("self", "prompt", "device", "batch_size", GUIDED)
 """Arguments of `encode_prompt` that are ours to choose."""
 
@@ -72,7 +75,8 @@ class PromptCall:
     def _check_kind(self) -> None:
         image = self._call.get("image")
         more = [name for name in self._call if name in NOT_OF_TEXT_ALONE]
-        more += ["image"] if image and image.default is image.empty else []
+        is_wanted = image and (image.default is image.empty or EDITS.search(self.name))
+        more += ["image"] if is_wanted else []
         if more or "prompt" not in self._call:
             what = f"wants {more[0]} too" if more else "takes no prompt"
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
@@ -108,6 +112,23 @@ class PromptCall:
         if length and LENGTH not in bound:
             raise UsageError(f"--text-length: {self.name} has but one length of text")
         return {**bound, LENGTH: length} if length else bound
+
+    def check_length(self, pipeline: Any) -> None:
+        """Many pipelines refuse in `check_inputs` a length that `encode_prompt` would take."""
+        if not (length := self.arguments.get(LENGTH)) or not hasattr(pipeline, "check_inputs"):
+            return
+        ours = {"prompt": "a", "height": SIDE, "width": SIDE, LENGTH: length}
+        given = {
+            name: ours.get(name, self._call[name].default if name in self._call else None)
+            for name, own in inspect.signature(pipeline.check_inputs).parameters.items()
+            if own.default is own.empty or name in ours
+        }
+        try:
+            pipeline.check_inputs(**given)
+        except Exception as error:
+            if LENGTH in str(error):  # all else is of no concern here
+                line = str(error).strip().partition("\n")[0]
+                raise UsageError(f"--text-length: {self.name}: {line}") from error
 
     def outputs(
         self, pipeline: Any, captions: Sequence[str], *, guided: bool = False
