@@ -31,6 +31,10 @@ def test_another_model_is_one_difference_without_hashes_and_what_follows_from_it
         "--model has other weights than those it was made with"
     ]
     assert changed_options(old, {**old, "scale": 0.5}) == ["another scale"]
+    short = {**old, "template": "ab", "text_arguments": {"max_sequence_length": 20}}
+    assert changed_options(short, {**short, "template": "cd", "text_arguments": {}}) == [
+        "--text-length or diffusers gives encode_prompt {} (was {'max_sequence_length': 20})"
+    ]
 
 
 def test_what_may_be_fetched_can_be_loosened_and_never_tightened() -> None:
