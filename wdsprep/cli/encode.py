@@ -96,11 +96,11 @@ class EncodeShow(RunShow):
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
             return void_line(manifest.rejects, self._latents, REMEDIES)
-        model = manifest.extra["model"]
+        model, dtype = manifest.extra["model"], manifest.settings["dtype"]
+        where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
         return Kept(
-            f"{model} gives no finite numbers for any image, in {manifest.settings['dtype']} or in "
-            "fp32: its weights are damaged, or not what its configuration says: fetch them again, "
-            "or choose another --model"
+            f"{model} gives no finite numbers for any image, in {where}: its weights are damaged, "
+            "or not what its configuration says: fetch them again, or choose another --model"
         )
 
     def _speed(self, samples: int) -> list[str]:

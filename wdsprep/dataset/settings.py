@@ -31,8 +31,9 @@ def changed_options(old: Settings, new: Settings) -> list[str]:
     names = [name for name in names if name not in looser]
     if "source" in names and {"source"} <= old.keys() & new.keys():
         names = ["source"]  # which decides what else is a setting
-    follows = (*FOLLOWS, *OF_TEXT) if {"pipeline", "text"} & {*names} else FOLLOWS
-    follows += ("template",) if "text_arguments" in names else ()  # which has their length
+    follows = {*FOLLOWS, *(OF_TEXT if {"pipeline", "text"} & {*names} else ())}
+    if "text_arguments" in names:
+        follows.add("template")  # which is as long as they say
     decided = [name for name in names if name not in follows]
     return [_changed(name, old.get(name), new.get(name)) for name in decided or names]
 
