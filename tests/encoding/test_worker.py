@@ -1,7 +1,7 @@
 """A worker, with a stand-in for the models: shards at once, and what may fail."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,30 @@ import pytest
 
 from tests.kit.encodes import Broken, Means, members
 from tests.kit.packs import temporaries, tree
+from wdsprep.dataset.arrays import layout
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.models.base import Encoded, Part
-from wdsprep.encoding.work import EncodeWork
+from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
+from wdsprep.runners.run import JointUnit
 
 
-def worker(images: Path, out: Path, encoder: Means, **changes: Any) -> EncodeWorker:
+def worker(
+    images: Path, out: Path, encoder: Means, also: Mapping[Path, int] | None = None, **changes: Any
+) -> EncodeWorker:
+    """`also` are further datasets, with the resolution of each."""
     options: dict[str, Any] = {"batch_size": 8, "decoders": 2, "threads": 1, **changes}
+    settings = {"layout": layout(encoder.fields), "seed": 0}
+    places = {out: encoder.resolution, **(also or {})}
     workshop = EncodeWork(
         images=str(images),
-        latents=str(out),
-        settings={"resolution": Means.resolution, "seed": 0},
+        targets=tuple(
+            EncodeTarget(latents=str(place), settings={**settings, "resolution": resolution})
+            for place, resolution in places.items()
+        ),
         make_encoder=partial(_same, encoder),
         max_area=10**8,
         **options,
@@ -36,15 +45,19 @@ def _same(encoder: Means) -> Means:
     return encoder
 
 
-def do(call: EncodeWorker, shard: ImageShard, errors: list[Exception]) -> None:
+def do(call: EncodeWorker, shard: ImageShard | JointUnit, errors: list[Exception]) -> None:
     try:
-        for _ in call(shard):
+        for _ in call(shard if isinstance(shard, JointUnit) else alone(shard)):
             pass
     except Exception as error:  # noqa: BLE001  looked at by the test
         errors.append(error)
 
 
-def do_all(call: EncodeWorker, shards: Iterable[ImageShard]) -> list[Exception]:
+def alone(shard: ImageShard) -> JointUnit:
+    return JointUnit(parts={0: shard})
+
+
+def do_all(call: EncodeWorker, shards: Iterable[ImageShard | JointUnit]) -> list[Exception]:
     """All shards at once, as a runner with several units in each worker does."""
     errors: list[Exception] = []
     threads = [threading.Thread(target=do, args=(call, shard, errors)) for shard in shards]
@@ -107,6 +120,26 @@ def test_two_passes_over_a_shard_make_the_same_bytes(images: Path, tmp_path: Pat
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
+def test_two_passes_bring_the_text_to_each_of_several_datasets(
+    images: Path, tmp_path: Path
+) -> None:
+    shards = find_image_shards(str(images), 64).shards[5:8]  # also of bucket 128
+    lacking = {shards[0]: [0], shards[1]: [1], shards[2]: [0, 1]}
+    units = [JointUnit(parts=dict.fromkeys(n, shard)) for shard, n in lacking.items()]
+    encoder = InTurn()
+    for name, used in (("one", Means()), ("two", encoder)):
+        call = worker(images, tmp_path / name / "16", used, {tmp_path / name / "96": 96})
+        assert not do_all(call, units)
+        call.close()
+    assert encoder.brought[2:] == [Part.TEXT, Part.IMAGE] * len(shards)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    for number, place in enumerate(("16", "96")):
+        done = (tmp_path / "two" / place / "receipts").rglob("*.json")
+        assert {path.stem for path in done} == {
+            shard.name[-6:] for shard, numbers in lacking.items() if number in numbers
+        }
+
+
 def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:
     call = worker(images, tmp_path / "out", Broken())
     shards = find_image_shards(str(images), 64).shards
@@ -138,7 +171,7 @@ def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(
     call = worker(images, tmp_path / "out", Means(), batch_size=2)
     first, second, *_ = find_image_shards(str(images), 64).shards
     for _ in range(30):  # more than there are places for what is under way
-        steps = call(first)
+        steps = call(alone(first))
         next(steps)
         steps.close()
     assert not temporaries(tmp_path / "out")

@@ -29,14 +29,16 @@ from tests.kit.packs import jpeg, manifest_of, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.encoding.image_shards import find_image_shards
-from wdsprep.encoding.work import EncodeWork
+from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.errors import FingerprintError
 from wdsprep.packing import retry_rejected as retries
+from wdsprep.runners.run import JointUnit
 from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
@@ -219,12 +221,12 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
     images = packed_for_encode(pictures(tmp_path / "in", range(6)), tmp_path / "images")
     shard = find_image_shards(str(images), 64).shards[0]
     out = tmp_path / "out"
+    settings = {"layout": layout(Means.fields), "resolution": Means.resolution, "seed": 0}
     workers = [
         EncodeWorker(
             EncodeWork(
                 images=str(images),
-                latents=str(out),
-                settings={"resolution": Means.resolution, "seed": 0},
+                targets=(EncodeTarget(latents=str(out), settings=settings),),
                 make_encoder=partial(same, Brighter(more)),
                 max_area=10**8,
                 batch_size=4,
@@ -235,14 +237,15 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
         for more in (0.0, 1.0)
     ]
     with contextlib.closing(workers[0]), contextlib.closing(workers[1]):
-        slow = workers[0](shard)
+        unit = JointUnit(parts={0: shard})
+        slow = workers[0](unit)
         share = 0.0
         while share < 1:  # it has made all of it and has only to give it its name
             share = next(slow).share
-        for _ in workers[1](shard):
+        for _ in workers[1](unit):
             pass
         done = files(out)
-        receipt = last_of(slow)
+        receipt = last_of(slow)[0]
     assert tree(out) == done
     assert receipt.shards[0].digest == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
 

@@ -164,7 +164,7 @@ def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
         found[room] = [run(sys.executable, "-c", code) for code in codes]
     assert len(found) > 16
     load, resume, online, images, latents = found["loading"]
-    assert found["encoding"] == ["True 2 ()\n"]
+    assert found["encoding"] == ["True 2 ()\n", "2 1\n"]
     assert images == "000000000000 (300, 400) a photo\n"
     assert latents == "000000000000 (4, 32, 32) (77, 64) a photo\n"
     shapes = "torch.Size([2, 4, 32, 32]) torch.Size([2, 77, 64])"

@@ -27,7 +27,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
-from wdsprep.encoding.encode import drained, largest_first, pending_shards
+from wdsprep.encoding.pending import drained, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, opened_dataset
 from wdsprep.runners.schedule import drive

@@ -19,7 +19,7 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
-from wdsprep.encoding.encode import drained, largest_first, pending_shards
+from wdsprep.encoding.pending import drained, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Run, opened_dataset

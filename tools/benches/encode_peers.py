@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +272,7 @@ class FreeEncoder:
             Field(name="emb.npy", dtype="<f2", shape=(77, 1024)),
         )
 
-    @cached_property
-    def _numbers(self) -> dict[str, torch.Tensor]:
-        return {field.name: torch.randn(field.shape).half() for field in self.fields}
+        self._drawn: dict[tuple[int, ...], torch.Tensor] = {}
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         return [Tokens(caption, count=77) for caption in captions]
@@ -287,18 +284,20 @@ class FreeEncoder:
         *,
         exact: bool = False,  # noqa: ARG002
     ) -> Encoded:
-        return self._made("latent.npy", len(pixels))
+        return self._made("latent.npy", (4, *(side // 8 for side in pixels.shape[2:])), len(pixels))
 
     def bring(self, _part: object) -> None:
         pass
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:  # noqa: ARG002
-        return self._made("emb.npy", len(texts))
+        return self._made("emb.npy", self.fields[1].shape, len(texts))
 
-    def _made(self, name: str, count: int) -> Encoded:
-        array = self._numbers[name]
-        made = {name: array.expand(count, *array.shape)}
+    def _made(self, name: str, shape: tuple[int, ...], count: int) -> Encoded:
+        """Numbers that are drawn once."""
+        if shape not in self._drawn:
+            self._drawn[shape] = torch.randn(shape).half()
+        made = {name: self._drawn[shape].expand(count, *shape)}
         return Encoded(arrays=made, ok=torch.ones(count, dtype=torch.bool))
 
     def empty(self) -> dict[str, torch.Tensor]:
-        return {"emb.npy": self._numbers["emb.npy"]}
+        return {"emb.npy": torch.zeros(self.fields[1].shape).half()}

@@ -175,7 +175,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
 
     show = PackShow(source, images, options, as_json=as_json)
     packed = wdsprep.pack(source, images, listener=show.listener, **options)
-    tell(show.result(packed))
+    tell(show.result([packed]))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
 
 
@@ -185,6 +185,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     function="wdsprep.encoding.encode:encode",
     examples=(
         "wdsprep encode --resolution 256",
+        "wdsprep encode --resolution 256,512",
         "wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100",
         "wdsprep encode s3://bucket/images s3://bucket/latents --resolution 512 --ray-address auto",
     ),
@@ -214,15 +215,16 @@ def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
-    given. Both may be s3:// URLs. Killed or interrupted, the same command goes on where it was.
+    given, and needs {resolution} in it for several. Both may be s3:// URLs. Killed or interrupted,
+    the same command goes on where it was.
     """
     from wdsprep.cli.encode import EncodeShow
-    from wdsprep.encoding.encode import place_of
+    from wdsprep.encoding.encode import places_of
 
-    show = EncodeShow(images, place_of(out, options["resolution"]), as_json=as_json)
+    show = EncodeShow(images, places_of(out, options["resolution"]), as_json=as_json)
     encoded = wdsprep.encode(images, out, listener=show.listener, **options)
     tell(show.result(encoded))
-    return DONE_WITH_DAMAGE if encoded.is_damaged else 0
+    return DONE_WITH_DAMAGE if any(each.is_damaged for each in encoded) else 0
 
 
 @cli.command(

@@ -1,5 +1,6 @@
 """What `wdsprep encode` says on the way and at the end."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdsprep.cli.output import (
@@ -15,7 +16,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding import HALF
-from wdsprep.encoding.encode import EncodeBegun, EncodeListener
+from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
@@ -38,9 +39,10 @@ class EncodeShow(RunShow):
 
     unit, touched, done = "shard", "touched tar", "encoded"
 
-    def __init__(self, images: str, latents: str, *, as_json: bool) -> None:
+    def __init__(self, images: str, places: Mapping[int, str], *, as_json: bool) -> None:
+        """`places` of the latents are by resolution."""
         super().__init__(as_json=as_json)
-        self._images, self._latents = images, latents
+        self._images, self._places = images, places
         self._speeds = Speeds()
         self.listener = EncodeListener(
             told=self.told,
@@ -65,39 +67,52 @@ class EncodeShow(RunShow):
             parts.append(f"{span} on each of {len(rates)} workers")
         return parts
 
-    def summary(self, outcome: Outcome) -> list[str]:
-        manifest = outcome.manifest
-        made = f", {human_bytes(outcome.nbytes)}"
-        lines = [self.headline(outcome, made), *self._speed(manifest.samples)]
+    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+        made = f", {human_bytes(sum(outcome.nbytes for outcome in outcomes))}"
+        samples = sum(outcome.manifest.samples for outcome in outcomes)
+        lines = [self.headline(outcomes, made), *self._speed(samples)]
+        for outcome in outcomes:
+            lines += self._dataset(outcome)
+        quarantined = [failed for outcome in outcomes for failed in outcome.quarantined]
+        if quarantined:
+            lines += memory_lines(quarantined, "--batch-size or --max-area")
+            lines.append(Kept("run the same command again to retry what is left out"))
+        for outcome in outcomes:
+            if outcome.manifest.shards and not outcome.quarantined and not outcome.is_void:
+                place = self._place(outcome)
+                lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
+        return list(dict.fromkeys(lines))  # some holds of all
+
+    def _place(self, outcome: Outcome) -> str:
+        return self._places[outcome.manifest.settings["resolution"]]
+
+    def _dataset(self, outcome: Outcome) -> list[str]:
+        """What became of one."""
+        manifest, place = outcome.manifest, self._place(outcome)
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
-        lines.append(f"{self._latents}: {plural(manifest.samples, 'sample')} in {shards}, {size}")
+        lines = [f"{place}: {plural(manifest.samples, 'sample')} in {shards}, {size}"]
         if shapes := shape_counts(manifest.settings, manifest.counts):
             lines.append(f"in {plural(len(shapes), 'shape')}: {human_counts(shapes, 8)}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
-        lines += rejects_lines(manifest.rejects, self._latents)
+        lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
             lines.append(CAPTIONLESS)
-        lines += broken_tars_lines(outcome.broken_tars, self._latents)
+        lines += broken_tars_lines(outcome.broken_tars, place)
         for failed in outcome.quarantined:
             lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
-        if outcome.quarantined:
-            lines += memory_lines(outcome.quarantined, "--batch-size or --max-area")
-            lines.append(Kept("run the same command again to retry what is left out"))
-        elif outcome.is_void:
+        if outcome.is_void and not outcome.quarantined:
             lines.append(self._void(manifest))
-        elif manifest.shards:
-            lines.append(f'next: wdsprep.load("{self._latents}", global_batch=64) in your trainer')
         return lines
 
     def _void(self, manifest: Manifest) -> str:
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            return void_line(manifest.rejects, self._latents, REMEDIES)
-        model, dtype = manifest.extra["model"], manifest.settings["dtype"]
-        where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
+            place = self._places[manifest.settings["resolution"]]
+            return void_line(manifest.rejects, place, REMEDIES)
+        model = manifest.extra["model"]
         return Kept(
             f"{model} gives no finite numbers for any image, in {where}: its weights are damaged, "
             "or not what its configuration says: fetch them again, or choose another --model"
@@ -129,7 +144,7 @@ class EncodeShow(RunShow):
             "encoded_bytes": outcome.nbytes,
             "has_captions": outcome.has_captions,
             "images_per_s": round(sum(rates.values()), 2),
-            "latents": self._latents,
+            "latents": self._place(outcome),
             "launching": round(self._speeds.launching, 4),
             "left_out": LeftOut.among(manifest.counts),
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
@@ -146,15 +161,17 @@ class EncodeShow(RunShow):
 def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
-    counted = f", {plural(begun.samples, 'image')}" if begun.samples else ""
-    shapes = f" in {plural(len(recipe.sizes), 'shape')}" if recipe.sizes else ""
+    phases = ", ".join(map(_phase, begun.phases))
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
-    lines = [
-        f"{images}: {plural(begun.shards, 'shard')}{counted} for resolution {recipe.resolution}"
-        f"{shapes}; model {begun.model.name} in {precision} on {crew.device}"
-    ]
+    lines = [f"{images}: {phases}; model {begun.model.name} in {precision} on {crew.device}"]
     if begun.model.note:
         lines.append(begun.model.note)
     if not begun.is_whole:
         lines.append(f"{images} is not packed to its end: run the same again after pack has ended")
     return lines
+
+
+def _phase(phase: EncodePhase) -> str:
+    counted = f", {plural(phase.samples, 'image')}" if phase.samples else ""
+    shapes = f" in {plural(phase.shapes, 'shape')}" if phase.shapes else ""
+    return f"{plural(phase.shards, 'shard')}{counted} for resolution {phase.resolution}{shapes}"

@@ -397,9 +397,10 @@ RECIPE = options(
     "Model",
     option(
         "--resolution",
-        type=click.IntRange(8),
+        type=Parsed("n,...", "wdsprep.encoding.recipe:parse_resolutions"),
         required=True,
-        help="Encode centre squares of so many pixels a side, such as 256 or 512.",
+        help="Encode centre squares of so many pixels a side, such as 256; several, as 256,512, "
+        "in one pass, each into a dataset of its own.",
     ),
     option(
         "--shapes",

@@ -325,27 +325,30 @@ class RunShow(ABC):
         """What the one has to tell and not the other."""
         return []
 
-    def headline(self, outcome: "Outcome", more: str = "") -> str:
+    def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
         """What this run has done, and `more` of it."""
-        before = f"{plural(outcome.units_before, self.unit)} {self.done} before"
-        if len(outcome.manifest.receipts) == outcome.units_before and not outcome.quarantined:
+        units = sum(outcome.units_before for outcome in outcomes)
+        before = f"{plural(units, self.unit)} {self.done} before"
+        has_all = sum(len(outcome.manifest.receipts) for outcome in outcomes) == units
+        if has_all and not any(outcome.quarantined for outcome in outcomes):
             return f"nothing left to do: {before}"
+        samples = sum(outcome.samples for outcome in outcomes)
         took = human_time(self.line.elapsed_s)
-        new = f"{plural(outcome.samples, 'image')} {self.done} in {took}{more}"
-        return new + (f", after {before}" if outcome.units_before else "")
+        new = f"{plural(samples, 'image')} {self.done} in {took}{more}"
+        return new + (f", after {before}" if units else "")
 
-    def result(self, outcome: "Outcome") -> list[str]:
-        """The end of a run, for a person or for a program."""
+    def result(self, outcomes: "Sequence[Outcome]") -> list[str]:
+        """The end of a run, for a person or for a program; of each dataset that it has filled."""
         self.line.clear()
         if self.as_json:
-            return [Kept(json.dumps(self.facts(outcome), sort_keys=True))]
-        return self.summary(outcome)
+            return [Kept(json.dumps(self.facts(each), sort_keys=True)) for each in outcomes]
+        return self.summary(outcomes)
 
     @abstractmethod
     def facts(self, outcome: "Outcome") -> dict[str, Any]: ...
 
     @abstractmethod
-    def summary(self, outcome: "Outcome") -> list[str]: ...
+    def summary(self, outcomes: "Sequence[Outcome]") -> list[str]: ...
 
 
 def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import (
@@ -95,8 +95,9 @@ class PackShow(RunShow):
     def facts(self, outcome: Outcome) -> dict[str, Any]:
         return _facts(outcome, self._images)
 
-    def summary(self, outcome: Outcome) -> list[str]:
-        return _summary(outcome, self._images, self._options, self.headline(outcome))
+    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+        (outcome,) = outcomes
+        return _summary(outcome, self._images, self._options, self.headline(outcomes))
 
 
 def describe(survey: SourceSurvey) -> str:

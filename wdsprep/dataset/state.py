@@ -142,14 +142,26 @@ def open_edition(
         return edition, _claim(edition, dataset, settings)
 
 
+def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> None:
+    """What `open_edition` refuses, before anything is written."""
+    if not (overwrite and _is_to_clear(store, dataset)):
+        _claimed(Edition.of(store), dataset, settings)
+
+
 def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
+    found, is_written = _claimed(edition, dataset, settings)
+    return found if is_written else _written(edition.store, found)
+
+
+def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
+    """The manifest that is there, or is to be written; and whether it is there."""
     store = edition.store
-    found = dated_manifest(store)
+    there = dated_manifest(store)
+    found = there or rebuild(store)
     if found is None:
-        found = rebuild(store)
-        if found is None and not edition.mark:  # one that was started over may have old files
+        if not edition.mark:  # one that was started over may have old files
             _check_free(store)
-        found = _written(store, found or Manifest(dataset=dataset, settings=settings))
+        found = Manifest(dataset=dataset, settings=settings)
     check_kind(store, found.dataset, dataset)
     if changed := changed_options(found.settings, settings):
         raise FingerprintError(
@@ -157,7 +169,7 @@ def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
             f"those that it was made with, name another place for {dataset}, or let "
             f'"{MAKERS[dataset]} ... --overwrite" start over'
         )
-    return found
+    return found, there is not None
 
 
 def _check_free(store: Store) -> None:

@@ -1,21 +1,23 @@
 """`encode`: turn the image shards of a phase into latent shards, on any number of workers.
 
-A shard is a unit of work; its output has its name, its keys and its order.
+A shard is a unit of work; its output has its name, its keys and its order. Of several resolutions
+each makes a dataset of its own, as a run for it alone would: a unit is an image shard with the
+datasets that lack it, so that its images are decoded and its captions encoded once for all.
 """
 
-import gc
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.state import form_there, retract
+from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.state import check_claim, form_there
 from wdsprep.encoding import HALF
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
@@ -31,11 +33,12 @@ from wdsprep.encoding.models.find import (
     rule_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.encoding.pending import joint_units, pending_shards
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
 from wdsprep.encoding.shape_lists import Given
-from wdsprep.encoding.work import EncodeWork
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.encoding.work import EncodeTarget, EncodeWork
+from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.runners.base import least_and_most
 from wdsprep.runners.run import (
@@ -43,17 +46,34 @@ from wdsprep.runners.run import (
     Run,
     RunProgress,
     RunStatus,
-    mark_incomplete,
+    carry_out,
     opened_dataset,
+    together,
 )
-from wdsprep.sources.contents import changed
 from wdsprep.sources.patterns import is_glob
-from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import at_least, command, examples, plural
+from wdsprep.text import at_least, command, plural
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from wdsprep.encoding.models.base import Encoder
+
+RESOLUTION = "{resolution}"
+"""What stands in a place for the resolution of what lies there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodePhase:
+    """What there is for a resolution."""
+
+    resolution: int
+    shapes: int
+    """0 where it is the square alone."""
+    shards: int
+    samples: int
+    """0 where nobody has counted them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +82,9 @@ class EncodeBegun:
 
     model: Model
     recipe: Recipe
+    """Of the highest resolution."""
     crew: EncodeCrew
-    shards: int
-    samples: int
-    """0 where nobody has counted them."""
+    phases: tuple[EncodePhase, ...]
     is_whole: bool
     """Whether the image dataset is packed to its end, as far as it says."""
 
@@ -82,11 +101,57 @@ class EncodeListener:
     heard: Callable[[RunProgress], None] = lambda _progress: None
 
 
+class EncodeOptions(TypedDict, total=False):
+    """Of `encode`, all but the resolution."""
+
+    model: str
+    latents: str
+    flip: bool
+    text: str
+    text_length: int
+    dtype: str
+    seed: int
+    compile: bool
+    max_area: int
+    max_bytes: int | str
+    shapes: Given
+    max_crop: float
+    limit: int
+    batch_size: int | str
+    device: str
+    workers: int | str
+    gpus_per_worker: float
+    cpus_per_worker: float
+    accelerator_type: str | None
+    runner: str
+    ray_address: str | None
+    max_attempts: int
+    overwrite: bool
+    redo_changed: bool
+    listener: EncodeListener | None
+
+
+@overload
+def encode(
+    images: "str | os.PathLike[str]" = ...,
+    out: "str | os.PathLike[str]" = ...,
+    *,
+    resolution: int,
+    **options: "Unpack[EncodeOptions]",
+) -> Outcome: ...
+@overload
+def encode(
+    images: "str | os.PathLike[str]" = ...,
+    out: "str | os.PathLike[str]" = ...,
+    *,
+    resolution: Sequence[int],
+    **options: "Unpack[EncodeOptions]",
+) -> list[Outcome]: ...
 def encode(
     images: "str | os.PathLike[str]" = "shards/images",
     out: "str | os.PathLike[str]" = "",
     *,
-    resolution: int,
+    resolution: int | Sequence[int],
     model: str = Encode.model,
     latents: str = Encode.latents,
     flip: bool = Encode.flip,
@@ -112,12 +177,18 @@ def encode(
     overwrite: bool = False,
     redo_changed: bool = False,
     listener: EncodeListener | None = None,
-) -> Outcome:
+) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
     it is empty).
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
+
+    Several resolutions take one pass, which decodes each image and encodes each caption once. Each
+    makes the dataset that a run for it alone would make, where `out` has `{resolution}` in it, and
+    has an outcome of its own:
+
+        low, high = wdsprep.encode("shards/images", resolution=(256, 512))
 
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
     numbers; `shapes` may be a list of widths and heights too. Interrupted or killed, the same call
@@ -125,26 +196,28 @@ def encode(
     """
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
-    return _encoded(
-        images,
-        place_of(out, resolution),
-        how=Encode(
-            resolution=resolution,
-            model=model,
-            latents=latents,
-            flip=flip,
-            text=text,
-            text_length=text_length,
-            dtype=dtype,
-            seed=seed,
-            compile=compile,
-            max_area=max_area,
-            max_bytes=max_bytes,
-            shapes=shapes,
-            max_crop=max_crop,
-            batch_size=batch_size,
-            device=device,
-        ),
+    resolutions = resolutions_of(resolution)
+    how = partial(
+        Encode,
+        model=model,
+        latents=latents,
+        flip=flip,
+        text=text,
+        text_length=text_length,
+        dtype=dtype,
+        seed=seed,
+        compile=compile,
+        max_area=max_area,
+        max_bytes=max_bytes,
+        shapes=shapes,
+        max_crop=max_crop,
+        batch_size=batch_size,
+        device=device,
+    )
+    outcomes = _encoded(
+        absolute(images),
+        {number: absolute(place) for number, place in places_of(out, resolutions).items()},
+        hows=[how(resolution=number) for number in resolutions],
         options=EncodeCrewOptions(
             runner=runner,
             device=device,
@@ -156,82 +229,82 @@ def encode(
             ray_address=ray_address,
             max_attempts=max_attempts,
         ),
-        limit=limit,
-        overwrite=overwrite,
-        redo_changed=redo_changed,
+        again=Again(limit=limit, overwrite=overwrite, redo_changed=redo_changed),
         listener=listener or EncodeListener(),
     )
+    return outcomes if isinstance(resolution, Sequence) else outcomes[0]
+
+
+def places_of(out: "str | os.PathLike[str]", resolutions: Sequence[int]) -> dict[int, str]:
+    """Where the latents of each resolution go."""
+    place = os.fspath(out) or f"shards/latents-{RESOLUTION}"
+    if len(resolutions) > 1 and RESOLUTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
+            f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
+        )
+    return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """How a run deals with what is there, and how much it takes up."""
+
+    limit: int
+    overwrite: bool
+    redo_changed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Phase:
+    """What there is for a resolution, and where its latents go."""
+
+    how: Encode
+    latents: str
+    form: Mapping[str, Any]
+    source: ImageShards
+    wanted: tuple[ImageShard, ...]
+
+    @property
+    def kind(self) -> DigestKind:
+        return DigestKind.of(self.form)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Dataset:
+    """What a run writes to, which is open."""
+
+    settings: Settings
+    edition: Edition
+    manifest: Manifest
 
 
 def _encoded(
-    images: "str | os.PathLike[str]",
-    latents: "str | os.PathLike[str]",
+    images: str,
+    places: Mapping[int, str],
     *,
-    how: Encode,
+    hows: Sequence[Encode],
     options: EncodeCrewOptions,
-    limit: int,
-    overwrite: bool,
-    redo_changed: bool,
+    again: Again,
     listener: EncodeListener,
-) -> Outcome:
-    images, latents = absolute(images), absolute(latents)  # workers may run in other folders
-    form = form_there(latents, overwrite=overwrite)
-    kind = DigestKind.of(form)
-    source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
-    check_apart(source.url if is_glob(images) else images, latents)
+) -> list[Outcome]:
+    phases = [_phase(images, places[how.resolution], how, again) for how in hows]
+    how = max(hows, key=lambda how: how.resolution)
     options = settled(options, listener.told)
-    model = hashed_with(find_model(how.model, text=how.text, listener=listener.told), kind)
-    check_resolution(model, how.resolution)
-    check_shapes(model, how.sizes)
+    found = find_model(how.model, text=how.text, listener=listener.told)
+    for each in hows:
+        check_resolution(found, each.resolution)
+        check_shapes(found, each.sizes)
     crew = find_crew(options)
-    how, model = settled_for(how, model, crew.device)
-    settings = settings_of(model, how, form)
-    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
-    _check_empty(edition.store, manifest)
-    keeps_content = manifest.keeps_content
-    wanted = source.first(limit)
-    before = len(manifest.receipts)
-    manifest, pending = pending_shards(
-        edition,
-        manifest,
-        source.shards,
-        wanted,
-        redo_changed=redo_changed,
-        is_whole=source.is_whole,
-        tars=tars_of(source.url, int(how.max_bytes)),
-        compared=listener.compared,
-    )
-    if gone := before - len(manifest.receipts):
-        listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
-    if source.max_area > how.max_area:
-        listener.told(
-            f"{images} was packed with --max-area {source.max_area}: images of more than "
-            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
-        )
-    listener.begun(_begun(model, how, crew, source, wanted))
-    speeds, known = Speeds(), manifest.extra.get("trial")
-
-    def heard(progress: RunProgress) -> None:
-        speeds.heard(progress)
-        listener.heard(progress)
-
-    run = Run(
-        edition,
-        manifest,
-        count=len(pending),
-        limit=limit if wanted != source.shards else 0,
-        whole=source.is_whole,
-        extra=lambda: {"model": model.name} | (speeds.trial(known) if limit else {}),
-        status=listener.status,
-        heard=heard,
-    )
+    kinds = {phase.kind for phase in phases}
+    chosen = {kind: settled_for(how, hashed_with(found, kind), crew.device) for kind in kinds}
+    datasets = _opened(phases, chosen, again)
+    recipe, model = chosen[phases[0].kind]
+    speeds = Speeds()
     work = EncodeWork(
-        images=source.url,
-        latents=latents,
-        settings=settings,
-        edition=edition.mark,
-        keeps_content=keeps_content,
-        make_encoder=partial(make_encoder, model, how, crew.device),
+        images=phases[0].source.url,
+        targets=tuple(map(_target, phases, datasets)),
+        make_encoder=partial(make_encoder, model, recipe, crew.device),
         max_area=how.max_area,
         max_nbytes=int(how.max_bytes),
         batch_size=int(how.batch_size),
@@ -239,26 +312,124 @@ def _encoded(
         threads=crew.threads,
         gpu_share=crew.gpu_share,
     )
+    # Of several in one pass nobody can tell how fast each would be alone.
+    timed = speeds if len(phases) == 1 else Speeds()
+    extra = partial(_extra, model.name, timed if again.limit else None)
+    runs, pending = _runs(phases, datasets, how, again, extra, listener)
+    most = phases[0].source.max_area
+    if most > how.max_area:
+        listener.told(
+            f"{images} was packed with --max-area {most}: images of more than "
+            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
+        )
+    listener.begun(_begun(model, recipe, crew, phases))
+
+    def heard(progress: RunProgress) -> None:
+        speeds.heard(progress)
+        listener.heard(progress)
+
     runner = None
-    if pending:
-        runner = runner_of(options, crew, units=len(pending), phase=str(how.resolution))
-    del source, wanted, manifest
-    return run.carry_out(runner, work, drained(pending))
+    if units := len({shard.item.name for left in pending for shard in left}):
+        runner = runner_of(options, crew, units=units, phase=",".join(map(str, places)))
+    phases.clear()  # and all the image shards with them
+    datasets.clear()
+    return carry_out(runs, runner, work, joint_units(pending), heard)
 
 
-def place_of(out: "str | os.PathLike[str]", resolution: int) -> str:
-    """Where latents go that are given no place."""
-    return os.fspath(out) or f"shards/latents-{resolution}"
+def _phase(images: str, latents: str, how: Encode, again: Again) -> _Phase:
+    form = form_there(latents, overwrite=again.overwrite)
+    kind = DigestKind.of(form)
+    source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
+    check_apart(source.url if is_glob(images) else images, latents)
+    return _Phase(
+        how=how,
+        latents=latents,
+        form=form,
+        source=source,
+        wanted=source.first(again.limit),
+    )
 
 
-def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
-    """Give away what is in the list, from its start, until nothing is. What waits is packed: where
-    a million shards lie scattered over half a GB, no part of that is free before the last goes."""
-    waiting = [shard.packed() for shard in reversed(shards)]
-    shards.clear()
-    gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
-    while waiting:
-        yield ImageShard.unpacked(waiting.pop())
+def _opened(
+    phases: Sequence[_Phase], chosen: Mapping[DigestKind, tuple[Encode, Model]], again: Again
+) -> list[_Dataset]:
+    """The datasets, all of which are looked at before one is written to."""
+    stores = [open_store(phase.latents) for phase in phases]
+    settings = []
+    for phase in phases:
+        recipe, model = chosen[phase.kind]
+        recipe = replace(
+            phase.how, dtype=recipe.dtype, latents=recipe.latents, text_length=recipe.text_length
+        )
+        settings.append(settings_of(model, recipe, phase.form))
+    for store, own in [*zip(stores, settings, strict=True)][1:]:  # the first is opened first
+        check_claim(store, "latents", own, overwrite=again.overwrite)
+    opened = []
+    for phase, own in zip(phases, settings, strict=True):
+        edition, manifest = opened_dataset(phase.latents, "latents", own, overwrite=again.overwrite)
+        _check_empty(edition.store, manifest)
+        opened.append(_Dataset(settings=own, edition=edition, manifest=manifest))
+    return opened
+
+
+def _target(phase: _Phase, dataset: _Dataset) -> EncodeTarget:
+    return EncodeTarget(
+        latents=phase.latents,
+        settings=dataset.settings,
+        edition=dataset.edition.mark,
+        keeps_content=dataset.manifest.keeps_content,
+    )
+
+
+def _runs(
+    phases: Sequence[_Phase],
+    datasets: Sequence[_Dataset],
+    how: Encode,
+    again: Again,
+    extra: Callable[[Any], Mapping[str, Any]],
+    listener: EncodeListener,
+) -> tuple[list[Run], list[list[ImageShard]]]:
+    """A run for each dataset, and what is left to do for it."""
+    runs: list[Run] = []
+    pending = []
+    for phase, dataset in zip(phases, datasets, strict=True):
+        manifest, left = _left_to_do(phase, dataset, how, again, listener)
+        run = Run(
+            dataset.edition,
+            manifest,
+            count=len(left),
+            limit=again.limit if phase.wanted != phase.source.shards else 0,
+            whole=phase.source.is_whole,
+            extra=partial(extra, dataset.manifest.extra.get("trial")),
+            status=lambda _status: listener.status(lambda: together(runs)),
+        )
+        runs.append(run)
+        pending.append(left)
+    return runs, pending
+
+
+def _left_to_do(
+    phase: _Phase, dataset: _Dataset, how: Encode, again: Again, listener: EncodeListener
+) -> tuple[Manifest, list[ImageShard]]:
+    source = phase.source
+    manifest, left = pending_shards(
+        dataset.edition,
+        dataset.manifest,
+        source.shards,
+        phase.wanted,
+        redo_changed=again.redo_changed,
+        is_whole=source.is_whole,
+        tars=tars_of(source.url, int(how.max_bytes)),
+        compared=listener.compared,
+    )
+    if gone := len(dataset.manifest.receipts) - len(manifest.receipts):
+        listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
+    return manifest, left
+
+
+def _extra(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
+    """What else a manifest says; `speeds` are those of a trial, and `known` of one before."""
+    return {"model": model} | (speeds.trial(known) if speeds else {})
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
@@ -300,84 +471,6 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
     }
 
 
-def pending_shards(
-    edition: Edition,
-    manifest: Manifest,
-    known: Sequence[ImageShard],
-    wanted: Sequence[ImageShard],
-    *,
-    redo_changed: bool = False,
-    is_whole: bool = True,
-    tars: TarsSource | None = None,
-    compared: Callable[[int, int], object] = lambda _done, _of: None,
-) -> tuple[Manifest, list[ImageShard]]:
-    """The manifest and the shards that are left to do: those wanted minus receipts present. One
-    that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
-    asked for, so what was made of them goes. So does what has no image any more, if packing
-    `is_whole`: else it may be packed again. `tars` reads foreign tars, to tell those that have
-    changed from those that have another date."""
-    ledger = manifest.ledger
-    done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
-    made_of = {shard.name: shard.whole_input for shard in known}
-    stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
-    is_foreign = any(shard.is_foreign for shard in known)
-    same = {}
-    if stale and is_foreign and tars:
-        same = _only_dated(manifest, known, stale, tars, compared)
-    stale -= same.keys()
-    now = done | same
-    if stale and not redo_changed:
-        is_dated = is_foreign and not manifest.keeps_content
-        raise _changed(edition.store, sorted(stale), is_dated=is_dated)
-    if not is_whole:
-        stale &= made_of.keys()
-    pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
-    stale.update(shard.name for shard in pending if shard.name in done)
-    if stale:
-        mark_incomplete(edition)
-    for name in sorted(stale):
-        retract(edition, name, done[name])
-    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
-    return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
-
-
-def _only_dated(
-    manifest: Manifest,
-    known: Sequence[ImageShard],
-    stale: Collection[str],
-    tars: TarsSource,
-    compared: Callable[[int, int], object],
-) -> dict[str, str]:
-    """The foreign tars among the stale that hold what they held, and what their input is now."""
-    shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
-    receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
-    takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
-    shards = {
-        unit: replace(shards[unit], item=replace(shards[unit].item, take=take))
-        for unit, take in takes.items()
-    }
-    other = changed(
-        tars,
-        {unit: receipt.content for unit, receipt in receipts.items()},
-        lambda unit: [shards[unit].item],
-        heard=lambda done: compared(done, len(receipts)),
-    )
-    return {unit: shard.input for unit, shard in shards.items() if unit not in other}
-
-
-def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
-    """`is_dated` is whether their dates may be all that is other, and nothing can tell."""
-    what = "changed or went away"
-    if is_dated:
-        what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
-    return FingerprintError(
-        f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
-        f"{what} ({examples(names)}): name another place for the new latents; or, "
-        "if these are the same images packed anew, wdsprep encode --redo-changed encodes what "
-        "changed again, and removes what has no image any more"
-    )
-
-
 def _check_empty(store: Store, manifest: Manifest) -> None:
     """What became of the empty caption must be what receipts say before a further one says it."""
     files = (item for files in manifest.ledger.column("files") for item in files.items())
@@ -390,11 +483,6 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
                     f"{store.url}/{name} is damaged: "
                     f"run {command('repair', store.url)}, then the same command again"
                 )
-
-
-def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
-    """So that no worker begins a large one when the others have ended."""
-    return sorted(shards, key=lambda shard: -(shard.item.take or shard.item.samples))
 
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -443,18 +531,19 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
     return "bf16" if has_bf16() else "fp32"
 
 
-def _begun(
-    model: Model,
-    recipe: Recipe,
-    crew: EncodeCrew,
-    source: ImageShards,
-    wanted: Sequence[ImageShard],
-) -> EncodeBegun:
+def _begun(model: Model, recipe: Recipe, crew: EncodeCrew, phases: Sequence[_Phase]) -> EncodeBegun:
     return EncodeBegun(
         model=model,
         recipe=recipe,
         crew=crew,
-        shards=len(wanted),
-        samples=sum(shard.item.take or shard.item.samples for shard in wanted),
-        is_whole=source.is_whole,
+        phases=tuple(
+            EncodePhase(
+                resolution=phase.how.resolution,
+                shapes=len(phase.how.sizes),
+                shards=len(phase.wanted),
+                samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
+            )
+            for phase in phases
+        ),
+        is_whole=phases[0].source.is_whole,
     )

@@ -217,7 +217,7 @@ class Engine:
         resolution."""
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
-        self._crops = partial(crops, several=self._cuts, max_area=max_area)
+        self._max_area = max_area
         self._flips = any(field.name == FLIPPED for field in encoder.fields)
         self._shapes = len({size for shapes in self._cuts for size in shapes.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
@@ -300,9 +300,18 @@ class Engine:
         finally:
             self._turn.release()
 
-    def put(self, key: str, image: bytes, caption: str, part: Part = Part.BOTH) -> Pending:
-        """Feed one sample, or a part of it, when there is a place for it. Whoever waits for the
-        result calls `check` from time to time: it may never come."""
+    def put(
+        self,
+        key: str,
+        image: bytes,
+        caption: str,
+        part: Part = Part.BOTH,
+        cuts: Sequence[int] | None = None,
+    ) -> Pending:
+        """Feed one sample, or a part of it, when there is a place for it; it is cut in all ways, or
+        in those of these numbers. Whoever waits for the result calls `check` from time to time: it
+        may never come."""
+        shapes = self._cuts if cuts is None else [self._cuts[number] for number in cuts]
         if not self._encoder.has_text:
             part &= Part.IMAGE
         self._until(partial(self._places.acquire, timeout=POLL_S))
@@ -310,9 +319,9 @@ class Engine:
         if Part.IMAGE in part:
             self._until(partial(self._rooms.acquire, timeout=POLL_S))
             self._until(partial(self._take_room, len(image)))
-            decoded = self._pool.submit(self._decode, image)
+            decoded = self._pool.submit(self._decode, image, shapes)
         else:
-            decoded.set_result([NO_CROP] * len(self._cuts))
+            decoded.set_result([NO_CROP] * len(shapes))
         ticket = _Ticket(key, caption, part, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
@@ -355,9 +364,9 @@ class Engine:
             self._undecoded += nbytes if fits else 0
             return fits
 
-    def _decode(self, image: bytes) -> list[Cut]:
+    def _decode(self, image: bytes, shapes: Sequence[Shapes]) -> list[Cut]:
         try:
-            return self._crops(image)
+            return crops(image, shapes, max_area=self._max_area)
         finally:
             with self._decoded:
                 self._undecoded -= len(image)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from wdsprep.runners.run import RunProgress
+from wdsprep.runners.run import JointProgress, RunProgress
 
 LEAST_SHOWN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeProgress(RunProgress):
+class EncodeProgress(JointProgress):
     """How far a shard has come, and what its worker has done since it began."""
 
     worker: str

@@ -3,6 +3,7 @@
 They stand here alone. `encode`, `load` and `stream` take theirs from here, and pass them on whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +13,27 @@ from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.text import at_least, auto, one_of, size, whole
+
+
+def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
+    """Those that one run encodes: one, or several of which each makes a dataset."""
+    is_one = isinstance(given, str) or not isinstance(given, Sequence)
+    numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
+    found = tuple(whole("--resolution", number) for number in numbers)
+    if not found:
+        raise UsageError("no resolution is given: give one, such as 256")
+    if twice := [number for number in found if found.count(number) > 1]:
+        raise UsageError(f"resolution {twice[0]} is given twice: name each once")
+    return found
+
+
+def parse_resolutions(text: str) -> tuple[int, ...]:
+    """The same as a user writes them, such as "256,512"."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r}: give pixels, such as 256, or several, as 256,512") from None
+    return resolutions_of(numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,12 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
-from wdsprep.encoding.encode import pending_shards
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
 from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.encoding.pending import pending_shards
 from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store

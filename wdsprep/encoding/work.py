@@ -13,20 +13,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeWork:
-    """The picklable recipe of a worker, as runners want it."""
+class EncodeTarget:
+    """A dataset that a worker writes to."""
 
-    images: str
     latents: str
     settings: Settings
     edition: str = ""
     """The mark of the dataset's."""
+    keeps_content: bool = True
+    """Whether receipts say what foreign tars held."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeWork:
+    """The picklable recipe of a worker, as runners want it. Its units are `JointUnit`s, whose parts
+    are image shards by the number of their target."""
+
+    images: str
+    targets: tuple[EncodeTarget, ...]
     make_encoder: Callable[[], "Encoder"]
     max_area: int
     max_nbytes: int = MAX_NBYTES
     batch_size: int
-    keeps_content: bool = True
-    """Whether receipts say what foreign tars held."""
     decoders: int
     threads: int
     gpu_share: float = 1.0

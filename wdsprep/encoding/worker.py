@@ -2,6 +2,8 @@
 
 A `Feeder` reads one image shard in a thread of its own and gives its images to the engine, in
 order. What comes back is written here in that order. A worker has several shards under way at once.
+Where several datasets lack a shard, it is read once: the engine cuts each image for all of them,
+and each gets its own files and receipt.
 """
 
 import os
@@ -9,14 +11,17 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice
 from queue import Empty
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -27,7 +32,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.engine import Engine, EngineError, Pending
+from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
@@ -36,7 +41,7 @@ from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.two_passes import ImagePass, TextPass
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
-from wdsprep.runners.run import share_of
+from wdsprep.runners.run import JointUnit, RunProgress, share_of
 from wdsprep.sources import LeftOut
 from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
@@ -44,10 +49,12 @@ from wdsprep.store import open_store, opened
 from wdsprep.text import command, human_bytes
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.work import EncodeWork
+    from wdsprep.encoding.work import EncodeTarget, EncodeWork
 
 
 JOIN_S = 0.05
+NOTHING = RunProgress(samples=0, nbytes=0, share=0.0, rejects={})
+"""Of a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
 
 
@@ -70,11 +77,14 @@ class Feeder:
         source: TarsSource,
         shard: ImageShard,
         content: Content,
-        part: Part = Part.BOTH,
+        part: Part,
+        cuts: Sequence[int],
     ) -> None:
+        """`cuts` are those of the engine's that are made of each image."""
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
         self._engine, self._source, self._shard = engine, source, shard
-        self.left_out, self._content, self._part = LeftOut(), content, part
+        self.left_out, self._content = LeftOut(), content
+        self._part, self._cuts = part, cuts
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
 
@@ -113,7 +123,7 @@ class Feeder:
             return row.to_reject(key)
         if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        result = self._engine.put(key, row.image, row.caption, self._part)
+        result = self._engine.put(key, row.image, row.caption, self._part, self._cuts)
         return Fed(key, replace(row, image=b""), result)
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
@@ -149,78 +159,134 @@ class Feeder:
         return f'{name} {how}: run {command("repair", self._source.url)}, then "wdsprep pack" again'
 
 
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a shard is becoming in one dataset."""
+
+    target: "EncodeTarget"
+    shard: ImageShard
+    output: LatentShard
+
+    @property
+    def keeps_content(self) -> bool:
+        return self.target.keeps_content and self.shard.is_foreign
+
+    @property
+    def progress(self) -> RunProgress:
+        output, item = self.output, self.shard.item
+        inputs = output.samples + output.rejects.counts.total()
+        return RunProgress(
+            samples=output.samples,
+            nbytes=output.nbytes,
+            share=share_of(inputs, item.take or item.samples),
+            rejects=dict(output.rejects.counts),
+        )
+
+
+class _Dataset:
+    """A target that is open."""
+
+    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
+        self._target = target
+        self._edition = Edition(store=open_store(target.latents), mark=target.edition)
+        self._fields = fields_of(target.settings["layout"])
+        self._shapes = fields_by_shape(target.settings)
+        kind = DigestKind.of(target.settings)
+        self._empty = write_empty(self._edition, self._fields, empty, kind)
+
+    def done(self, shard: ImageShard) -> Receipt | None:
+        settings = self._target.settings
+        return find_receipt(self._edition.store, shard.name, shard.input, settings)
+
+    def begun(self, shard: ImageShard, drafts: ExitStack) -> Making:
+        draft = drafts.enter_context(Draft(self._edition, shard.name, self._target.settings))
+        output = closing(LatentShard(draft, shard, self._fields, self._shapes))
+        return Making(self._target, shard, drafts.enter_context(output))
+
+    def finished(self, making: Making, content: Content) -> Receipt:
+        files = content.file if making.keeps_content else {}
+        return making.output.finish(self._target.settings, {**self._empty, **files})
+
+
 class EncodeWorker:
     """One process with its models. It is called for each shard, for several at once."""
 
     def __init__(self, work: "EncodeWork") -> None:
-        self._work = work
-        self._edition = Edition(store=open_store(work.latents), mark=work.edition)
         self._source = tars_of(work.images, work.max_nbytes)
         self._encoder = work.make_encoder()
-        self._shapes = fields_by_shape(work.settings)
         self._engine = Engine(
             self._encoder,
-            seed=work.settings["seed"],
+            cuts=[cut_of(target.settings) for target in work.targets],
+            seed=work.targets[0].settings["seed"],
             batch_size=work.batch_size,
             max_area=work.max_area,
             decoders=work.decoders,
             threads=work.threads,
             gpu_share=work.gpu_share,
-            cuts=[cut_of(work.settings)],
         )
         self._alone = threading.Lock()
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._empty = write_empty(
-            self._edition,
-            self._encoder.fields,
-            self._engine.empty,
-            DigestKind.of(work.settings),
-        )
+        empty = cache(self._engine.empty)
+        self._datasets = [_Dataset(target, empty) for target in work.targets]
 
     def close(self) -> None:
         self._engine.close()
 
-    def __call__(self, shard: ImageShard) -> Generator[EncodeProgress, None, Receipt]:
-        """Write all of a shard, its receipt last."""
-        settings = self._work.settings
-        if done := find_receipt(self._edition.store, shard.name, shard.input, settings):
-            return done
+    def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
+        """Write all of a shard for each dataset that lacks it, the receipts last."""
+        receipts: dict[int, Receipt] = {}
         try:
-            with (
-                Draft(self._edition, shard.name, settings) as draft,
-                closing(LatentShard(draft, shard, self._encoder.fields, self._shapes)) as output,
-            ):
-                content = Content(is_kept=self._work.keeps_content and shard.is_foreign)
-                for _ in self._encoded(shard, output, content):
-                    yield self._working(shard, output)
-                yield self._working(shard, output)
-                return output.finish(settings, {**self._empty, **content.file})
+            with ExitStack() as drafts:
+                making: dict[int, Making] = {}
+                for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
+                    dataset = self._datasets[number]
+                    if done := dataset.done(shard):
+                        receipts[number] = done
+                    else:
+                        making[number] = dataset.begun(shard, drafts)
+                if not making:
+                    return receipts
+                content = Content(is_kept=any(each.keeps_content for each in making.values()))
+                for _ in self._encoded(making, content):
+                    yield self._working(unit, making)
+                yield self._working(unit, making)
+                for number, each in making.items():
+                    receipts[number] = self._datasets[number].finished(each, content)
+                return receipts
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
 
-    def _encoded(self, shard: ImageShard, output: LatentShard, content: Content) -> Iterator[None]:
+    def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
         """In one pass; or in two, while no other shard of this worker is in one."""
+        outputs = {number: each.output for number, each in making.items()}
+        shard = next(iter(making.values())).shard
         if not self._encoder.is_split:
-            return (yield from self._passed(shard, output, content, Part.BOTH))
+            return (yield from self._passed(shard, outputs, content, Part.BOTH))
         while not self._alone.acquire(timeout=PROGRESS_S):
             yield
         try:
             with closing(TextPass()) as texts:
                 self._encoder.bring(Part.TEXT)
-                yield from self._passed(shard, texts, Content(is_kept=False), Part.TEXT)
+                first = next(iter(outputs))
+                yield from self._passed(shard, {first: texts}, Content(is_kept=False), Part.TEXT)
                 self._encoder.bring(Part.IMAGE)
-                yield from self._passed(shard, ImagePass(output, texts), content, Part.IMAGE)
+                images = {number: ImagePass(output, texts) for number, output in outputs.items()}
+                yield from self._passed(shard, images, content, Part.IMAGE)
         finally:
             self._alone.release()
 
     def _passed(
-        self, shard: ImageShard, output: Taking, content: Content, part: Part
+        self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
     ) -> Iterator[None]:
-        with Feeder(self._engine, self._source, shard, content, part) as feeder:
-            yield from self._drain(feeder, output)
-            output.counts.update(feeder.left_out.counts())
+        """`outputs` are by the number of the cut."""
+        with Feeder(
+            self._engine, self._source, shard, content, part, cuts=tuple(outputs)
+        ) as feeder:
+            yield from self._drain(feeder, tuple(outputs.values()))
+            for output in outputs.values():
+                output.counts.update(feeder.left_out.counts())
 
-    def _drain(self, feeder: Feeder, output: Taking) -> Iterator[None]:
+    def _drain(self, feeder: Feeder, outputs: Sequence[Taking]) -> Iterator[None]:
         """Write what comes back; yields from time to time, and whenever nothing does."""
         told = time.monotonic()
         while True:
@@ -235,33 +301,32 @@ class EncodeWorker:
             if isinstance(entry, Exception):
                 raise entry
             if isinstance(entry, Reject):
-                output.rejects.add(entry)
+                for output in outputs:
+                    output.rejects.add(entry)
             else:
-                yield from self._write(entry, output)
+                yield from self._write(entry, outputs)
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 yield
 
-    def _write(self, fed: Fed, output: Taking) -> Iterator[None]:
+    def _write(self, fed: Fed, outputs: Sequence[Taking]) -> Iterator[None]:
         with fed.result as pending:
-            try:
-                while not wait([pending], PROGRESS_S).done:
-                    self._engine.check()
-                    yield
-                output.add(fed.key, fed.sample, pending.only())
-            except RejectedError as refused:
-                source, code, detail = fed.sample.source, refused.code, refused.detail
-                output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))
+            while not wait([pending], PROGRESS_S).done:
+                self._engine.check()
+                yield
+            for output, made in zip(outputs, pending.result(), strict=True):
+                _take(output, fed, made)
 
-    def _working(self, shard: ImageShard, output: LatentShard) -> EncodeProgress:
+    def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
         stats = self._engine.stats
-        inputs = output.samples + output.rejects.counts.total()
-        item = shard.item
+        parts = {n: making[n].progress if n in making else NOTHING for n in unit.parts}
+        each = parts.values()
         return EncodeProgress(
-            samples=output.samples,
-            nbytes=output.nbytes,
-            share=share_of(inputs, item.take or item.samples),
-            rejects=dict(output.rejects.counts),
+            parts=parts,
+            samples=sum(part.samples for part in each),
+            nbytes=sum(part.nbytes for part in each),
+            share=min(part.share for part in each),
+            rejects=count_up(part.rejects for part in each),
             worker=self._name,
             device=device_name(self._encoder.device),
             done=stats.samples,
@@ -272,3 +337,13 @@ class EncodeWorker:
             batch_size=stats.batch_size,
             exact=stats.exact,
         )
+
+
+def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:
+    try:
+        if isinstance(made, RejectedError):
+            raise made
+        output.add(fed.key, fed.sample, made)
+    except RejectedError as refused:
+        source, code, detail = fed.sample.source, refused.code, refused.detail
+        output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))

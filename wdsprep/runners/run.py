@@ -1,13 +1,14 @@
 """One run over the units of a dataset that are left to do, up to the published manifest.
 
 `pack` and `encode` differ in what a unit is and what is done with it; the runner's events become
-receipts, a status and at last a manifest here, for both.
+receipts, a status and at last a manifest here, for both. `encode` may fill several datasets at
+once: then each has its `Run`, and a `JointUnit` is a unit of those that lack it.
 """
 
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
@@ -52,6 +53,25 @@ class RunProgress:
     share: float
     rejects: Mapping[str, int]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointProgress(RunProgress):
+    """How far a unit of several runs has come; `parts` are what of it is each run's."""
+
+    parts: Mapping[int, RunProgress]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointUnit:
+    """A unit of several runs at once: what it is to each, by the run's number. Its progress is a
+    `JointProgress`, its result what each run gets of it."""
+
+    parts: Mapping[int, Unit]
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.parts.values())).name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +136,7 @@ class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
     all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
     published; `extra` is what else the manifest says. `status` is called at each event with what
-    makes a RunStatus, which takes a while where many workers are under way; `heard` with each
-    step's progress."""
+    makes a RunStatus, which takes a while where many workers are under way."""
 
     def __init__(
         self,
@@ -130,12 +149,11 @@ class Run:
         extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         status: Callable[[Callable[[], RunStatus]], None],
-        heard: Callable[[RunProgress], None] = lambda _progress: None,
     ) -> None:
         self._edition, self._store = edition, edition.store
-        self._manifest, self._count = manifest, count
+        self._manifest, self.count = manifest, count
         self._limit, self._whole = limit, whole
-        self._extra, self._settle, self._status, self._heard = extra, settle, status, heard
+        self._extra, self._settle, self._status = extra, settle, status
         self._failed_hosts: Counter[str] = Counter()
         self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
         self._next_checkpoint = CHECKPOINT
@@ -146,16 +164,24 @@ class Run:
 
     def carry_out(self, runner: Runner | None, work: Work, units: Iterable[Unit]) -> Outcome:
         """Do the units (none without a runner) and publish, however it ends."""
+        return carry_out([self], runner, work, units)[0]
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """A block in which events are taken; however it ends, what is there is published."""
         all_done = False
         try:
-            if runner is not None:
+            if self.count:
                 mark_incomplete(self._edition)
-                with contextlib.closing(runner.run(work, units)) as events:
-                    for event in events:
-                        self._take(event)
+            yield
             all_done = self._total.units_done == self._total.units
         finally:
-            published = self._publish(all_done=all_done)
+            self._published = self._publish(all_done=all_done)
+
+    @property
+    def outcome(self) -> Outcome:
+        """After that block."""
+        published = self._published
         if unseen := set(self._receipts.units()).difference(published.ledger.units()):
             raise WorkError(
                 f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
@@ -171,11 +197,10 @@ class Run:
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
         name = event.unit.name
         if isinstance(event, Step):
-            self._going[name] = progress = cast("RunProgress", event.value)
-            self._heard(progress)
+            self._going[name] = cast("RunProgress", event.value)
         else:
             last = self._going.pop(name, None)
             self._note_hosts(last.failed_hosts if last else {})
@@ -187,7 +212,7 @@ class Run:
             self._finish(receipt)
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
-        self._status(self._now)
+        self._status(self.status)
 
     def _note_hosts(self, failed: Mapping[str, int]) -> None:
         """Of a great many, those that were the worst so far."""
@@ -227,14 +252,14 @@ class Run:
                 self._written = len(lines)
         self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
 
-    def _now(self) -> RunStatus:
+    def status(self) -> RunStatus:
         """The finished units and what is known of those under way."""
         going = self._going.values()
         under_way = sum(map(self._share, going))
         finished = len(self._lines) + len(self._quarantined)
         return replace(
             self._total,
-            share_done=(finished + under_way) / max(1, self._count),
+            share_done=(finished + under_way) / max(1, self.count),
             samples=self._total.samples + sum(progress.samples for progress in going),
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
             rejects=count_up((self._total.rejects, *(progress.rejects for progress in going))),
@@ -264,7 +289,7 @@ class Run:
             manifest = replace(manifest, complete=complete, extra=extra)
             manifest = _with_appends(manifest, there)
             write_manifest(self._store, manifest)
-        if self._count:
+        if self.count:
             sweep(self._store, manifest)  # a worker that was killed cleans up nothing
         if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
             read_each(self._let_go, sorted(held), lambda _count: None)
@@ -273,6 +298,59 @@ class Run:
     def _let_go(self, name: str) -> None:
         with contextlib.suppress(StoreError):  # all is published: another run may do it
             self._store.let_go(name)
+
+
+def carry_out(
+    runs: Sequence[Run],
+    runner: Runner | None,
+    work: Work,
+    units: Iterable[Unit],
+    heard: Callable[[RunProgress], None] = lambda _progress: None,
+) -> list[Outcome]:
+    """Do the units of several runs, all of them `JointUnit`s, or those of one; what came of each
+    run. `heard` is called with each step's progress."""
+    with contextlib.ExitStack() as under_way:
+        for run in runs:
+            under_way.enter_context(run.under_way())
+        if runner is not None:
+            with contextlib.closing(runner.run(work, units)) as events:
+                for event in events:
+                    if isinstance(event, Step):
+                        heard(cast("RunProgress", event.value))
+                    for number, part in _parts(event):
+                        runs[number].take(part)
+    return [run.outcome for run in runs]
+
+
+def _parts(event: Event) -> Iterator[tuple[int, Event]]:
+    """What each run is told of an event, by its number."""
+    if not isinstance(event.unit, JointUnit):
+        yield 0, event
+        return
+    for number, unit in event.unit.parts.items():
+        match event:
+            case Step():
+                value = cast("JointProgress", event.value).parts[number]
+                yield number, replace(event, unit=unit, value=value)
+            case Finished():
+                result = cast("Mapping[int, object]", event.result)[number]
+                yield number, replace(event, unit=unit, result=result)
+            case Quarantined():
+                yield number, replace(event, unit=unit)
+
+
+def together(runs: Sequence[Run]) -> RunStatus:
+    """Several runs as one."""
+    statuses = [run.status() for run in runs]
+    done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
+    return RunStatus(
+        samples=sum(status.samples for status in statuses),
+        nbytes=sum(status.nbytes for status in statuses),
+        rejects=count_up(status.rejects for status in statuses),
+        units_done=sum(status.units_done for status in statuses),
+        units=sum(status.units for status in statuses),
+        share_done=done / max(1, sum(run.count for run in runs)),
+    )
 
 
 def _there(store: Store) -> Manifest | None:

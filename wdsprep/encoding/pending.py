@@ -1,0 +1,128 @@
+"""What is left to do: the image shards that are wanted, minus those that have a receipt.
+
+What was made of images that have changed or gone since is refused, or goes. What remains are the
+units of a run, the largest first, so that no worker begins a large one when the others have ended.
+"""
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from heapq import merge
+from itertools import groupby, repeat
+
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.state import retract
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.errors import FingerprintError
+from wdsprep.runners.run import JointUnit, mark_incomplete
+from wdsprep.sources.contents import changed
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store.base import Store
+from wdsprep.text import examples, plural
+
+
+def pending_shards(
+    edition: Edition,
+    manifest: Manifest,
+    known: Sequence[ImageShard],
+    wanted: Sequence[ImageShard],
+    *,
+    redo_changed: bool = False,
+    is_whole: bool = True,
+    tars: TarsSource | None = None,
+    compared: Callable[[int, int], object] = lambda _done, _of: None,
+) -> tuple[Manifest, list[ImageShard]]:
+    """The manifest and the shards that are left to do: those wanted minus receipts present. One
+    that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
+    asked for, so what was made of them goes. So does what has no image any more, if packing
+    `is_whole`: else it may be packed again. `tars` reads foreign tars, to tell those that have
+    changed from those that have another date."""
+    ledger = manifest.ledger
+    done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+    made_of = {shard.name: shard.whole_input for shard in known}
+    stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
+    is_foreign = any(shard.is_foreign for shard in known)
+    same = {}
+    if stale and is_foreign and tars:
+        same = _only_dated(manifest, known, stale, tars, compared)
+    stale -= same.keys()
+    now = done | same
+    if stale and not redo_changed:
+        is_dated = is_foreign and not manifest.keeps_content
+        raise _changed(edition.store, sorted(stale), is_dated=is_dated)
+    if not is_whole:
+        stale &= made_of.keys()
+    pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
+    stale.update(shard.name for shard in pending if shard.name in done)
+    if stale:
+        mark_incomplete(edition)
+    for name in sorted(stale):
+        retract(edition, name, done[name])
+    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
+    return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
+
+
+def _only_dated(
+    manifest: Manifest,
+    known: Sequence[ImageShard],
+    stale: Collection[str],
+    tars: TarsSource,
+    compared: Callable[[int, int], object],
+) -> dict[str, str]:
+    """The foreign tars among the stale that hold what they held, and what their input is now."""
+    shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
+    receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
+    takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
+    shards = {
+        unit: replace(shards[unit], item=replace(shards[unit].item, take=take))
+        for unit, take in takes.items()
+    }
+    other = changed(
+        tars,
+        {unit: receipt.content for unit, receipt in receipts.items()},
+        lambda unit: [shards[unit].item],
+        heard=lambda done: compared(done, len(receipts)),
+    )
+    return {unit: shard.input for unit, shard in shards.items() if unit not in other}
+
+
+def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
+    """`is_dated` is whether their dates may be all that is other, and nothing can tell."""
+    what = "changed or went away"
+    if is_dated:
+        what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
+    return FingerprintError(
+        f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
+        f"{what} ({examples(names)}): name another place for the new latents; or, "
+        "if these are the same images packed anew, wdsprep encode --redo-changed encodes what "
+        "changed again, and removes what has no image any more"
+    )
+
+
+def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
+    """So that no worker begins a large one when the others have ended."""
+    return sorted(shards, key=_by_size)
+
+
+def _by_size(shard: ImageShard) -> tuple[int, str]:
+    return -(shard.item.take or shard.item.samples), shard.item.name
+
+
+def joint_units(pending: Sequence[list[ImageShard]]) -> Iterator[JointUnit]:
+    """What is left to do for each dataset as units: one for each image shard, where as much of it
+    is wanted for all."""
+    numbered = (zip(repeat(number), drained(shards)) for number, shards in enumerate(pending))
+    in_order = merge(*numbered, key=lambda found: _by_size(found[1]))
+    for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):
+        yield JointUnit(parts=dict(same))
+
+
+def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
+    """Give away what is in the list, from its start, until nothing is. What waits is packed: where
+    a million shards lie scattered over half a GB, no part of that is free before the last goes."""
+    waiting = [shard.packed() for shard in reversed(shards)]
+    shards.clear()
+    gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
+    while waiting:
+        yield ImageShard.unpacked(waiting.pop())
