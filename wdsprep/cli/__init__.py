@@ -184,7 +184,6 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     cls=LibraryCommand,
     function="wdsprep.encoding.encode:encode",
     examples=(
-        "wdsprep encode --resolution 256",
         "wdsprep encode --resolution 256,512",
         "wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100",
         "wdsprep encode s3://bucket/images s3://bucket/latents --resolution 512 --ray-address auto",
