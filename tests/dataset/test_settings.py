@@ -17,6 +17,11 @@ def test_what_differs_is_named_by_its_option_with_both_values() -> None:
     ]
 
 
+def test_an_option_without_a_value_is_named_as_it_is_typed() -> None:
+    assert changed_options({}, {"flip": True}) == ["--flip (was not given)"]
+    assert changed_options({"flip": True}, {}) == ["no --flip (was given)"]
+
+
 def test_a_source_of_another_kind_is_all_that_is_told_of() -> None:
     assert changed_options({"source": "folder"}, URLS) == [
         "the source holds tables of URLs (was images)"

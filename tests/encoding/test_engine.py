@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encodes import Broken, Means
+from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.engine import Engine, EngineError, Pending
@@ -443,6 +444,29 @@ def test_parts_of_a_sample_may_be_fed_apart() -> None:
         image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
     assert text.only(60).arrays.keys() == {"emb.npy"}
     assert image.only(60).arrays.keys() == {"latent.npy"}
+    made.close()
+
+
+class Mirroring(Overflowing):
+    """Makes latents of mirror images too."""
+
+    fields = (Means.fields[0], replace(Means.fields[0], name=FLIPPED), Means.fields[1])
+
+
+@pytest.mark.parametrize("batch_size", [3, 4])
+def test_a_refused_image_harms_no_other_when_it_and_its_mirror_image_are_in_two_batches(
+    batch_size: int,
+) -> None:
+    made = engine(Mirroring(), batch_size=batch_size)
+    levels = [5, 250, 150, 7, 255, 9, 101, 11, 12, 201, 13, 14, 15]
+    results = fed(made, levels)
+    for level, found in results.items():
+        if level > 200:
+            with pytest.raises(RejectedError):
+                found.only(60)
+        else:
+            arrays = found.only(60).arrays
+            assert arrays["latent.npy"].item() == arrays[FLIPPED].item() == level
     made.close()
 
 

@@ -115,7 +115,7 @@ def test_what_has_no_mirror_images_cannot_be_flipped(made: dict[str, Path]) -> N
         load(made["alone"], flip=0.5)
     with pytest.raises(UsageError, match="a rate is from 0 to 1"):
         load(made["both"], flip=2)
-    with pytest.raises(UsageError, match="leave flip out"):
+    with pytest.raises(UsageError, match="leave flip= out"):
         load(made["images"], encode=wdsprep.Encode(resolution=64, model="tiny", flip=True))
 
 
@@ -129,6 +129,8 @@ def test_moments_are_mirrored_before_they_are_sampled(
         mean, _logvar = torch.from_numpy(member).float().chunk(2)
         return float(torch.corrcoef(torch.stack([latent.float().flatten(), mean.flatten()]))[0, 1])
 
+    with pytest.raises(UsageError, match="ask for latent, with flip="):
+        load(tmp_path / "moments", fields=("latent", "latent_flipped"))
     for batch in load(tmp_path / "moments", flip=1.0):
         for key, latent in zip(batch["key"], batch["latent"], strict=True):
             mirrored = alike(latent, stored[key]["latent_flipped.npy"])

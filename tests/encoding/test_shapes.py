@@ -334,6 +334,11 @@ def test_a_list_that_no_trainer_can_use_is_refused(tmp_path: Path, lines: str, w
     assert words in refusal(str(tmp_path / "list")), words
 
 
+def test_a_file_may_begin_with_a_mark_of_its_order_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("64x64\n80x48\n", "utf-8-sig")
+    assert sizes_of(str(tmp_path / "list"), 64) == ((64, 64), (80, 48))
+
+
 def test_lists_that_are_named_are_those_that_they_say() -> None:
     sdxl = sizes_of("sdxl", 1024)
     assert len(sdxl) == 40

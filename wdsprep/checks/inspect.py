@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, overload
 
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
@@ -279,6 +278,7 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
 class _Finder:
     def __init__(self, store: Store, manifest: Manifest, heard: CountHeard) -> None:
         self._store, self._manifest, self._heard = store, manifest, heard
+        self._counts: dict[str, Mapping[str, int]] = {}  # of receipts that were asked for them
 
     def find(self, key: str) -> Located | None:
         likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
@@ -345,15 +345,14 @@ class _Finder:
 
     def _runs(self, shard: Shard) -> Mapping[str, range]:
         """The samples of each shape, where there are several: keys rise in each."""
-        return shape_ranges(self._manifest.settings, self._counts.get(latent_unit(shard.name), {}))
-
-    @cached_property
-    def _counts(self) -> Mapping[str, Mapping[str, int]]:
-        """What receipts count, by their units."""
-        if not shapes_of(self._manifest.settings):
+        settings, unit = self._manifest.settings, latent_unit(shard.name)
+        if not shapes_of(settings):
             return {}
-        ledger = self._manifest.ledger
-        return dict(zip(ledger.units(), ledger.column("counts"), strict=True))
+        if unit not in self._counts:
+            ledger = self._manifest.ledger
+            line = next(line for name, line in ledger.named_lines() if name == unit)
+            self._counts[unit] = ledger.with_lines([line])[0].counts
+        return shape_ranges(settings, self._counts[unit])
 
     def _scan(self, shard: Shard, key: str) -> Located | None:
         offsets = self._offsets(shard)

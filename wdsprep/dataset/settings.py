@@ -72,6 +72,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)
+    if isinstance(now if now is not None else before, bool):
+        return f"{option} (was not given)" if now else f"no {option} (was given)"
     wanted = f"{option} {value}" if value else f"no {option}"
     return f"{wanted} (was {_value(before) or 'not given'})"
 

@@ -57,6 +57,8 @@ BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 TEXTS_WAITING = 512  # samples that may come while a caption waits for others of its shape
 CUTS_WAITING = 4_096  # the same for a cut, where there are many shapes
+CUTS_NBYTES = 4 << 30  # of cuts that wait for others of their shape
+CAPTION = -1  # in place of the number of a cut
 UNDECODED_NBYTES = 1 << 30
 MADE_NBYTES = 4 << 30  # of arrays that wait to be written
 POLL_S = 0.2
@@ -122,19 +124,20 @@ class _Ticket:
     """What was made of each cut."""
     tokens: Tokens = field(default_factory=lambda: Tokens(""))
     text: Arrays = field(default_factory=dict)
-    without_text: Code | None = None
-    """Why nothing was made of its caption."""
+    refused: dict[int, Code] = field(default_factory=dict)
+    """Why nothing was made of a cut, by its number, or of its caption."""
     waiting: int = 0
     """cuts that are in no batch yet"""
 
     def results(self) -> Results:
-        return list(map(self._result, self.cuts, self.images))
+        return list(map(self._result, range(len(self.cuts)), self.cuts, self.images))
 
-    def _result(self, cut: Cut, made: Arrays) -> Result | RejectedError:
+    def _result(self, number: int, cut: Cut, made: Arrays) -> Result | RejectedError:
         if isinstance(cut, RejectedError):
             return cut
-        if self.without_text is not None:
-            return RejectedError(self.without_text)
+        code = self.refused.get(number, self.refused.get(CAPTION))
+        if code is not None:
+            return RejectedError(code)
         return Result(crop=cut, tokens=self.tokens, arrays={**made, **self.text})
 
 
@@ -144,7 +147,7 @@ class _Row:
     the mirrored one comes last."""
 
     ticket: _Ticket
-    cut: int = -1
+    cut: int = CAPTION
     is_mirrored: bool = False
     is_last: bool = True
 
@@ -167,14 +170,8 @@ class _Row:
     def take(self, made: Arrays) -> None:
         if self.is_mirrored:
             made = {FLIPPED: made[LATENT]}
-        into = self.ticket.text if self.cut < 0 else self.ticket.images[self.cut]
+        into = self.ticket.text if self.cut == CAPTION else self.ticket.images[self.cut]
         into.update(made)
-
-    def refuse(self, code: Code) -> None:
-        if self.cut < 0:
-            self.ticket.without_text = code
-        else:
-            self.ticket.cuts[self.cut] = RejectedError(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +216,7 @@ class Engine:
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._max_area = max_area
         self._flips = any(field.name == FLIPPED for field in encoder.fields)
-        self._shapes = len({size for shapes in self._cuts for size in shapes.sizes})
+        self._shape_count = len({size for shapes in self._cuts for size in shapes.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
@@ -228,7 +225,7 @@ class Engine:
         self._finishing = threading.Lock()
         usual = self._usually_inside(lanes) + decoders
         self._places = threading.Semaphore(usual + self._most_waiting)
-        self._rooms = threading.Semaphore(usual + (self._shapes - 1) * self._size)
+        self._rooms = threading.Semaphore(usual + self._most_rows)
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
@@ -265,7 +262,14 @@ class Engine:
 
     @property
     def _cuts_waiting(self) -> int:
-        return min(CUTS_WAITING, MADE_NBYTES // self._made_nbytes) if self._shapes > 1 else 0
+        return min(CUTS_WAITING, MADE_NBYTES // self._made_nbytes) if self._shape_count > 1 else 0
+
+    @property
+    def _most_rows(self) -> int:
+        """Cuts that may wait for others of their shape: for a batch of each, if that is no more
+        than so many bytes."""
+        each = 3 * self._encoder.resolution**2
+        return max(self._size, min(self._shape_count * self._size, CUTS_NBYTES // each))
 
     @property
     def stats(self) -> Stats:
@@ -436,8 +440,9 @@ class Engine:
         oldest = min(images, key=lambda shape: images[shape][0].ticket.number)
         most = 2 * size - 1 + self._cuts_waiting
         has_waited = waiting.since(images[oldest][0].ticket) >= most
+        is_full = sum(map(len, images.values())) > self._most_rows
         whole = (shape for shape, rows in images.items() if len(rows) >= size)
-        shape = oldest if has_waited else next(whole, oldest if all_of_it else None)
+        shape = oldest if has_waited else next(whole, oldest if all_of_it or is_full else None)
         if shape is None:
             return None
         rows = images.pop(shape)
@@ -532,7 +537,7 @@ class Engine:
         ticket = row.ticket
         with self._finishing:
             if isinstance(found, Code):
-                row.refuse(found)
+                ticket.refused[row.cut] = found
             else:
                 row.take(found)
             ticket.missing -= 1

@@ -16,8 +16,7 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import settings_of, settled_for
 from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
-from wdsprep.encoding.recipe import Encode, Recipe, check_squares
-from wdsprep.errors import UsageError
+from wdsprep.encoding.recipe import Encode, Recipe, check_on_the_way
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.sources import Columns
 from wdsprep.sources.folder import check_nbytes
@@ -56,9 +55,7 @@ class Encoding:
 def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
-    check_squares(encode)
-    if encode.flip:
-        raise UsageError("Encode(flip=True): leave flip out, mirror images are for wdsprep encode")
+    check_on_the_way(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)

@@ -96,10 +96,12 @@ class Encode(Recipe):
         object.__setattr__(self, "batch_size", auto(self.batch_size))
 
 
-def check_squares(encode: Encode) -> None:
+def check_on_the_way(encode: Encode) -> None:
     """The order has to know the shape of each image before any of them is read, and does not."""
     if encode.sizes or encode.max_crop < 1:
         raise UsageError(
             "encode= makes squares alone: leave out shapes= and max_crop=, or make the latents "
             "first, with wdsprep.encode(shapes=...)"
         )
+    if encode.flip:
+        raise UsageError("encode= mirrors no images: leave flip= out, or use wdsprep.encode(flip=)")

@@ -107,7 +107,7 @@ def _nearest(text: str, resolution: int) -> Iterator[Size]:
 
 def _read(path: Path, what: str) -> Iterator[Size]:
     try:
-        lines = path.expanduser().read_text("utf-8").splitlines()
+        lines = path.expanduser().read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{what} cannot be read ({reason}): give {KINDS}") from None

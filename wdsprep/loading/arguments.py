@@ -71,7 +71,7 @@ class LoadPlan:
         if self.cache is not None:
             check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
         _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
-        _check_flips(self.datasets, flip=self.effects.flip)
+        _check_flips(self.datasets, self.names, flip=self.effects.flip)
         for dataset in self.datasets:
             if not self.raw:
                 _check_alike(
@@ -192,8 +192,13 @@ def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_t
         )
 
 
-def _check_flips(datasets: tuple[Dataset, ...], *, flip: float) -> None:
+def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip: float) -> None:
     for dataset in datasets:
+        if dataset.has_moments and short(FLIPPED) in names:
+            raise UsageError(
+                f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
+                "latent, with flip="
+            )
         if flip and FLIPPED not in {field.name for field in dataset.fields}:
             raise UsageError(
                 f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "

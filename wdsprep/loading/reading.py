@@ -86,15 +86,19 @@ class Reader:
             batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
-        if self.effects.flip and short(LATENT) in self.names:
+        if self._flips:
             batch.flipped = batch.out[short(FLIPPED)]
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
+    @property
+    def _flips(self) -> bool:
+        return self.effects.flip > 0 and short(LATENT) in self.names
+
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = short(item.name), TENSORS[item.dtype]
         if not item.is_variable:
-            if name in self.names or (item.name == FLIPPED and self.effects.flip):
+            if name in self.names or (item.name == FLIPPED and self._flips):
                 self._begin_tensor(batch, name, dtype, item.shape)
             return
         if name in self.names:

@@ -103,8 +103,7 @@ class WorkerBlocks:
 
 def rounded(nbytes: int, least: int = 1) -> int:
     """The size of a block for so many bytes, at most an eighth more or up to a multiple of `least`:
-    latents of one area and many shapes, which are nearly alike, are to share their blocks. What is
-    not written to takes no memory."""
+    latents of one area and many shapes, which are nearly alike, are to share their blocks."""
     step = max(least, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 

@@ -22,7 +22,7 @@ from wdsprep.dataset.names import index_name, latent_unit, rejects_name
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
-from wdsprep.dataset.shapes import shape_name, shape_ranges, shapes_of
+from wdsprep.dataset.shapes import Size, shape_name, shape_ranges, shapes_of
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
@@ -112,6 +112,13 @@ def _sample(place: SheetPlace, head: bytes, found: tuple[tuple[str, bytes], ...]
     return replace(sample, facts=facts) if isinstance(facts, dict) else sample
 
 
+def _size_of(image: SheetSample) -> Size:
+    width, height = (image.facts.get(name) for name in ("width", "height"))
+    if not (isinstance(width, int) and isinstance(height, int) and width > 0 < height):
+        raise FormatError("the json of the image says no size")
+    return width, height
+
+
 def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
     name = index_name(place.shard.name)
     data = store.read(name, start=8 * place.number, nbytes=16)
@@ -184,7 +191,7 @@ class Joiner:
         """Of the latent sample in its shard."""
         settings = self._latents.manifest.settings
         if shapes_of(settings):
-            size = cut_of(settings).nearest(image.facts["width"], image.facts["height"])
+            size = cut_of(settings).nearest(*_size_of(image))
             numbers = shape_ranges(settings, receipt.counts).get(shape_name(size), range(0))
             return numbers.start + bisect_left(
                 numbers, key_order(image.key), key=lambda at: self._key_at(receipt.shards[0], at)
