@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM, DigestKind
@@ -56,8 +56,6 @@ from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import at_least, command, plural
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from wdsprep.encoding.models.base import Encoder
 
 RESOLUTION = "{resolution}"
@@ -101,43 +99,13 @@ class EncodeListener:
     heard: Callable[[RunProgress], None] = lambda _progress: None
 
 
-class EncodeOptions(TypedDict, total=False):
-    """Of `encode`, all but the resolution."""
-
-    model: str
-    latents: str
-    flip: bool
-    text: str
-    text_length: int
-    dtype: str
-    seed: int
-    compile: bool
-    max_area: int
-    max_bytes: int | str
-    shapes: Given
-    max_crop: float
-    limit: int
-    batch_size: int | str
-    device: str
-    workers: int | str
-    gpus_per_worker: float
-    cpus_per_worker: float
-    accelerator_type: str | None
-    runner: str
-    ray_address: str | None
-    max_attempts: int
-    overwrite: bool
-    redo_changed: bool
-    listener: EncodeListener | None
-
-
 @overload
 def encode(
     images: "str | os.PathLike[str]" = ...,
     out: "str | os.PathLike[str]" = ...,
     *,
     resolution: int,
-    **options: "Unpack[EncodeOptions]",
+    **options: Any,
 ) -> Outcome: ...
 @overload
 def encode(
@@ -145,7 +113,7 @@ def encode(
     out: "str | os.PathLike[str]" = ...,
     *,
     resolution: Sequence[int],
-    **options: "Unpack[EncodeOptions]",
+    **options: Any,
 ) -> list[Outcome]: ...
 def encode(
     images: "str | os.PathLike[str]" = "shards/images",
