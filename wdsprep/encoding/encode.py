@@ -115,7 +115,7 @@ def encode(
     resolution: Sequence[int],
     **options: Any,
 ) -> list[Outcome]: ...
-def encode(
+def encode(  # type: ignore[misc]  # the overloads tell the resolution's types alone
     images: "str | os.PathLike[str]" = "shards/images",
     out: "str | os.PathLike[str]" = "",
     *,
