@@ -25,7 +25,7 @@ from tests.kit.encodes import (
 from tests.kit.packs import SCRIPT, jpeg, tree, write_files
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
-from wdsprep.errors import FingerprintError
+from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images import crop as cropping
 from wdsprep.runners.run import Outcome
 
@@ -308,3 +308,19 @@ def test_killed_and_run_again_on_other_workers_it_makes_the_same_bytes(
     assert sum(done) < SHARDS + 7
     assert started(images, tmp_path, "--runner", "ray", "--workers", "2").wait(300) == 0
     assert trees(tmp_path) == alone
+
+
+def test_shapes_and_mirror_images_of_both_are_what_runs_of_their_own_make(
+    images: Path, tmp_path: Path
+) -> None:
+    options = {"shapes": "nearest:16,2", "flip": True}
+    both(images, tmp_path / "both", **options)
+    for resolution in BOTH:
+        encode_here(images, tmp_path / f"{resolution}", resolution=resolution, **options)
+        assert tree(at(tmp_path / "both", resolution)) == tree(tmp_path / f"{resolution}")
+
+
+def test_a_list_of_shapes_is_for_one_resolution(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a list is for one resolution, and there are 2"):
+        both(images, tmp_path / "out", shapes=[(64, 64)])
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,8 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from math import inf, log10
 
@@ -18,8 +20,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits
 from wdsprep.images import rule as images
-from wdsprep.images.crop import Crop, crop
-from wdsprep.images.shapes import covering
+from wdsprep.images.crop import Crop, crop, crops
+from wdsprep.images.shapes import Shapes, covering
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)
@@ -179,6 +181,47 @@ def test_damaged_image_is_rejected_as_pack_rejects_it(name: str):
     assert code_of(data) is packing.value.code
     if name in DEEP:
         assert code_of(data) is CASES[name].code
+
+
+SEVERAL = [
+    Shapes.square(R),
+    Shapes.square(2 * R),
+    Shapes.of([(R, R), (48, 80), (80, 48)], max_crop=0.1),
+    Shapes.of([(3 * R, 3 * R), (144, 240), (240, 144)]),
+]
+
+
+def told(act: Callable[[], Crop | RejectedError]) -> tuple[object, ...]:
+    """All that there is to a cut, or to why there is none."""
+    try:
+        cut = act()
+    except RejectedError as refused:
+        cut = refused
+    if isinstance(cut, RejectedError):
+        return cut.code, cut.detail
+    return cut.fit, cut.width, cut.height, cut.pixels.numpy().tobytes()
+
+
+def check_several(data: bytes):
+    cuts = crops(data, SEVERAL)
+    for shapes, cut in zip(SEVERAL, cuts, strict=True):
+        assert told(lambda cut=cut: cut) == told(partial(crop, data, shapes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_cuts_with_one_decoding_are_those_of_each_alone(name: str):
+    check_several(CASES[name].data)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "AVIF"])
+def test_so_they_are_of_a_turned_image_that_is_too_small_for_some(kind: str, orientation: int):
+    for size in ((90, 100), (100, 60)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        out = BytesIO()
+        noise(size).save(out, kind, exif=exif)
+        check_several(out.getvalue())
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

@@ -36,7 +36,7 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.pending import joint_units, pending_shards
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
-from wdsprep.encoding.shape_lists import Given
+from wdsprep.encoding.shape_lists import Given, check_serves
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -165,6 +165,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
+    check_serves(shapes, resolutions)
     how = partial(
         Encode,
         model=model,

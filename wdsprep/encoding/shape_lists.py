@@ -7,7 +7,7 @@ less than `LEAST_AREA` of them: a step of one shape takes about as long as one o
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,16 @@ def sizes_of(given: Given, resolution: int) -> tuple[Size, ...]:
     else:
         sizes = list(_read(Path(text), what))
     return _checked(sizes, resolution, what)
+
+
+def check_serves(given: Given, resolutions: Sequence[int]) -> None:
+    """A list is of one resolution; a rule makes one of each."""
+    is_rule = isinstance(given, str) and (not given or given.startswith("nearest:"))
+    if len(resolutions) > 1 and not is_rule and given != ():
+        raise UsageError(
+            f"--shapes {given}: a list is for one resolution, and there are {len(resolutions)}: "
+            "nearest:STEP,MAX makes one of each"
+        )
 
 
 def checked_crop(given: Any) -> float:

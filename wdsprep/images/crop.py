@@ -14,7 +14,7 @@ torch scales, for these reasons:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow
@@ -73,18 +73,17 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     picture = _or_refused(lambda: _prepared(data, least, max_area))
     if isinstance(picture, RejectedError):  # for some it may be too small before that
         return list(map(alone, several))
-    size = picture.width, picture.height
-    fits = [_or_refused(partial(shapes.fit, *size)) for shapes in several]
-    if not any(isinstance(fit, Fit) for fit in fits):
-        return [fit for fit in fits if isinstance(fit, RejectedError)]
-    image = _or_refused(lambda: _decoded(picture))
+    decoded = cache(partial(_or_refused, partial(_decoded, picture)))
 
-    def cut_out(fit: "Fit | RejectedError") -> Cut:
-        if isinstance(fit, RejectedError):
-            return fit
+    def cut(shapes: Shapes) -> Cut:
+        try:
+            fit = shapes.fit(picture.width, picture.height)
+        except RejectedError:  # alone, it would perhaps not have come so far
+            return alone(shapes)
+        image = decoded()
         return image if isinstance(image, RejectedError) else _cut_out(image, fit)
 
-    return list(map(cut_out, fits))
+    return list(map(cut, several))
 
 
 def _or_refused(act: Callable[[], T]) -> "T | RejectedError":
