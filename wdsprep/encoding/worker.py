@@ -249,8 +249,8 @@ class EncodeWorker:
                 content = Content(is_kept=any(each.keeps_content for each in making.values()))
                 for _ in self._encoded(making, content):
                     yield self._working(unit, making)
-                yield self._working(unit, making)
                 for number, each in making.items():
+                    yield self._working(unit, making)
                     receipts[number] = self._datasets[number].finished(each, content)
                 return receipts
         except EngineError as error:
