@@ -22,7 +22,7 @@ from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
 from wdsprep.text import human_bytes, human_counts, plural
 
-CAPTIONLESS = Kept(
+CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
     "captions, or encode with --text none and --overwrite"
 )
@@ -99,7 +99,7 @@ class EncodeShow(RunShow):
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
-            lines.append(CAPTIONLESS)
+            lines.append(Kept(self._overwriting(CAPTIONLESS, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)
         for failed in outcome.quarantined:
             lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
@@ -111,12 +111,21 @@ class EncodeShow(RunShow):
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
             place = self._places[manifest.settings["resolution"]]
-            return void_line(manifest.rejects, place, REMEDIES)
-        model = manifest.extra["model"]
+            remedies = {code: self._overwriting(line, manifest) for code, line in REMEDIES.items()}
+            return void_line(manifest.rejects, place, remedies)
+        model, dtype = manifest.extra["model"], manifest.settings["dtype"]
+        where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
         return Kept(
             f"{model} gives no finite numbers for any image, in {where}: its weights are damaged, "
             "or not what its configuration says: fetch them again, or choose another --model"
         )
+
+    def _overwriting(self, line: str, manifest: Manifest) -> str:
+        """Of several datasets, name the one that is to be written anew."""
+        if len(self._places) == 1:
+            return line
+        alone = f"--resolution {manifest.settings['resolution']} --overwrite"
+        return line.replace("--overwrite", alone)
 
     def _speed(self, samples: int) -> list[str]:
         if not (rates := self._speeds.rates().values()):

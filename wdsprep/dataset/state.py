@@ -142,10 +142,12 @@ def open_edition(
         return edition, _claim(edition, dataset, settings)
 
 
-def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> None:
-    """What `open_edition` refuses, before anything is written."""
-    if not (overwrite and _is_to_clear(store, dataset)):
-        _claimed(Edition.of(store), dataset, settings)
+def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> bool:
+    """What `open_edition` refuses, before anything is written; whether a dataset begins there."""
+    if overwrite and _is_to_clear(store, dataset):
+        return True
+    _found, is_written = _claimed(Edition.of(store), dataset, settings)
+    return not is_written
 
 
 def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
@@ -164,10 +166,13 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
         found = Manifest(dataset=dataset, settings=settings)
     check_kind(store, found.dataset, dataset)
     if changed := changed_options(found.settings, settings):
+        again = MAKERS[dataset]
+        if "resolution" in settings:  # of several that one command fills, this one alone
+            again += f" --resolution {settings['resolution']}"
         raise FingerprintError(
             f"{store.url} was made with other settings: {'; '.join(changed)}: run with "
             f"those that it was made with, name another place for {dataset}, or let "
-            f'"{MAKERS[dataset]} ... --overwrite" start over'
+            f'"{again} ... --overwrite" start over'
         )
     return found, there is not None
 
