@@ -169,14 +169,12 @@ class Run:
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
         """A block in which events are taken; however it ends, what is there is published."""
-        all_done = False
         try:
             if self.count:
                 mark_incomplete(self._edition)
             yield
-            all_done = self._total.units_done == self._total.units
         finally:
-            self._published = self._publish(all_done=all_done)
+            self._published = self._publish()
 
     @property
     def outcome(self) -> Outcome:
@@ -193,7 +191,7 @@ class Run:
             samples=self._total.samples,
             nbytes=self._total.nbytes,
             units_before=len(self._manifest.receipts),
-            quarantined=tuple(self._quarantined),
+            quarantined=self._left_out(published),
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
 
@@ -272,21 +270,24 @@ class Run:
         inputs = progress.samples + sum(progress.rejects.values())
         return progress.share or share_of(inputs, done / max(1, len(self._lines)))
 
-    def _publish(self, *, all_done: bool) -> Manifest:
+    def _left_out(self, manifest: Manifest) -> tuple[Quarantined, ...]:
+        """What was given up, but for what is there all the same: of several runs one may have got
+        its part of a unit before the worker died over that of another."""
+        names = {failed.unit.name for failed in self._quarantined}
+        names.difference_update(manifest.ledger.units())
+        return tuple(failed for failed in self._quarantined if failed.unit.name in names)
+
+    def _publish(self) -> Manifest:
         """Write the manifest with all receipts that are there by now."""
         held: set[str] = set()
-        is_whole = all_done and self._whole and not self._limit
-        extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
         with self._edition.holding_manifest():
             there = _there(self._store)
             manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
             manifest = self._settle(manifest)
-            has_all = len(manifest.receipts) == self._total.units
-            appended = there is not None and {*there.generations} - {*manifest.generations}
-            complete = is_whole and has_all and not appended
+            complete = self._is_complete(manifest, there)
             if complete and not (there and there.complete):
                 tidy(self._edition, manifest)
-            manifest = replace(manifest, complete=complete, extra=extra)
+            manifest = replace(manifest, complete=complete, extra=self._extra_beside(there))
             manifest = _with_appends(manifest, there)
             write_manifest(self._store, manifest)
         if self.count:
@@ -294,6 +295,21 @@ class Run:
         if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
             read_each(self._let_go, sorted(held), lambda _count: None)
         return manifest
+
+    def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
+        """Where a limit left nothing to do it has cut nothing, so what is said stays."""
+        if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
+            return there.extra
+        return {**self._extra(), **({"limit": self._limit} if self._limit else {})}
+
+    def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
+        """Under a limit only what was so before, where that left nothing to do."""
+        if self._limit:
+            return not self.count and manifest.complete and there is not None and there.complete
+        kept = len(self._quarantined) - len(self._left_out(manifest))
+        all_done = self._total.units_done + kept == self._total.units == len(manifest.receipts)
+        appended = there is not None and {*there.generations} - {*manifest.generations}
+        return self._whole and all_done and not appended
 
     def _let_go(self, name: str) -> None:
         with contextlib.suppress(StoreError):  # all is published: another run may do it
