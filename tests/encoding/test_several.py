@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,18 @@ from tests.kit.encodes import (
     pictures,
     rejected,
 )
-from tests.kit.packs import SCRIPT, jpeg, tree, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
 from wdsprep.cli import main
+from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.encoding import encode as encoding
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.encoding.encode import EncodeListener
+from wdsprep.encoding.image_shards import find_image_shards
+from wdsprep.encoding.latent_shard import LatentShard
+from wdsprep.encoding.pending import count_units, joint_units, largest_first
+from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.images import crop as cropping
-from wdsprep.runners.run import Outcome
+from wdsprep.runners.base import HopelessError
+from wdsprep.runners.run import Outcome, RunProgress
 
 BOTH = (64, 128)
 LARGE = 14  # of the pictures, in bucket 128
@@ -212,12 +220,124 @@ def test_a_shard_that_cannot_be_read_is_left_out_of_both(own: Path, tmp_path: Pa
         )
 
 
+def test_a_finished_one_stays_complete_when_the_run_for_the_other_breaks_off(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(latents, at(tmp_path, 64))
+
+    def press_ctrl_c(_progress: RunProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        both(images, tmp_path, listener=EncodeListener(heard=press_ctrl_c))
+    assert [manifest_of(at(tmp_path, each)).complete for each in BOTH] == [True, False]
+
+
+def test_a_limit_leaves_a_finished_one_as_it_is(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(latents, at(tmp_path, 64))
+    low, high = both(images, tmp_path, limit=5)
+    assert (low.samples, high.samples) == (0, 5)
+    both(images, tmp_path, limit=2)
+    assert manifest_of(at(tmp_path, 64)).to_bytes() == manifest_of(latents).to_bytes()
+    cut = manifest_of(at(tmp_path, 128))
+    assert (cut.complete, cut.extra["limit"]) == (False, 5)
+
+
+def test_nothing_of_one_goes_where_the_other_is_refused(own: Path, tmp_path: Path) -> None:
+    """A shard of the one was cut by a limit, and the other was made of other images."""
+    encode_here(own, at(tmp_path, 64), limit=17)
+    encode_here(own, at(tmp_path, 128), resolution=128)
+    write_files(own.parent / "downloads", {"photo-0002.txt": "another caption"})
+    packed(own.parent / "downloads", own, "--overwrite")
+    before = tree(tmp_path)
+    with pytest.raises(FingerprintError, match=r"latents-128 was encoded from other images"):
+        both(own, tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_no_dataset_begins_where_the_empty_caption_of_another_is_damaged(
+    images: Path, tmp_path: Path
+) -> None:
+    encode_here(images, at(tmp_path, 128), resolution=128, limit=2)
+    for empty in at(tmp_path, 128).glob("empty.*"):
+        empty.write_bytes(b"damaged")
+    with pytest.raises(FormatError, match=r"latents-128/empty\.\w+\.npy is damaged"):
+        both(images, tmp_path)
+    assert not at(tmp_path, 64).exists()
+
+
+def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_other_alone(
+    images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    finish = LatentShard.finish
+
+    def die(output: LatentShard, settings: Settings, files: Mapping[str, str]) -> Receipt:
+        if settings["resolution"] == 128:
+            raise HopelessError("the worker has died")
+        return finish(output, settings, files)
+
+    monkeypatch.setattr(LatentShard, "finish", die)
+    low, high = both(images, tmp_path)
+    assert not low.quarantined
+    assert low.manifest.complete
+    assert tree(at(tmp_path, 64)) == alone[64]
+    assert len(high.quarantined) == 7
+    assert not high.manifest.complete
+
+
+def test_a_worker_can_be_stopped_after_it_has_finished_a_shard_for_one(
+    images: Path, tmp_path: Path
+) -> None:
+    seen = set()
+
+    def look(_progress: RunProgress) -> None:
+        done = [len([*at(tmp_path, each).glob("receipts/128/*.json")]) for each in BOTH]
+        seen.add(done[0] - done[1])
+
+    both(images, tmp_path, listener=EncodeListener(heard=look))
+    assert seen == {0, 1}
+
+
+def test_units_are_counted_where_the_datasets_lack_unlike_shards(images: Path) -> None:
+    """A shard that is wanted whole for one and cut for the other is read twice."""
+    lacking = find_image_shards(str(images), 64).shards
+    cut = [replace(shard, item=replace(shard.item, take=1)) for shard in lacking[:2]]
+    pending = [largest_first(lacking[:3]), largest_first([*cut, *lacking[2:5]])]
+    assert count_units(pending) == len(list(joint_units(pending))) == 7
+
+
 # --- what a user sees
 
 
 def run(*words: str | Path) -> int:
     with in_this_process():
         return main(["encode", *map(str, words), *TOY])
+
+
+def test_to_start_over_names_the_one_that_has_other_settings(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    """The same command with --overwrite would begin the good one again too."""
+    shutil.copytree(latents, at(tmp_path, 64))
+    encode_here(images, at(tmp_path, 128), resolution=128, limit=2, seed=1)
+    with pytest.raises(FingerprintError, match=r"encode --resolution 128 \.\.\. --overwrite"):
+        both(images, tmp_path)
+
+
+@pytest.mark.parametrize("resolutions", ["128", "64,128"])
+def test_to_take_more_images_names_the_one_of_several_that_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resolutions: str
+) -> None:
+    """The one image is too large."""
+    images = packed(pictures(tmp_path / "in", [2]), tmp_path / "images")
+    out = tmp_path / "latents-{resolution}"
+    assert run(images, out, "--resolution", resolutions, "--max-area", "20000") == 3
+    remedy = "--overwrite with a larger --max-area takes larger images"
+    several = "," in resolutions
+    assert (f"too_large: --resolution 128 {remedy}" in capsys.readouterr().out) == several
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,10 @@ def test_a_packed_shard_is_the_same_shard() -> None:
         assert type(shard).unpacked(shard.packed()) == shard
 
 
-EMPTY = Edition(store=Shelf())
-
-
 def test_shards_are_given_largest_first() -> None:
-    _, pending = pending_shards(
-        EMPTY, Manifest(dataset="latents", settings=SETTINGS), units(9), units(9)
-    )
-    assert [shard.item.samples for shard in drained(pending)] == [
+    manifest = Manifest(dataset="latents", settings=SETTINGS)
+    left = pending_shards(Shelf(), manifest, units(9), units(9))
+    assert [shard.item.samples for shard in drained(left.shards)] == [
         *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
         9_000,
     ]
@@ -138,9 +134,9 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
     s3: PretendS3,
 ) -> None:
     known = units(s3.count)
-    store, manifest = opened_dataset("s3://bucket/latents", "latents", SETTINGS, overwrite=False)
-    _, pending = pending_shards(store, manifest, known, known)
-    assert pending == []
+    edition, manifest = opened_dataset("s3://bucket/latents", "latents", SETTINGS, overwrite=False)
+    left = pending_shards(edition.store, manifest, known, known)
+    assert left.shards == []
     assert (s3.pages, s3.reads) == (4, 0)
 
 

@@ -139,10 +139,10 @@ def resume(manifest: str, count: str, pause_s: str) -> None:
     try:
         settings = manifest_of(1).settings
         started = time.perf_counter()
-        store, found = opened_dataset("s3://bucket/latents", "latents", settings, overwrite=False)
-        _, pending = pending_shards(store, found, known, known)
+        edition, found = opened_dataset("s3://bucket/latents", "latents", settings, overwrite=False)
+        left = pending_shards(edition.store, found, known, known)
         took(time.perf_counter() - started)
-        assert not pending
+        assert not left.shards
     finally:
         server.terminate()
         server.wait()

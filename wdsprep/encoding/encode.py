@@ -33,7 +33,7 @@ from wdsprep.encoding.models.find import (
     rule_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.pending import joint_units, pending_shards
+from wdsprep.encoding.pending import Left, count_units, joint_units, pending_shards, take_back
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
 from wdsprep.encoding.shape_lists import Given, check_serves
@@ -298,7 +298,7 @@ def _encoded(
         listener.heard(progress)
 
     runner = None
-    if units := len({shard.item.name for left in pending for shard in left}):
+    if units := count_units(pending):
         runner = runner_of(options, crew, units=units, phase=",".join(map(str, places)))
     phases.clear()  # and all the image shards with them
     datasets.clear()
@@ -323,7 +323,6 @@ def _opened(
     phases: Sequence[_Phase], chosen: Mapping[DigestKind, tuple[Encode, Model]], again: Again
 ) -> list[_Dataset]:
     """The datasets, all of which are looked at before one is written to."""
-    stores = [open_store(phase.latents) for phase in phases]
     settings = []
     for phase in phases:
         recipe, model = chosen[phase.kind]
@@ -331,14 +330,20 @@ def _opened(
             phase.how, dtype=recipe.dtype, latents=recipe.latents, text_length=recipe.text_length
         )
         settings.append(settings_of(model, recipe, phase.form))
-    for store, own in [*zip(stores, settings, strict=True)][1:]:  # the first is opened first
-        check_claim(store, "latents", own, overwrite=again.overwrite)
-    opened = []
-    for phase, own in zip(phases, settings, strict=True):
-        edition, manifest = opened_dataset(phase.latents, "latents", own, overwrite=again.overwrite)
+    begins = [True]
+    if len(phases) > 1:  # one alone is looked at where it is opened
+        stores = [open_store(phase.latents) for phase in phases]
+        begins = [
+            check_claim(store, "latents", own, overwrite=again.overwrite)
+            for store, own in zip(stores, settings, strict=True)
+        ]
+    opened: dict[int, _Dataset] = {}
+    for number in sorted(range(len(phases)), key=begins.__getitem__):  # what is there first
+        place, own = phases[number].latents, settings[number]
+        edition, manifest = opened_dataset(place, "latents", own, overwrite=again.overwrite)
         _check_empty(edition.store, manifest)
-        opened.append(_Dataset(settings=own, edition=edition, manifest=manifest))
-    return opened
+        opened[number] = _Dataset(settings=own, edition=edition, manifest=manifest)
+    return [opened[number] for number in range(len(phases))]
 
 
 def _target(phase: _Phase, dataset: _Dataset) -> EncodeTarget:
@@ -358,31 +363,35 @@ def _runs(
     extra: Callable[[Any], Mapping[str, Any]],
     listener: EncodeListener,
 ) -> tuple[list[Run], list[list[ImageShard]]]:
-    """A run for each dataset, and what is left to do for it."""
+    """A run for each dataset, and what is left to do for it, which is known of all before anything
+    goes."""
     runs: list[Run] = []
-    pending = []
-    for phase, dataset in zip(phases, datasets, strict=True):
-        manifest, left = _left_to_do(phase, dataset, how, again, listener)
+    both = [*zip(phases, datasets, strict=True)]
+    lefts = [_left_to_do(phase, dataset, how, again, listener) for phase, dataset in both]
+    for (phase, dataset), left in zip(both, lefts, strict=True):
+        take_back(dataset.edition, left.stale)
+        if gone := len(left.stale):
+            went = f"{plural(gone, 'shard')} of latents removed"
+            listener.told(f"{went}: their images changed or went")
         run = Run(
             dataset.edition,
-            manifest,
-            count=len(left),
+            left.manifest,
+            count=len(left.shards),
             limit=again.limit if phase.wanted != phase.source.shards else 0,
             whole=phase.source.is_whole,
             extra=partial(extra, dataset.manifest.extra.get("trial")),
             status=lambda _status: listener.status(lambda: together(runs)),
         )
         runs.append(run)
-        pending.append(left)
-    return runs, pending
+    return runs, [left.shards for left in lefts]
 
 
 def _left_to_do(
     phase: _Phase, dataset: _Dataset, how: Encode, again: Again, listener: EncodeListener
-) -> tuple[Manifest, list[ImageShard]]:
+) -> Left:
     source = phase.source
-    manifest, left = pending_shards(
-        dataset.edition,
+    return pending_shards(
+        dataset.edition.store,
         dataset.manifest,
         source.shards,
         phase.wanted,
@@ -391,9 +400,6 @@ def _left_to_do(
         tars=tars_of(source.url, int(how.max_bytes)),
         compared=listener.compared,
     )
-    if gone := len(dataset.manifest.receipts) - len(manifest.receipts):
-        listener.told(f"{plural(gone, 'shard')} of latents removed: their images changed or went")
-    return manifest, left
 
 
 def _extra(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ units of a run, the largest first, so that no worker begins a large one when the
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import groupby, repeat
 
@@ -22,8 +22,19 @@ from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """What is left to do for a dataset, and what has to go before."""
+
+    manifest: Manifest
+    """Without that."""
+    shards: list[ImageShard]
+    stale: Mapping[str, str]
+    """The units that go, with the input that each was made of."""
+
+
 def pending_shards(
-    edition: Edition,
+    store: Store,
     manifest: Manifest,
     known: Sequence[ImageShard],
     wanted: Sequence[ImageShard],
@@ -32,12 +43,12 @@ def pending_shards(
     is_whole: bool = True,
     tars: TarsSource | None = None,
     compared: Callable[[int, int], object] = lambda _done, _of: None,
-) -> tuple[Manifest, list[ImageShard]]:
-    """The manifest and the shards that are left to do: those wanted minus receipts present. One
-    that an earlier --limit has cut is done anew, and so are those that were packed anew if that is
-    asked for, so what was made of them goes. So does what has no image any more, if packing
+) -> Left:
+    """The shards that are left to do: those wanted minus receipts present. One that an earlier
+    --limit has cut is done anew, and so are those that were packed anew if that is asked for, so
+    what was made of them is to go (`take_back`). So is what has no image any more, if packing
     `is_whole`: else it may be packed again. `tars` reads foreign tars, to tell those that have
-    changed from those that have another date."""
+    changed from those that have another date. Nothing is written here."""
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
@@ -50,17 +61,25 @@ def pending_shards(
     now = done | same
     if stale and not redo_changed:
         is_dated = is_foreign and not manifest.keeps_content
-        raise _changed(edition.store, sorted(stale), is_dated=is_dated)
+        raise _changed(store, sorted(stale), is_dated=is_dated)
     if not is_whole:
         stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
     stale.update(shard.name for shard in pending if shard.name in done)
+    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
+    return Left(
+        manifest=replace(manifest, receipts=ledger.with_lines(kept)),
+        shards=largest_first(pending),
+        stale={name: done[name] for name in sorted(stale)},
+    )
+
+
+def take_back(edition: Edition, stale: Mapping[str, str]) -> None:
+    """Remove units with what was made of them."""
     if stale:
         mark_incomplete(edition)
-    for name in sorted(stale):
-        retract(edition, name, done[name])
-    kept = [line for unit, line in ledger.named_lines() if unit not in stale]
-    return replace(manifest, receipts=ledger.with_lines(kept)), largest_first(pending)
+    for name, input_digest in stale.items():
+        retract(edition, name, input_digest)
 
 
 def _only_dated(
@@ -112,10 +131,21 @@ def _by_size(shard: ImageShard) -> tuple[int, str]:
 def joint_units(pending: Sequence[list[ImageShard]]) -> Iterator[JointUnit]:
     """What is left to do for each dataset as units: one for each image shard, where as much of it
     is wanted for all."""
-    numbered = (zip(repeat(number), drained(shards)) for number, shards in enumerate(pending))
+    for same in _joined(map(drained, pending)):
+        yield JointUnit(parts=dict(same))
+
+
+def count_units(pending: Sequence[list[ImageShard]]) -> int:
+    """How many that will be."""
+    return sum(1 for _ in _joined(pending))
+
+
+def _joined(pending: Iterable[Iterable[ImageShard]]) -> Iterator[Iterator[tuple[int, ImageShard]]]:
+    """The same image shard of each dataset, with the dataset's number."""
+    numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
     in_order = merge(*numbered, key=lambda found: _by_size(found[1]))
     for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):
-        yield JointUnit(parts=dict(same))
+        yield same
 
 
 def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:

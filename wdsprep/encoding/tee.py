@@ -31,7 +31,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
 from wdsprep.encoding.on_the_way import Encoding
-from wdsprep.encoding.pending import pending_shards
+from wdsprep.encoding.pending import pending_shards, take_back
 from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store
@@ -68,14 +68,16 @@ class Tee:
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
-        self._manifest, pending = pending_shards(
-            self._edition,
+        found = pending_shards(
+            self._edition.store,
             manifest,
             source.shards,
             source.shards,
             tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
         )
-        left = {shard.item.name: shard for shard in pending}
+        take_back(self._edition, found.stale)
+        self._manifest = found.manifest
+        left = {shard.item.name: shard for shard in found.shards}
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)
         self._empty = write_empty(
