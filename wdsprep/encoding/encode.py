@@ -198,7 +198,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
             ray_address=ray_address,
             max_attempts=max_attempts,
         ),
-        again=Again(limit=limit, overwrite=overwrite, redo_changed=redo_changed),
+        run_options=RunOptions(limit=limit, overwrite=overwrite, redo_changed=redo_changed),
         listener=listener or EncodeListener(),
     )
     return outcomes if isinstance(resolution, Sequence) else outcomes[0]
@@ -216,7 +216,7 @@ def places_of(out: "str | os.PathLike[str]", resolutions: Sequence[int]) -> dict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
+class RunOptions:
     """How a run deals with what is there, and how much it takes up."""
 
     limit: int
@@ -240,7 +240,7 @@ class _Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Dataset:
+class _OpenDataset:
     """What a run writes to, which is open."""
 
     settings: Settings
@@ -254,10 +254,10 @@ def _encoded(
     *,
     hows: Sequence[Encode],
     options: EncodeCrewOptions,
-    again: Again,
+    run_options: RunOptions,
     listener: EncodeListener,
 ) -> list[Outcome]:
-    phases = [_phase(images, places[how.resolution], how, again) for how in hows]
+    phases = [_phase(images, places[how.resolution], how, run_options) for how in hows]
     how = max(hows, key=lambda how: how.resolution)
     options = settled(options, listener.told)
     found = find_model(how.model, text=how.text, listener=listener.told)
@@ -267,7 +267,8 @@ def _encoded(
     crew = find_crew(options)
     kinds = {phase.kind for phase in phases}
     chosen = {kind: settled_for(how, hashed_with(found, kind), crew.device) for kind in kinds}
-    datasets = _opened(phases, chosen, again)
+    models = {kind: model for kind, (_, model) in chosen.items()}
+    datasets = _opened(phases, models, crew.device, overwrite=run_options.overwrite)
     recipe, model = chosen[phases[0].kind]
     speeds = Speeds()
     work = EncodeWork(
@@ -283,8 +284,8 @@ def _encoded(
     )
     # Of several in one pass nobody can tell how fast each would be alone.
     timed = speeds if len(phases) == 1 else Speeds()
-    extra = partial(_extra, model.name, timed if again.limit else None)
-    runs, pending = _runs(phases, datasets, how, again, extra, listener)
+    extra = partial(_extra, model.name, timed if run_options.limit else None)
+    runs, pending = _runs(phases, datasets, how, run_options, extra, listener)
     most = phases[0].source.max_area
     if most > how.max_area:
         listener.told(
@@ -305,8 +306,8 @@ def _encoded(
     return carry_out(runs, runner, work, joint_units(pending), heard)
 
 
-def _phase(images: str, latents: str, how: Encode, again: Again) -> _Phase:
-    form = form_there(latents, overwrite=again.overwrite)
+def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _Phase:
+    form = form_there(latents, overwrite=run_options.overwrite)
     kind = DigestKind.of(form)
     source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, latents)
@@ -315,38 +316,36 @@ def _phase(images: str, latents: str, how: Encode, again: Again) -> _Phase:
         latents=latents,
         form=form,
         source=source,
-        wanted=source.first(again.limit),
+        wanted=source.first(run_options.limit),
     )
 
 
 def _opened(
-    phases: Sequence[_Phase], chosen: Mapping[DigestKind, tuple[Encode, Model]], again: Again
-) -> list[_Dataset]:
+    phases: Sequence[_Phase], models: Mapping[DigestKind, Model], device: str, *, overwrite: bool
+) -> list[_OpenDataset]:
     """The datasets, all of which are looked at before one is written to."""
     settings = []
     for phase in phases:
-        recipe, model = chosen[phase.kind]
-        recipe = replace(
-            phase.how, dtype=recipe.dtype, latents=recipe.latents, text_length=recipe.text_length
-        )
+        model = models[phase.kind]
+        recipe = replace(phase.how, **choices_for(phase.how, model, device))
         settings.append(settings_of(model, recipe, phase.form))
     begins = [True]
     if len(phases) > 1:  # one alone is looked at where it is opened
         stores = [open_store(phase.latents) for phase in phases]
         begins = [
-            check_claim(store, "latents", own, overwrite=again.overwrite)
+            check_claim(store, "latents", own, overwrite=overwrite)
             for store, own in zip(stores, settings, strict=True)
         ]
-    opened: dict[int, _Dataset] = {}
+    opened: dict[int, _OpenDataset] = {}
     for number in sorted(range(len(phases)), key=begins.__getitem__):  # what is there first
         place, own = phases[number].latents, settings[number]
-        edition, manifest = opened_dataset(place, "latents", own, overwrite=again.overwrite)
+        edition, manifest = opened_dataset(place, "latents", own, overwrite=overwrite)
         _check_empty(edition.store, manifest)
-        opened[number] = _Dataset(settings=own, edition=edition, manifest=manifest)
+        opened[number] = _OpenDataset(settings=own, edition=edition, manifest=manifest)
     return [opened[number] for number in range(len(phases))]
 
 
-def _target(phase: _Phase, dataset: _Dataset) -> EncodeTarget:
+def _target(phase: _Phase, dataset: _OpenDataset) -> EncodeTarget:
     return EncodeTarget(
         latents=phase.latents,
         settings=dataset.settings,
@@ -357,9 +356,9 @@ def _target(phase: _Phase, dataset: _Dataset) -> EncodeTarget:
 
 def _runs(
     phases: Sequence[_Phase],
-    datasets: Sequence[_Dataset],
+    datasets: Sequence[_OpenDataset],
     how: Encode,
-    again: Again,
+    run_options: RunOptions,
     extra: Callable[[Any], Mapping[str, Any]],
     listener: EncodeListener,
 ) -> tuple[list[Run], list[list[ImageShard]]]:
@@ -367,7 +366,7 @@ def _runs(
     goes."""
     runs: list[Run] = []
     both = [*zip(phases, datasets, strict=True)]
-    lefts = [_left_to_do(phase, dataset, how, again, listener) for phase, dataset in both]
+    lefts = [_left_to_do(phase, dataset, how, run_options, listener) for phase, dataset in both]
     for (phase, dataset), left in zip(both, lefts, strict=True):
         take_back(dataset.edition, left.stale)
         if gone := len(left.stale):
@@ -377,7 +376,7 @@ def _runs(
             dataset.edition,
             left.manifest,
             count=len(left.shards),
-            limit=again.limit if phase.wanted != phase.source.shards else 0,
+            limit=run_options.limit if phase.wanted != phase.source.shards else 0,
             whole=phase.source.is_whole,
             extra=partial(extra, dataset.manifest.extra.get("trial")),
             status=lambda _status: listener.status(lambda: together(runs)),
@@ -387,7 +386,11 @@ def _runs(
 
 
 def _left_to_do(
-    phase: _Phase, dataset: _Dataset, how: Encode, again: Again, listener: EncodeListener
+    phase: _Phase,
+    dataset: _OpenDataset,
+    how: Encode,
+    run_options: RunOptions,
+    listener: EncodeListener,
 ) -> Left:
     source = phase.source
     return pending_shards(
@@ -395,7 +398,7 @@ def _left_to_do(
         dataset.manifest,
         source.shards,
         phase.wanted,
-        redo_changed=again.redo_changed,
+        redo_changed=run_options.redo_changed,
         is_whole=source.is_whole,
         tars=tars_of(source.url, int(how.max_bytes)),
         compared=listener.compared,
@@ -466,18 +469,27 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
     """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
     caption. All that needs torch is imported for pipelines alone."""
-    latents = latents_of(recipe.latents, model)
-    recipe = replace(recipe, dtype=dtype_of(recipe.dtype, device, model), latents=latents)
+    recipe = replace(recipe, **choices_for(recipe, model, device))
     if model.pipeline is None:
-        if recipe.text_length:
-            raise UsageError(f"--text-length: {model.name} has but one length of text")
         return recipe, model
-    preset = PRESETS.get(model.name.partition("@")[0])
-    usual = preset.text_length if preset else 0
-    recipe = replace(recipe, text_length=recipe.text_length or usual)
     from wdsprep.encoding.models.dry_run import asked
 
     return recipe, asked(model, recipe)
+
+
+def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
+    """What a recipe leaves to the model and the device, by the field."""
+    chosen: dict[str, Any] = {
+        "latents": latents_of(recipe.latents, model),
+        "dtype": dtype_of(recipe.dtype, device, model),
+    }
+    if model.pipeline is not None:
+        preset = PRESETS.get(model.name.partition("@")[0])
+        usual = preset.text_length if preset else 0
+        chosen["text_length"] = recipe.text_length or usual
+    elif recipe.text_length:
+        raise UsageError(f"--text-length: {model.name} has but one length of text")
+    return chosen
 
 
 def latents_of(wanted: str, model: Model) -> str:
