@@ -29,7 +29,7 @@ from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
 from wdsprep.encoding.pending import drained, largest_first, pending_shards
 from wdsprep.runners.base import Finished
-from wdsprep.runners.run import Outcome, Run, opened_dataset
+from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
 from wdsprep.runners.schedule import drive
 from wdsprep.store import open_store
 from wdsprep.store.s3.listing import quicken_listings
@@ -40,7 +40,8 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count, status=lambda _status: None)
-    return run.carry_out(PretendRunner(workers), None, drained(pending)), store
+    (outcome,) = carry_out([run], PretendRunner(workers), None, drained(pending))
+    return outcome, store
 
 
 def test_a_run_of_many_shards_publishes_all_of_them() -> None:
@@ -91,7 +92,7 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
         bare = replace(manifest_of(1), receipts=())
         run = Run(edition, bare, count=count, status=lambda _: None)
         shards = (type(SHARD).unpacked(data) for data in waiting)
-        run.carry_out(PretendRunner(100), None, shards)
+        carry_out([run], PretendRunner(100), None, shards)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found + sum(map(len, pending))

@@ -22,7 +22,7 @@ from wdsprep.dataset.state import read_manifest
 from wdsprep.encoding.pending import drained, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
-from wdsprep.runners.run import Run, opened_dataset
+from wdsprep.runners.run import Run, carry_out, opened_dataset
 from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000
@@ -113,7 +113,7 @@ def schedule(count: str, workers: str) -> None:
     run = Run(Edition(store=store), manifest, count=len(pending), status=lambda _status: None)
     store.count = len(pending)
     started = time.perf_counter()
-    run.carry_out(PretendRunner(int(workers)), None, drained(pending))
+    carry_out([run], PretendRunner(int(workers)), None, drained(pending))
     took(time.perf_counter() - started)
 
 

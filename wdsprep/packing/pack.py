@@ -193,7 +193,7 @@ def _packed(
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork
-    from wdsprep.runners.run import Run, opened_dataset, written_generations
+    from wdsprep.runners.run import Run, carry_out, opened_dataset, written_generations
     from wdsprep.sources import check_slices
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
@@ -266,7 +266,8 @@ def _packed(
         settle=retries.settle,
         status=listener.status,
     )
-    return run.carry_out(runner, work, retries.apart_from(chain(plan.pending(), again)))
+    (packed,) = carry_out([run], runner, work, retries.apart_from(chain(plan.pending(), again)))
+    return packed
 
 
 def settings_of(

@@ -57,7 +57,7 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointProgress(RunProgress):
-    """How far a unit of several runs has come; `parts` are what of it is each run's."""
+    """How far a unit of several runs has come, all told; `parts` are what of it is each run's."""
 
     parts: Mapping[int, RunProgress]
 
@@ -161,10 +161,6 @@ class Run:
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
         self._total = RunStatus(units=before + count, units_done=before)
-
-    def carry_out(self, runner: Runner | None, work: Work, units: Iterable[Unit]) -> Outcome:
-        """Do the units (none without a runner) and publish, however it ends."""
-        return carry_out([self], runner, work, units)[0]
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -323,8 +319,9 @@ def carry_out(
     units: Iterable[Unit],
     heard: Callable[[RunProgress], None] = lambda _progress: None,
 ) -> list[Outcome]:
-    """Do the units of several runs, all of them `JointUnit`s, or those of one; what came of each
-    run. `heard` is called with each step's progress."""
+    """Do the units of several runs, all of them `JointUnit`s, or those of one (none without a
+    runner) and publish, however it ends; what came of each run. `heard` is called with each step's
+    progress."""
     with contextlib.ExitStack() as under_way:
         for run in runs:
             under_way.enter_context(run.under_way())
