@@ -140,6 +140,17 @@ def test_two_passes_bring_the_text_to_each_of_several_datasets(
         }
 
 
+def test_a_dataset_that_has_got_the_shard_meanwhile_has_no_part_left(
+    images: Path, tmp_path: Path
+) -> None:
+    (shard, *_) = find_image_shards(str(images), 64).shards
+    call = worker(images, tmp_path / "16", Means(), {tmp_path / "96": 96})
+    assert not do_all(call, [alone(shard)])
+    *_, last = call(JointUnit(parts={0: shard, 1: shard}))
+    call.close()
+    assert [last.parts[number].share for number in (0, 1)] == [1.0, 1.0]
+
+
 def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:
     call = worker(images, tmp_path / "out", Broken())
     shards = find_image_shards(str(images), 64).shards

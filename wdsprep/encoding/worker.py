@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 JOIN_S = 0.05
-NOTHING = RunProgress(samples=0, nbytes=0, share=0.0, rejects={})
+NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """Of a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
 
@@ -319,7 +319,7 @@ class EncodeWorker:
 
     def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
         stats = self._engine.stats
-        parts = {n: making[n].progress if n in making else NOTHING for n in unit.parts}
+        parts = {n: making[n].progress if n in making else NOTHING_LEFT for n in unit.parts}
         each = parts.values()
         return EncodeProgress(
             parts=parts,
