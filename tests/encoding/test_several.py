@@ -378,7 +378,7 @@ def test_each_has_a_line_at_the_end(
     told = capsys.readouterr()
     phases = f"7 shards, {LARGE} images for resolution 128, {SHARDS} shards, {COUNT} images for"
     assert f"{images}: {phases} resolution 64; model tiny in fp32 on cpu" in told.err
-    assert f"{COUNT + LARGE} images encoded in " in told.out
+    assert f"{COUNT + LARGE} samples encoded in " in told.out
     assert f"\nshards/latents-128: {LARGE} samples in 7 shards, " in told.out
     assert f"\nshards/latents-64: {COUNT} samples in {SHARDS} shards, " in told.out
     assert told.out.count("next: ") == 2

@@ -43,6 +43,8 @@ class EncodeShow(RunShow):
         """`places` of the latents are by resolution."""
         super().__init__(as_json=as_json)
         self._images, self._places = images, places
+        if len(places) > 1:  # each image is counted for each
+            self.counted = "sample"
         self._speeds = Speeds()
         self.listener = EncodeListener(
             told=self.told,

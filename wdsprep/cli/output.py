@@ -279,6 +279,8 @@ class RunShow(ABC):
 
     unit, touched, done = "unit", "touched unit", "done"
     """A unit of work, what is read again where dates alone have changed, and what becomes of it."""
+    counted = "image"
+    """What a run counts."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -313,8 +315,8 @@ class RunShow(ABC):
         rate = (status.samples + sum(status.rejects.values())) / max(self.working_s, FIRST_S)
         left = 0.0 if is_early else status.left_s(self.working_s)
         return [
-            f"{status.samples:,} images",
-            *([] if is_early else [f"{rate:,.{int(rate < 100)}f} images/s"]),
+            f"{status.samples:,} {self.counted}s",
+            *([] if is_early else [f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"]),
             *([f"{human_time(left)} left"] if left else []),
             f"{self.unit} {status.units_done:,} of {status.units:,}",
             *self.details(status),
@@ -334,7 +336,7 @@ class RunShow(ABC):
             return f"nothing left to do: {before}"
         samples = sum(outcome.samples for outcome in outcomes)
         took = human_time(self.line.elapsed_s)
-        new = f"{plural(samples, 'image')} {self.done} in {took}{more}"
+        new = f"{plural(samples, self.counted)} {self.done} in {took}{more}"
         return new + (f", after {before}" if units else "")
 
     def result(self, outcomes: "Sequence[Outcome]") -> list[str]:
