@@ -270,7 +270,7 @@ class Run:
         """What was given up, but for what is there all the same: of several runs one may have got
         its part of a unit before the worker died over that of another."""
         names = {failed.unit.name for failed in self._quarantined}
-        names.difference_update(manifest.ledger.units())
+        names.difference_update(manifest.ledger.units() if names else ())
         return tuple(failed for failed in self._quarantined if failed.unit.name in names)
 
     def _publish(self) -> Manifest:
