@@ -68,8 +68,8 @@ def _encoded(
 ) -> Iterator[FunnelRow]:
     wanted = latents.inputs
     if images:
-        least = latents.resolution
-        fit = [shard.samples for shard in images.manifest.shards if shard.bucket >= least]
+        buckets = latents.takes(images)
+        fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
         wanted = max(wanted, sum(fit))
     yield FunnelRow(label=f"for phase {phase}", count=wanted)
     if missing := wanted - latents.inputs:
