@@ -16,7 +16,7 @@ from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.engine import Engine, EngineError, Pending
+from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
@@ -49,8 +49,16 @@ def fed(made: Engine, levels: Iterable[int]) -> dict[int, Pending]:
         return {level: made.put(str(level), grey(level), "x" * level) for level in levels}
 
 
+def only(found: Pending) -> Result:
+    """What came of an image that is cut in one way; raises why nothing did."""
+    [made] = found.result(60)
+    if isinstance(made, RejectedError):
+        raise made
+    return made
+
+
 def level_of(found: Pending) -> tuple[float, float]:
-    arrays = found.only(60).arrays
+    arrays = only(found).arrays
     return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
 
@@ -205,7 +213,7 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Me
     for level, found in results.items():
         if level > 200:
             with pytest.raises(RejectedError) as refused:
-                found.only(60)
+                only(found)
             assert refused.value.code is Code.NOT_FINITE
         else:
             assert level_of(found) == (level, level)
@@ -317,7 +325,7 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows() -> N
     made = engine(encoder, threads=2)
     made.empty()
     for found in fed(made, range(12)).values():
-        found.only(60)
+        only(found)
     made.close()
     assert len(encoder.cores) == 4
     assert set(encoder.cores) == {1}
@@ -415,7 +423,7 @@ def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not
             assert level_of(found) == (level, level)
         else:
             with pytest.raises(RejectedError) as caught:
-                found.only(60)
+                only(found)
             assert caught.value.code is Code.NOT_FINITE
     made.close()
 
@@ -432,7 +440,7 @@ def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
     results = fed(made, [0, 5])
     assert level_of(results[5]) == (5, 5)
     with pytest.raises(RejectedError) as caught:
-        results[0].only(60)
+        only(results[0])
     assert caught.value.code is Code.NO_TOKENS
     made.close()
 
@@ -442,8 +450,8 @@ def test_parts_of_a_sample_may_be_fed_apart() -> None:
     with made.feeding(), made.turn():
         text = made.put("7", b"", "x" * 7, Part.TEXT)
         image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
-    assert text.only(60).arrays.keys() == {"emb.npy"}
-    assert image.only(60).arrays.keys() == {"latent.npy"}
+    assert only(text).arrays.keys() == {"emb.npy"}
+    assert only(image).arrays.keys() == {"latent.npy"}
     made.close()
 
 
@@ -463,9 +471,9 @@ def test_a_refused_image_harms_no_other_when_it_and_its_mirror_image_are_in_two_
     for level, found in results.items():
         if level > 200:
             with pytest.raises(RejectedError):
-                found.only(60)
+                only(found)
         else:
-            arrays = found.only(60).arrays
+            arrays = only(found).arrays
             assert arrays["latent.npy"].item() == arrays[FLIPPED].item() == level
     made.close()
 
@@ -542,7 +550,7 @@ def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever
             results[level] = made.put(str(level), grey(level, size_of(level)), "x" * level)
             if level >= behind:
                 with results[level - behind] as found:
-                    made_of = found.only(60)
+                    made_of = only(found)
                     assert level_of(found) == (level - behind, level - behind)
                     wanted = shapes.fit(*size_of(level - behind))
                     assert made_of.crop.fit == wanted

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -62,6 +63,7 @@ CAPTION = -1  # in place of the number of a cut
 UNDECODED_NBYTES = 1 << 30
 MADE_NBYTES = 4 << 30  # of arrays that wait to be written
 POLL_S = 0.2
+ShapeT = TypeVar("ShapeT", bound=tuple[int, ...])
 
 
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
@@ -91,13 +93,6 @@ class Pending(Future[Results]):
     def __init__(self, places: threading.Semaphore) -> None:
         super().__init__()
         self._places = places
-
-    def only(self, timeout_s: float | None = None) -> Result:
-        """The result where there is but one way to cut; a RejectedError for why there is none."""
-        [made] = self.result(timeout_s)
-        if isinstance(made, RejectedError):
-            raise made
-        return made
 
     def __enter__(self) -> "Pending":
         return self
@@ -189,11 +184,34 @@ class _Waiting:
     come: int = 0
     images: dict[Size, list[_Row]] = field(default_factory=dict)
     captions: list[_Ticket] = field(default_factory=list)
-    texts: dict[tuple[int, ...], list[_Ticket]] = field(default_factory=dict)
+    texts: dict[tuple[int, ...], list[_Row]] = field(default_factory=dict)
 
     def since(self, ticket: _Ticket) -> int:
         """How many have come after it."""
         return self.come - ticket.number
+
+    def take_out(
+        self,
+        rows: dict[ShapeT, list[_Row]],
+        size_of: Callable[[ShapeT], int],
+        *,
+        most: int,
+        now: bool,
+    ) -> tuple[ShapeT, list[_Row]] | None:
+        """A batch of one shape: of the one whose first row has seen `most` others come, or of one
+        that fills it; if there is none, `now` a part of one."""
+        if not rows:
+            return None
+        oldest = min(rows, key=lambda shape: rows[shape][0].ticket.number)
+        has_waited = self.since(rows[oldest][0].ticket) >= most
+        whole = (shape for shape, own in rows.items() if len(own) >= size_of(shape))
+        shape = oldest if has_waited else next(whole, oldest if now else None)
+        if shape is None:
+            return None
+        size, own = size_of(shape), rows.pop(shape)
+        if len(own) > size:
+            rows[shape] = own[size:]
+        return shape, own[:size]
 
 
 class Engine:
@@ -434,53 +452,45 @@ class Engine:
             yield load
 
     def _next_images(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
-        images, size = waiting.images, self._size  # a device may halve it at any time
-        if not images:
+        size = self._size  # a device may halve it at any time
+        is_full = sum(map(len, waiting.images.values())) > self._most_rows
+        found = waiting.take_out(
+            waiting.images,
+            lambda _shape: size,
+            most=2 * size - 1 + self._cuts_waiting,
+            now=all_of_it or is_full,
+        )
+        if found is None:
             return None
-        oldest = min(images, key=lambda shape: images[shape][0].ticket.number)
-        most = 2 * size - 1 + self._cuts_waiting
-        has_waited = waiting.since(images[oldest][0].ticket) >= most
-        is_full = sum(map(len, images.values())) > self._most_rows
-        whole = (shape for shape, rows in images.items() if len(rows) >= size)
-        shape = oldest if has_waited else next(whole, oldest if all_of_it or is_full else None)
-        if shape is None:
-            return None
-        rows = images.pop(shape)
-        if len(rows) > size:
-            images[shape] = rows[size:]
-        return self._images(rows[:size], shape, size)
+        shape, rows = found
+        return self._images(rows, shape, size)
 
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
         """Of captions of one shape."""
         usual = self._text_size
         if waiting.captions and (all_of_it or waiting.since(waiting.captions[0]) >= usual - 1):
             self._sort(waiting)
-        texts = waiting.texts
-        if not texts:
+        found = waiting.take_out(
+            waiting.texts,
+            lambda shape: text_size(shape, usual),
+            most=TEXTS_WAITING - usual if self._encoder.groups_texts else 2 * usual - 1,
+            now=all_of_it,
+        )
+        if found is None:
             return None
-        oldest = min(texts, key=lambda shape: texts[shape][0].number)
-        most = TEXTS_WAITING - usual if self._encoder.groups_texts else 2 * usual - 1
-        has_waited = waiting.since(texts[oldest][0]) >= most
-        sizes = {shape: text_size(shape, usual) for shape in texts}
-        whole = (shape for shape, tickets in texts.items() if len(tickets) >= sizes[shape])
-        shape = oldest if has_waited else next(whole, oldest if all_of_it else None)
-        if shape is None:
-            return None
-        size, tickets = sizes[shape], texts.pop(shape)
-        chosen, rest = tickets[:size], tickets[size:]
-        if rest:
-            texts[shape] = rest
-        batch = TextBatch.of([ticket.tokens for ticket in chosen], size)
-        return _Load([_Row(ticket) for ticket in chosen], batch)
+        shape, rows = found
+        texts = [row.ticket.tokens for row in rows]
+        return _Load(rows, TextBatch.of(texts, text_size(shape, usual)))
 
     def _sort(self, waiting: _Waiting) -> None:
         tokens = self._encoder.tokens([ticket.caption for ticket in waiting.captions])
         for ticket, found in zip(waiting.captions, tokens, strict=True):
             ticket.tokens = found
+            row = _Row(ticket)
             if found.count:
-                waiting.texts.setdefault(found.shape, []).append(ticket)
+                waiting.texts.setdefault(found.shape, []).append(row)
             else:
-                self._take(_Row(ticket), Code.NO_TOKENS)
+                self._take(row, Code.NO_TOKENS)
         waiting.captions.clear()
 
     def _images(self, chosen: Sequence[_Row], shape: Size, size: int) -> _Load:
