@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -132,3 +133,14 @@ def publish(
         extra=extra,
     )
     write_bytes(store, "wdsprep.json", manifest.to_bytes())
+
+
+# --- what a loader gave
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    return [batch["key"] for batch in itertools.islice(batches, steps)]
+
+
+def flat(found: Any) -> list[str]:
+    return [key for part in found for key in part]

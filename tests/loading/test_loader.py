@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 import wdsprep
-from tests.kit.latent_sets import EMB, LATENT, array_of, field, write_latents
+from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
@@ -41,14 +41,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
-    return [batch["key"] for batch in itertools.islice(batches, steps)]
-
-
-def flat(found: Any) -> list[str]:
-    return [key for part in found for key in part]
 
 
 def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:

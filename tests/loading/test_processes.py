@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsprep
 from tests.kit.cache_processes import forked
-from tests.kit.latent_sets import write_latents
+from tests.kit.latent_sets import keys, write_latents
 from tests.kit.paths import ROOT
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading import worker_memory as shared
@@ -38,10 +38,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
-    return [batch["key"] for batch in itertools.islice(batches, steps)]
 
 
 def work(*arguments: object) -> None:

@@ -1,6 +1,5 @@
 """Datasets with shapes: batches of one shape each, in one order, each sample once a pass."""
 
-import itertools
 import json
 import re
 import shutil
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
-from tests.kit.latent_sets import EMB, array_of, field, write_latents
+from tests.kit.latent_sets import EMB, array_of, field, flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import CELL, FIELDS, RESOLUTION, SHAPES, ShapeSet, write_shapes
 from wdsprep.dataset.manifest import Manifest
@@ -36,14 +35,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ShapeSet:
 
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
-    return [batch["key"] for batch in itertools.islice(batches, steps)]
-
-
-def flat(found: Any) -> list[str]:
-    return [key for part in found for key in part]
 
 
 def latent_of(size: Size, channels: int = 4) -> Any:
