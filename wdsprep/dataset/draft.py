@@ -41,9 +41,12 @@ class Draft:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._writers.close()
-        for files in (self._receipt, self._named):
-            files.__exit__(kind or _DroppedError, error or _DroppedError(), trace)
+        why = (kind or _DroppedError, error or _DroppedError(), trace)
+        try:
+            self._writers.close()  # waits for threads, where SIGTERM may find us
+        finally:
+            self._receipt.__exit__(*why)
+            self._named.__exit__(*why)
 
     def tar(self, name: str) -> "DraftTar":
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole

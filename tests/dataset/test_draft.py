@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from tests.kit.packs import temporaries
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.store import open_store
+
+
+def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk ends a draft, and SIGTERM comes while that waits for the tar's thread."""
+
+    def stopped(_writer: TarWriter, *_error: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(TarWriter, "__exit__", stopped)
+    with (
+        pytest.raises(SystemExit),
+        Draft(Edition(store=open_store(tmp_path)), "000000", {}) as draft,
+    ):
+        draft.tar("64/000000.tar").add("000000000", [("txt", b"a barn")])
+        draft.tar("32/000000.tar")
+        raise OSError("the disk is full")
+    assert not temporaries(tmp_path)
