@@ -6,7 +6,7 @@ from tests.kit.packs import temporaries
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.store import open_store
+from wdsprep.store.local import LocalStore
 
 
 def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
@@ -18,11 +18,13 @@ def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
         raise SystemExit(143)
 
     monkeypatch.setattr(TarWriter, "__exit__", stopped)
-    with (
-        pytest.raises(SystemExit),
-        Draft(Edition(store=open_store(tmp_path)), "000000", {}) as draft,
-    ):
-        draft.tar("64/000000.tar").add("000000000", [("txt", b"a barn")])
-        draft.tar("32/000000.tar")
-        raise OSError("the disk is full")
+
+    def fill(draft: Draft) -> None:
+        with draft:
+            draft.tar("64/000000.tar").add("000000000", [("txt", b"a barn")])
+            draft.tar("32/000000.tar")
+            raise OSError("the disk is full")
+
+    with pytest.raises(SystemExit):
+        fill(Draft(Edition(store=LocalStore(tmp_path)), "000000", {}))
     assert not temporaries(tmp_path)
