@@ -91,14 +91,12 @@ def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
         title="Check the pictures and pack them into tar shards, by resolution",
         words=("wdsprep", "pack", f"{folder}/downloads", images, *anew),
     )
-    encode = (*options, "--resolution")
     yield DemoStep(
-        title="Encode what is large enough for 256 pixels, in processes of this machine",
-        words=("wdsprep", "encode", images, latents[0], *encode, "256"),
-    )
-    yield DemoStep(
-        title="Encode what is large enough for 512 pixels, on a Ray that is started for it",
-        words=("wdsprep", "encode", images, latents[1], *encode, "512", "--runner", "ray"),
+        title="Encode them in one pass: those large enough for 256 pixels, and for 512",
+        words=(
+            *("wdsprep", "encode", images, f"{folder}/latents-{{resolution}}"),
+            *("--resolution", "256,512", *options),
+        ),
     )
     yield DemoStep(
         title="Check every byte, and that images and latents match",
