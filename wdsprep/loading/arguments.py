@@ -90,7 +90,7 @@ class LoadPlan:
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
-        if sizes := {dataset.part.size for dataset in self.datasets if dataset.part is not None}:
+        if sizes := {dataset.size for dataset in self.datasets if dataset.size}:
             samples += f" in {plural(len(sizes), 'shape')}"
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
@@ -231,7 +231,7 @@ def names_of(
     if datasets[0].kind == "latents":
         if any(field.is_variable for dataset in datasets for field in dataset.fields):
             arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
-        shape = (SHAPE,) if any(dataset.part for dataset in datasets) else ()
+        shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
         straight = (name for name in arrays if name != short(FLIPPED))
         usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
     else:

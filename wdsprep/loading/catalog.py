@@ -11,6 +11,7 @@ settings say: a state carries their fingerprint.
 A dataset with shapes becomes several, one for each of its shapes, whose sizes say how many samples
 of it each shard has: receipts count them. So the order knows nothing of shapes; a place in it is a
 shard and a number among those of the shape, and `Dataset.located` says where that is in the tar.
+The same holds for other parts of a dataset (`parts`).
 """
 
 import hashlib
@@ -37,6 +38,7 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading import order
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
+from wdsprep.loading.parts import DatasetPart, in_shapes
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
@@ -80,20 +82,10 @@ class ImageShape(NamedTuple):
     width: int
 
 
-class ShapePart(NamedTuple):
-    """The samples of one shape: those of which dataset, in which of its shards, and the number of
-    the first in each."""
-
-    whole: "Dataset"
-    size: Size
-    shards: "NDArray[np.int32]"
-    starts: "NDArray[np.int32]"
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """An opened stream, or what it has of one shape. `kind` is latents, images, or tars where there
-    is no manifest. `sizes` are the samples of each shard; of a part, of each that has some."""
+    """An opened stream, or a part of it. `kind` is latents, images, or tars where there is no
+    manifest. `sizes` are the samples of each shard; of a part, of each that has some."""
 
     store: Store
     kind: str
@@ -106,14 +98,14 @@ class Dataset:
     settings: Mapping[str, Any] = field(default_factory=dict)
     images: "Dataset | None" = None
     """What the latents are made from on the way, where they are not stored."""
-    part: ShapePart | None = None
-    """Where these are the samples of one shape alone."""
+    part: DatasetPart | None = None
+    """Where these are some samples of an opened stream, as those of one shape."""
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The arrays of a sample, the first members of it; none but in latent shards."""
-        if self.part is not None:
-            return fields_in_shape(self.settings, self.part.size)
+        if self.size is not None:
+            return fields_in_shape(self.settings, self.size)
         return fields_of(self.settings["layout"]) if self.kind == "latents" else ()
 
     @property
@@ -122,23 +114,26 @@ class Dataset:
         return self if self.part is None else self.part.whole
 
     @property
+    def size(self) -> Size | None:
+        """The shape of all these samples, where the dataset has shapes."""
+        return None if self.part is None else self.part.size
+
+    @property
     def place(self) -> str:
         """Which samples these are, for messages."""
         url = self.store.url
-        return url if self.part is None else f"{url} ({shape_name(self.part.size)})"
+        return url if self.size is None else f"{url} ({shape_name(self.size)})"
 
     @property
     def shape(self) -> ImageShape:
         """Of latents: that of all their images."""
         side = self.settings["resolution"]
-        width, height = (side, side) if self.part is None else self.part.size
+        width, height = self.size or (side, side)
         return ImageShape(height, width)
 
     def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Where samples lie: the number of the shard, and of the sample in its tar."""
-        if self.part is None:
-            return shards, indices
-        return self.part.shards[shards].astype(np.int64), indices + self.part.starts[shards]
+        return (shards, indices) if self.part is None else self.part.located(shards, indices)
 
     @cached_property
     def ends(self) -> Ints:
@@ -188,7 +183,7 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
             sizes=dataset.sizes,
             want=dataset.want,
             place=dataset.store.url,
-            part_of=None if dataset.part is None else numbers[dataset.whole],
+            part_of=None if dataset.size is None else numbers[dataset.whole],
         )
         for dataset in datasets
     )
@@ -227,7 +222,10 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
         return (_of_tars(store, want, buckets),)
     dataset = _of_manifest(store, manifest, want, buckets)
     shapes = shapes_of(manifest.settings)
-    return _in_shapes(dataset, shapes, manifest) if shapes else (dataset,)
+    if not shapes:
+        return (dataset,)
+    counts = _shape_counts(dataset, [shape_name(size) for size in shapes], manifest)
+    return in_shapes(dataset, shapes, counts)
 
 
 def _of_manifest(
@@ -264,29 +262,6 @@ def _of_manifest(
         want=want,
         settings=manifest.settings,
     )
-
-
-def _in_shapes(whole: Dataset, shapes: Sequence[Size], manifest: Manifest) -> tuple[Dataset, ...]:
-    """A dataset for each of the shapes of which it has samples."""
-    counts = _shape_counts(whole, [shape_name(size) for size in shapes], manifest)
-    starts = np.cumsum(counts, axis=1, dtype=np.int32) - counts
-    found = []
-    for number, size in enumerate(shapes):
-        own = np.ascontiguousarray(counts[:, number])
-        shards = np.flatnonzero(own).astype(np.int32)
-        if not len(shards):
-            continue
-        sizes = own[shards].astype(np.int64)
-        known = f"{whole.digest} {shape_name(size)} ".encode() + own.astype("<i4").tobytes()
-        made = replace(
-            whole,
-            sizes=sizes,
-            nbytes=round(whole.nbytes * (int(sizes.sum()) / whole.samples)),
-            digest=hashlib.sha256(known).hexdigest(),
-            part=ShapePart(whole, size, shards, starts[shards, number]),
-        )
-        found.append(made)
-    return tuple(found)
 
 
 def _shape_counts(whole: Dataset, shapes: Sequence[str], manifest: Manifest) -> "NDArray[np.int32]":

@@ -149,7 +149,7 @@ def load(
         seed=seed,
         window=window,
         run=run,
-        homogeneous=homogeneous or any(dataset.part for dataset in datasets),
+        homogeneous=homogeneous or any(dataset.size for dataset in datasets),
         shape_batch=shape_batch,
         epoch_steps=epoch_steps,
         also=effects.parameters,

@@ -183,7 +183,7 @@ def _groups(
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
-        _locate(plan.datasets, own)
+        locate(plan.datasets, own)
         if places is not None:
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
@@ -192,8 +192,8 @@ def _groups(
         done, count = done + count, min(2 * count, most)
 
 
-def _locate(datasets: Sequence[Dataset], found: Samples) -> None:
-    """What the order says of a shape's samples, as it is in their tars."""
+def locate(datasets: Sequence[Dataset], found: Samples) -> None:
+    """What the order says of the samples of parts, as it is in their tars."""
     for number, dataset in enumerate(datasets):
         if dataset.part is not None and (here := found.stream == number).any():
             where = dataset.located(found.shard[here], found.index[here])

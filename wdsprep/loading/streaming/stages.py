@@ -25,7 +25,7 @@ from wdsprep.encoding.step_batches import BatchEncoder
 from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.order import Samples
-from wdsprep.loading.serving import NOTHING, open_reader
+from wdsprep.loading.serving import NOTHING, locate, open_reader
 from wdsprep.loading.streaming.pieces import PIECE, PiecePlace, Pieces
 
 PackedPiece = dict[str, Any]
@@ -102,7 +102,10 @@ class DecodeStage:
         return batch
 
     def _found(self, step: int, rank: int) -> Samples:
-        return self._pieces.plan.order.step(step, rank=rank, world=self._pieces.plan.world)
+        plan = self._pieces.plan
+        found = plan.order.step(step, rank=rank, world=plan.world)
+        locate(plan.datasets, found)
+        return found
 
 
 class EncodeStage:

@@ -1,0 +1,143 @@
+"""Parts of a dataset: the samples of one shape, those that a condition leaves, or both.
+
+A part is a dataset of its own to the order: so many samples in each shard. Where these are in the
+tars it alone knows (`DatasetPart.located`): neighbours from one number on, or any numbers at all,
+which then lie in an array or in a file that is mapped.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.shapes import Size, shape_name
+from wdsprep.loading.order.chance import Ints
+
+if TYPE_CHECKING:
+    from wdsprep.loading.catalog import Dataset
+
+Numbers = NDArray[np.uint32]
+"""Of samples in their tars."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Positions:
+    """Some samples of each shard of a dataset, by their numbers in its tar: those of shard n stand
+    from starts[n] to starts[n + 1], and rise. The digest is of all of this."""
+
+    numbers: Numbers
+    starts: Ints
+    digest: str
+
+    @classmethod
+    def of(cls, each: Iterable[Numbers]) -> "Positions":
+        """From the numbers of each shard in turn; a shard of which nothing is wanted has none."""
+        found = [np.asarray(some, np.uint32) for some in each]
+        starts = np.cumsum([0, *map(len, found)])
+        numbers = np.concatenate([np.empty(0, np.uint32), *found])
+        return cls(numbers=numbers, starts=starts, digest=digest_of(starts, numbers))
+
+
+def digest_of(*arrays: NDArray[Any]) -> str:
+    """Of numbers, as they are on any machine."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    return found.hexdigest()
+
+
+class DatasetPart(NamedTuple):
+    """Some samples of a dataset: in which of its shards, and for each of them the number of the
+    first in the tar, from which on they are neighbours. Where there are `positions`, it is the
+    place of the first among these. `size` is the shape that all of them have, if it was asked."""
+
+    whole: "Dataset"
+    shards: NDArray[np.int32]
+    starts: "NDArray[np.int32] | Ints"
+    positions: Numbers | None = None
+    size: Size | None = None
+
+    def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Where samples of the part lie: the number of the shard, and of the sample in its tar."""
+        places = indices + self.starts[shards]
+        if self.positions is not None:
+            places = self.positions[places].astype(np.int64)
+        return self.shards[shards].astype(np.int64), places
+
+
+def in_shapes(
+    whole: "Dataset",
+    shapes: Sequence[Size],
+    counts: NDArray[np.int32],
+    positions: Positions | None = None,
+) -> "tuple[Dataset, ...]":
+    """A dataset for each of the shapes of which there are samples. `counts` has a row for each
+    shard: how many of each shape stand in it, one shape after the other; or how many in its
+    `positions`, which rise within a shape."""
+    starts: NDArray[np.int32] | Ints
+    starts = np.cumsum(counts, axis=1, dtype=np.int32) - counts
+    if positions is not None:
+        starts = starts + positions.starts[:-1, None]
+    found = []
+    for number, size in enumerate(shapes):
+        own = np.ascontiguousarray(counts[:, number])
+        shards = np.flatnonzero(own).astype(np.int32)
+        if not len(shards):
+            continue
+        numbers = None if positions is None else positions.numbers
+        part = DatasetPart(whole, shards, starts[shards, number], numbers, size)
+        known = f"{whole.digest} {shape_name(size)} ".encode() + own.astype("<i4").tobytes()
+        digest = hashlib.sha256(known).hexdigest()
+        found.append(_of_part(whole, part, own[shards].astype(np.int64), digest))
+    return tuple(found)
+
+
+def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":
+    """What a dataset has of these samples of `dataset.whole`; None where that is nothing. Its order
+    depends on the dataset's, and on all that is kept."""
+    part = dataset.part or DatasetPart(
+        dataset, np.arange(len(dataset.sizes), dtype=np.int32), np.zeros_like(dataset.sizes)
+    )
+    numbers, first, last = keep.numbers, keep.starts[part.shards], keep.starts[part.shards + 1]
+    if part.positions is not None:
+        numbers, first, last = _common(part, dataset.sizes, keep)
+    elif dataset.part is not None:
+        ends = part.starts + dataset.sizes
+        first, last = (_bisected(numbers, first, last, places) for places in (part.starts, ends))
+    left = np.flatnonzero(last > first)
+    if not len(left):
+        return None
+    made = DatasetPart(dataset.whole, part.shards[left], first[left], numbers, dataset.size)
+    digest = hashlib.sha256(f"{dataset.digest} {keep.digest}".encode()).hexdigest()
+    return _of_part(dataset, made, (last - first)[left], digest)
+
+
+def _of_part(dataset: "Dataset", part: DatasetPart, sizes: Ints, digest: str) -> "Dataset":
+    nbytes = round(dataset.nbytes * (int(sizes.sum()) / dataset.samples))
+    return replace(dataset, sizes=sizes, nbytes=nbytes, digest=digest, part=part)
+
+
+def _common(part: DatasetPart, sizes: Ints, keep: Positions) -> tuple[Numbers, Ints, Ints]:
+    """The numbers that a part has too, and where those of each of its shards begin and end."""
+    found = []
+    for shard, first, size in zip(part.shards, part.starts, sizes, strict=True):
+        own = part.positions[first : first + size] if part.positions is not None else ()
+        kept = keep.numbers[keep.starts[shard] : keep.starts[shard + 1]]
+        found.append(np.intersect1d(own, kept, assume_unique=True))
+    common = Positions.of(found)
+    return common.numbers, common.starts[:-1], common.starts[1:]
+
+
+def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
+    """Of each run of rising numbers, from low to high, where the first stands that is no less than
+    the wanted one: for all runs at once."""
+    while (is_open := low < high).any():
+        middle = (low + high) // 2
+        is_less = is_open.copy()
+        is_less[is_open] = numbers[middle[is_open]] < wanted[is_open]
+        low = np.where(is_less, middle + 1, low)
+        high = np.where(is_open & ~is_less, middle, high)
+    return low
