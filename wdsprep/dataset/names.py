@@ -82,6 +82,10 @@ def index_name(tar: str) -> str:
     return f"{tar}.idx"
 
 
+def rows_name(tar: str) -> str:
+    return f"{tar}.rows"
+
+
 def without_index(name: str) -> str:
     """The tar of an index; a tar is its own."""
     return name.removesuffix(".idx")

@@ -12,10 +12,11 @@ from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import SHAPE, Dataset
-from wdsprep.loading.effects import TEXTS, Effects
+from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
+from wdsprep.loading.taking import TEXTS, check_choices
 from wdsprep.text import examples, plural, whole
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class LoadPlan:
             raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
         if self.pad not in PADS:
             raise UsageError(f"pad {self.pad!r}: give one of {', '.join(PADS)}")
-        for dataset in self.datasets:
-            if self.pad == LONGEST and dataset.settings.get("pipeline") in BY_ZEROS:
+        for part in (part for dataset in self.datasets for part in dataset.beside):
+            if self.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
                 raise UsageError(
-                    f"{dataset.store.url}: the denoiser of {dataset.settings['pipeline']} has no "
+                    f"{part.store.url}: the denoiser of {part.settings['pipeline']} has no "
                     "mask, and wants zeros up to the full length: leave pad= out"
                 )
         if self.order.group % self.share and not self.raw:
@@ -69,9 +70,10 @@ class LoadPlan:
             )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
-            check_room(self.cache, max(dataset.sample_nbytes for dataset in self.datasets))
+            check_room(self.cache, max(dataset.served_nbytes for dataset in self.datasets))
         _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
         _check_flips(self.datasets, self.names, flip=self.effects.flip)
+        _check_captions(self.datasets, self.names, self.effects, raw=self.raw)
         for dataset in self.datasets:
             if not self.raw:
                 _check_alike(
@@ -184,7 +186,7 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
     """Refuse to leave out captions where a batch can have none."""
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
-    has_texts = has_texts or any(text_fields(dataset.fields) for dataset in datasets)
+    has_texts = has_texts or any(text_fields(dataset.served) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
         raise UsageError(
             f"{datasets[0].store.url} was made with --text none: leave out drop_text, or ask for "
@@ -199,10 +201,33 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
                 f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
                 "latent, with flip="
             )
-        if flip and FLIPPED not in {field.name for field in dataset.fields}:
+        if flip and FLIPPED not in {field.name for field in dataset.served}:
             raise UsageError(
                 f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
                 "with --flip"
+            )
+
+
+def _check_captions(
+    datasets: tuple[Dataset, ...], names: tuple[str, ...], effects: Effects, *, raw: bool
+) -> None:
+    """Refuse captions that cannot be picked, or of which a mask would not say whose it is."""
+    if effects.captions and raw:
+        raise UsageError("captions= picks what a batch has: leave out raw=")
+    if effects.paths and {*TEXTS}.isdisjoint(names):
+        raise UsageError(
+            "captions= picks texts here, and none is wanted: join text datasets of these names, or "
+            'ask for "txt" in fields='
+        )
+    for dataset in datasets:
+        if any(effects.choices):
+            check_choices(dataset, names, effects.choices)
+        variable = [short(field.name) for field in dataset.served if field.is_variable]
+        wanted = [name for name in variable if name in names]
+        if len(wanted) > 1 or (len(variable) > 1 and not wanted and short(MASK) in names):
+            raise UsageError(
+                f"{dataset.place} and what is joined to it have {' and '.join(variable)} of true "
+                "length, and a batch has one mask: ask for one of them in fields="
             )
 
 
@@ -227,17 +252,16 @@ def names_of(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
     """What a batch holds; where streams differ, what any of them has."""
-    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.fields))
+    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.served))
+    if any(field.is_variable for dataset in datasets for field in dataset.served):
+        arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
     if datasets[0].kind == "latents":
-        if any(field.is_variable for dataset in datasets for field in dataset.fields):
-            arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
         straight = (name for name in arrays if name != short(FLIPPED))
         usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
     else:
-        usual, known = OF_IMAGES, {"image", *OF_ALL}
-        if pixels:
-            usual, known = ("pixels", *OF_IMAGES[1:]), {"pixels", *known}
+        first = "pixels" if pixels else OF_IMAGES[0]
+        usual, known = (first, *arrays, *OF_IMAGES[1:]), {first, "image", *arrays, *OF_ALL}
     if fields is None:
         return usual
     given = (fields,) if isinstance(fields, str) else fields

@@ -21,13 +21,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS, MANIFEST, index_name, latent_shard
@@ -44,9 +43,16 @@ from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
 from wdsprep.text import command, plural
 
+if TYPE_CHECKING:
+    from wdsprep.loading.joining import Joined
+
 SHAPE = "shape"
 """What a batch calls the shape that its images have."""
 _log = logging.getLogger("wdsprep")
+
+
+Place = str | os.PathLike[str]
+Places = Place | Sequence[Place]
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Stream:
 
     At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
     comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
-    default each sample comes once. `buckets` names the folders to take, by default all.
+    default each sample comes once. `buckets` names the folders to take, by default all. `join`
+    names datasets of the same images, whose arrays stand beside those of this one.
     """
 
     url: "str | os.PathLike[str]"
@@ -67,11 +74,12 @@ class Stream:
     repeat: float | None = None
     count: int | None = None
     buckets: Sequence[str | int] | str | int | None = None
+    join: "Places" = ()
 
     def __repr__(self) -> str:
         """What was given, as it may be typed again."""
         named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
-        parts = [f"{name}={value!r}" for name, value in named if value is not None]
+        parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
 
@@ -100,6 +108,15 @@ class Dataset:
     """What the latents are made from on the way, where they are not stored."""
     part: DatasetPart | None = None
     """Where these are some samples of an opened stream, as those of one shape."""
+    made_of: tuple[str, ...] = ()
+    """Of each shard, the digest of the image shard that it is made of, or that it is."""
+    inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Of each shard, the samples of that image shard that were looked at, where something is to be
+    joined."""
+    join: tuple[str, ...] = ()
+    """Where the datasets are that are to stand beside it."""
+    joined: "tuple[Joined, ...]" = ()
+    """The datasets whose arrays stand beside these."""
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -107,6 +124,27 @@ class Dataset:
         if self.size is not None:
             return fields_in_shape(self.settings, self.size)
         return fields_of(self.settings["layout"]) if self.kind == "latents" else ()
+
+    @property
+    def beside(self) -> "tuple[Dataset, ...]":
+        """The datasets that its samples are of: itself, and what is joined."""
+        return self, *(joined.dataset for joined in self.joined)
+
+    @cached_property
+    def served(self) -> tuple[Field, ...]:
+        """The arrays of a sample in a batch: its own, then those of what is joined. One of a name
+        that is there already takes its place."""
+        last = {field.name: part for part in self.beside for field in part.fields}
+        return tuple(f for part in self.beside for f in part.fields if last[f.name] is part)
+
+    @property
+    def latents(self) -> "Dataset":
+        """The one of those whose latents a batch has."""
+        names = [{field.name for field in part.fields} for part in self.beside]
+        return next(
+            (p for p, own in zip(self.beside[::-1], names[::-1], strict=True) if LATENT in own),
+            self,
+        )
 
     @property
     def whole(self) -> "Dataset":
@@ -127,7 +165,7 @@ class Dataset:
     @property
     def shape(self) -> ImageShape:
         """Of latents: that of all their images."""
-        side = self.settings["resolution"]
+        side = self.latents.settings["resolution"]
         width, height = self.size or (side, side)
         return ImageShape(height, width)
 
@@ -155,18 +193,23 @@ class Dataset:
         return max(1, self.nbytes // self.samples)
 
     @property
+    def served_nbytes(self) -> int:
+        """The same with what stands beside."""
+        return sum(part.sample_nbytes for part in self.beside)
+
+    @property
     def has_moments(self) -> bool:
-        return self.settings.get("latents") == "moments"
+        return self.latents.settings.get("latents") == "moments"
 
     @property
     def arrays(self) -> tuple[object, ...]:
         """What decides the shapes of arrays in a batch of it."""
-        return self.fields, self.has_moments and self.patch
+        return self.served, self.has_moments and self.patch
 
     @property
     def patch(self) -> int:
         """The cells a side that latents have as channels."""
-        return int(self.settings.get("patch", 1))
+        return int(self.latents.settings.get("patch", 1))
 
     def urls(self) -> list[str]:
         """Of a folder from the root on, wherever the program goes."""
@@ -192,9 +235,22 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
-def open_all(streams: Streams) -> tuple[Dataset, ...]:
-    """The datasets behind what `load` was given; of those with shapes, each shape's samples."""
-    return tuple(chain.from_iterable(map(load_datasets, as_streams(streams))))
+def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
+    """The datasets behind what `load` was given; of those with shapes, each shape's samples. All
+    have these to be joined, beside their own."""
+    found: list[Dataset] = []
+    for each in as_streams(streams):
+        both = (*places_of(each.join), *places_of(join))
+        found += load_datasets(replace(each, join=both) if both else each)
+    return tuple(found)
+
+
+def places_of(join: Places) -> tuple[str, ...]:
+    """Of what is to be joined."""
+    given: list[Any] = [join] if isinstance(join, str | os.PathLike) else [*join]
+    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
+        raise UsageError(f"join: {wrong[0]!r} is no dataset: give paths or URLs")
+    return tuple(str(os.fspath(each)) for each in given)
 
 
 def as_streams(streams: Streams) -> list[Stream]:
@@ -219,8 +275,14 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        return (_of_tars(store, want, buckets),)
-    dataset = _of_manifest(store, manifest, want, buckets)
+        return (_of_tars(store, want, buckets, places_of(stream.join)),)
+    if not manifest.complete:
+        what = f"{store.url} is not complete"
+        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
+    dataset = of_manifest(store, manifest, want, buckets)
+    dataset = replace(dataset, join=places_of(stream.join))
+    if dataset.join:
+        dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)
@@ -228,9 +290,10 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     return in_shapes(dataset, shapes, counts)
 
 
-def _of_manifest(
-    store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None"
+def of_manifest(
+    store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
+    """The dataset that the manifest in a store tells of."""
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
@@ -248,9 +311,6 @@ def _of_manifest(
         raise UsageError(
             f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
         )
-    if not manifest.complete:
-        what = f"{store.url} is not complete"
-        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
     return Dataset(
         store=store,
         kind=manifest.dataset,
@@ -258,10 +318,20 @@ def _of_manifest(
         contents=tuple(shard.digest for shard in shards),
         sizes=np.array([shard.samples for shard in shards], np.int64),
         nbytes=sum(shard.nbytes for shard in shards),
-        digest=_digest((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
+        digest=digest_of((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
         want=want,
         settings=manifest.settings,
+        made_of=tuple(made_of[shard.name] for shard in shards),
     )
+
+
+def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
+    """Of each shard of a dataset, the samples of the image shard that receipts count."""
+    if dataset.kind != "latents":
+        return dataset.sizes
+    columns = map(manifest.ledger.column, ("unit", "inputs"))
+    found = {latent_shard(unit): count for unit, count in zip(*columns, strict=True)}
+    return np.array([found[name] for name in dataset.names], np.int64)
 
 
 def _shape_counts(whole: Dataset, shapes: Sequence[str], manifest: Manifest) -> "NDArray[np.int32]":
@@ -294,19 +364,24 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def _digest(parts: Iterable[tuple[str, int, str | int]]) -> str:
+def digest_of(parts: Iterable[tuple[str, int, str | int]]) -> str:
+    """By what a dataset is known: of each shard its name, its samples, and what tells of these."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
-def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """The latents that images will be: those of the phase, in the order of the stored ones."""
+def to_encode(images: Dataset, resolution: int) -> Dataset:
+    """The images of the phase, in the order of their latents."""
     if images.kind != "images":
         raise UsageError(
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
             '"wdsprep pack" has made'
         )
-    chosen = of_phase(images, settings["resolution"])
-    return replace(chosen, kind="latents", settings=settings, images=chosen)
+    return of_phase(images, resolution)
+
+
+def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """The latents that images will be."""
+    return replace(images, kind="latents", settings=settings, images=images)
 
 
 def of_phase(images: Dataset, resolution: int) -> Dataset:
@@ -322,9 +397,11 @@ def of_phase(images: Dataset, resolution: int) -> Dataset:
     sizes = images.sizes[chosen]
     contents = tuple(images.contents[n] for n in chosen)
     share = int(sizes.sum()) / images.samples
-    digest = _digest(zip(names, sizes.tolist(), contents, strict=True))
+    digest = digest_of(zip(names, sizes.tolist(), contents, strict=True))
     return replace(
         images,
+        made_of=contents,
+        inputs=sizes,
         names=names,
         sizes=sizes,
         contents=contents,
@@ -333,7 +410,9 @@ def of_phase(images: Dataset, resolution: int) -> Dataset:
     )
 
 
-def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
+def _of_tars(
+    store: Store, want: Want, buckets: "frozenset[str] | None", join: tuple[str, ...]
+) -> Dataset:
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
@@ -363,8 +442,9 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
         sizes=np.array(sizes, np.int64),
         nbytes=sum(nbytes),
-        digest=_digest(zip(names, sizes, nbytes, strict=True)),
+        digest=digest_of(zip(names, sizes, nbytes, strict=True)),
         want=want,
+        join=join,
     )
 
 

@@ -1,11 +1,12 @@
-"""What chance does to a batch on its way: noise for moments, mirror images, no captions.
+"""What chance does to a batch on its way: noise for moments, mirror images, other or no captions.
 
 Chance is a function of the step, the place in the global batch and the key. So it is the same for
 any number of ranks and threads, and after a resume; each pass over the data gets its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,21 +24,24 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
-from wdsprep.loading.order.chance import draw, key_of
+from wdsprep.loading.order.chance import Ints, Words, draw, key_of
+from wdsprep.loading.taking import TEXTS, check_once, givers
 from wdsprep.text import real
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Prepared
 
 
-TEXTS = ("txt", "caption")
+NAMED = 8  # joined datasets that a state lists one by one
 Empty = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
     """`drop_text` is the rate at which captions are left out, `flip` that at which images are
-    mirrored, `pixels` the side of a crop."""
+    mirrored, `pixels` the side of a crop. `captions` are names with their weights, of which each
+    sample has one by chance: of text datasets, or of places in the json. `empty` are the arrays of
+    the empty caption, by stream and choice."""
 
     datasets: tuple[Dataset, ...]
     seed: int
@@ -47,7 +51,8 @@ class Effects:
     pixels: int = 0
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
-    empty: tuple[Empty, ...] = field(default=())
+    captions: tuple[tuple[str, float], ...] = ()
+    empty: tuple[tuple[Empty, ...], ...] = field(default=())
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -56,7 +61,51 @@ class Effects:
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
         flip = {"flip": self.flip} if self.flip else {}
-        return {"drop_text": self.drop_text, "pixels": self.pixels} | flip | latents | area
+        shown = ", ".join(f"{name} {weight:g}" for name, weight in self.captions)
+        picked = {"captions": shown} if shown else {}
+        usual = {"drop_text": self.drop_text, "pixels": self.pixels}
+        return usual | flip | latents | area | picked | self._described
+
+    @property
+    def joined(self) -> "dict[str, Dataset]":
+        """What stands beside the streams, by what a state calls it."""
+        each = dict.fromkeys(part for d in self.datasets for part in d.beside[1:])
+        return {f"joined {number}": part for number, part in enumerate(each)}
+
+    @property
+    def _described(self) -> dict[str, str]:
+        lines = {
+            name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
+            for name, d in self.joined.items()
+        }
+        if len(lines) > NAMED:
+            return {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
+        return lines
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The captions that have datasets of their own, or one without a name."""
+        names = tuple(name for name, _ in self.captions)
+        return names if names and _have_arrays(self.datasets) else ("",)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The places in the json that captions are picked among."""
+        names = tuple(name for name, _ in self.captions)
+        return () if _have_arrays(self.datasets) else names
+
+    def picked(self, step: int, first: int, count: int) -> Ints:
+        """The number of the captions that each row has, from this place of the global batch on."""
+        places = np.arange(count) + (step * self.global_batch + first)
+        chance = draw(key_of("captions", self.seed), places)
+        return np.searchsorted(self._bounds, chance, side="right")
+
+    @cached_property
+    def _bounds(self) -> Words:
+        """Where among 64-bit numbers the part of each but the last ends."""
+        ends = np.cumsum([weight for _, weight in self.captions]).tolist()
+        words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
+        return np.array(words, np.uint64)
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
@@ -98,13 +147,15 @@ class Effects:
         z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
         latent = batch.out[short(LATENT)][some]
         for number in set(batch.stream[some]):
-            settings = self.datasets[number].settings
+            settings = self.datasets[number].latents.settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
             latent[own] = normalised(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
         for row in self.dropped(batch, rows):
-            for name, array in (self.empty[batch.stream[row]] if self.empty else {}).items():
+            choice = batch.choice[row] if len(self.choices) > 1 else 0
+            empty = self.empty[batch.stream[row]][choice] if self.empty else {}
+            for name, array in empty.items():
                 batch.put(name, row, array[None])
             for name in TEXTS:
                 if name in batch.out:
@@ -136,6 +187,7 @@ def effects_of(
     flip: float,
     pixels: int,
     max_area: int,
+    captions: Mapping[str, float] | None = None,
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
     if not 0 <= real("drop_text", drop_text) <= 1:
@@ -144,7 +196,7 @@ def effects_of(
         raise UsageError(f"flip {flip}: a rate is from 0 to 1")
     if pixels < 0:
         raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
-    return Effects(
+    effects = Effects(
         datasets=datasets,
         seed=seed,
         global_batch=global_batch,
@@ -152,13 +204,45 @@ def effects_of(
         flip=float(flip),
         pixels=pixels,
         max_area=max_area,
-        empty=_empties(datasets) if drop_text and not datasets[0].images else (),
+        captions=_weighed(captions or {}),
     )
+    for dataset in datasets:
+        check_once(dataset, [name for name in effects.choices if name])
+    return replace(effects, empty=_empties(effects)) if drop_text else effects
 
 
-def _empties(datasets: tuple[Dataset, ...]) -> tuple[Empty, ...]:
-    known = {whole: empty_of(whole) for whole in dict.fromkeys(d.whole for d in datasets)}
-    return tuple(known[dataset.whole] for dataset in datasets)
+def _weighed(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Those that are ever picked, in one order however they were given."""
+    if not isinstance(captions, Mapping):
+        raise UsageError(f"captions {captions!r}: give weights by name, as {{'alt': 1, 'long': 4}}")
+    for name, weight in captions.items():
+        if not 0 <= real(f"the weight of captions {name!r}", weight) < float("inf"):
+            raise UsageError(f"captions {name!r}: {weight} is no weight: give 0 or more")
+    found = tuple((name, float(captions[name])) for name in sorted(captions) if captions[name])
+    if captions and not found:
+        raise UsageError("captions: all weights are 0: give one that is more")
+    return found
+
+
+def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
+    return any(text_fields(dataset.served) for dataset in datasets)
+
+
+def _empties(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
+    """What is made on the way has its own from elsewhere."""
+    known: dict[Dataset, Empty] = {}
+
+    def of(dataset: Dataset, choice: str) -> Empty:
+        found: Empty = {}
+        for name, slot in givers(dataset, choice)[0].items():
+            part = dataset.beside[slot].whole
+            if slot or not dataset.images:
+                if part not in known:
+                    known[part] = empty_of(part)
+                found |= {name: known[part][name]} if name in known[part] else {}
+        return found
+
+    return tuple(tuple(of(d, choice) for choice in effects.choices) for d in effects.datasets)
 
 
 def empty_of(dataset: Dataset) -> Empty:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from wdsprep.cpus import usable_cpus
@@ -29,11 +30,19 @@ from wdsprep.encoding.tee import Tee
 from wdsprep.errors import FormatError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LONGEST, LoadPlan
-from wdsprep.loading.effects import TEXTS
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Arrays, Batch, Memory
+from wdsprep.loading.order import Samples
 from wdsprep.loading.reading import ATTEMPTS, Reader
-from wdsprep.loading.serving import filled, open_reader
+from wdsprep.loading.serving import (
+    NOTHING,
+    close_shelves,
+    filled,
+    open_reader,
+    open_shelves,
+    wanted_of,
+)
+from wdsprep.loading.taking import TEXTS
 
 BEGUN = 2  # steps that the device has
 READY = 2  # finished steps that wait for the trainer
@@ -109,12 +118,17 @@ def _row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
 
 def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
     """How the images are read that a plan wants to have as latents."""
-    images = tuple(dataset.images for dataset in plan.datasets if dataset.images is not None)
+    images = tuple(
+        replace(dataset.images, joined=())
+        for dataset in plan.datasets
+        if dataset.images is not None
+    )
     settings = plan.datasets[0].settings
     effects = replace(
         plan.effects,
         datasets=images,
         drop_text=0.0,
+        captions=(),
         pixels=settings["resolution"],
         max_area=settings.get("max_area", MAX_AREA),
         max_nbytes=settings.get("max_bytes", MAX_NBYTES),
@@ -130,14 +144,17 @@ class BatchLayout:
     def __init__(self, plan: LoadPlan) -> None:
         self._effects, self._pad = plan.effects, plan.pad
         self._fields = plan.datasets[0].fields
-        memory = Memory(pin=plan.pinned, keep=2 * (READY + 4))
+        shelves = open_shelves(plan) if any(d.joined for d in plan.datasets) else ()
         self._reader = Reader(
             datasets=plan.datasets,
-            shelves=(),
+            shelves=shelves,
             names=plan.names,
             effects=plan.effects,
-            memory=memory,
+            memory=Memory(pin=plan.pinned, keep=2 * (READY + 4)),
         )
+        own = (taking for takings in self._reader.takings for taking in takings[0] if taking)
+        self._own = {name for taking in own for name in taking.names}
+        weakref.finalize(self, close_shelves, shelves)
 
     def batch(
         self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Mapping[str, Arrays]] = ()
@@ -149,17 +166,32 @@ class BatchLayout:
             made.keys[number] = row.key
             facts = facts_of(row.key, row.sample, row.result, is_packed=True)
             for member, array in arrays_of(self._fields, facts, row.result).items():
-                made.put(short(member), number, array[None])
+                if short(member) in self._own:
+                    made.put(short(member), number, array[None])
             self._put_texts(made, number, row, facts)
         start = 0
         for arrays in runs:
             for member, some in arrays.items():
-                made.put(short(member), start, some)
+                if short(member) in self._own:
+                    made.put(short(member), start, some)
             start += len(some)
+        self._read_beside(made)
         self._effects.finish(made, range(len(made)))
         if self._pad == LONGEST:
             made.shorten()
         return made
+
+    def _read_beside(self, made: Batch) -> None:
+        """What is joined is stored, and read here."""
+        if not made.beside:
+            return
+        where = (np.array(numbers, np.int64) for numbers in (made.stream, made.shard, made.index))
+        stream, shard, index = where
+        samples = Samples(stream=stream, shard=shard, index=index)
+        choice = np.array(made.choice) if made.choice else None
+        for shelf, wanted in wanted_of(self._reader, samples, choice, first=1).items():
+            shelf.expect(wanted, NOTHING)
+        self._reader.fill_beside(made)
 
     def _put_texts(
         self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
@@ -254,7 +286,10 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
 
 
 def with_empty(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
-    """Where captions are dropped, what the empty one becomes, by the members' names."""
+    """Where captions are dropped, what the empty one becomes, by the members' names. What is joined
+    has its own."""
     arrays = {short(name): array for name, array in empty.items()}
-    known = (arrays,) * len(plan.datasets) if arrays else ()
+    known = tuple(
+        tuple(arrays | joined for joined in by_choice) for by_choice in plan.effects.empty
+    )
     return replace(plan, effects=replace(plan.effects, empty=known))

@@ -44,8 +44,17 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Streams, of_phase, open_all, order_streams, to_be_encoded
+from wdsprep.loading.catalog import (
+    Places,
+    Streams,
+    of_phase,
+    open_all,
+    order_streams,
+    to_be_encoded,
+    to_encode,
+)
 from wdsprep.loading.effects import effects_of
+from wdsprep.loading.joining import joined
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
 from wdsprep.loading.shelves.cache import cache_dir
@@ -65,6 +74,7 @@ def load(
     streams: Streams,
     *,
     global_batch: int,
+    join: Places = (),
     encode: "Encode | None" = None,
     tee: str = "",
     seed: int = 0,
@@ -76,6 +86,7 @@ def load(
     raw: bool = False,
     pixels: int = 0,
     max_area: int = MAX_AREA,
+    captions: Mapping[str, float] | None = None,
     drop_text: float = 0.0,
     flip: float = 0.0,
     homogeneous: bool = False,
@@ -101,8 +112,11 @@ def load(
     `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
     with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
-    samples one by one, as webdataset has them. `drop_text` is the rate at which captions become the
-    empty one, `flip` that at which latents are those of mirror images. `homogeneous` keeps a step
+    samples one by one, as webdataset has them. `join` names datasets of the same images whose
+    arrays stand beside these, and `captions` weights by which each sample has one of several
+    captions: those of text datasets by their names, or texts in the json. `drop_text` is the rate
+    at which captions become the empty one, `flip` that at which latents are those of mirror images.
+    `homogeneous` keeps a step
     to one stream, or to one shape of it where it has several, and `shape_batch` only so many
     neighbours in a step, a multiple of what a rank gets. `window` is how far the order shuffles
     inside a shard, and `run` how many neighbours stay together there, as one request to S3.
@@ -115,13 +129,13 @@ def load(
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
     """
-    is_plain = not (pixels or drop_text or flip or pin) and pad == FULL
+    is_plain = not (pixels or captions or drop_text or flip or pin) and pad == FULL
     if raw and not (is_plain and fields is None and device is None):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
     pixels, step = whole("pixels", pixels), whole("step", step)
     threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
-    datasets = open_all(streams)
+    datasets = open_all(streams, join)
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
@@ -130,9 +144,13 @@ def load(
             encoding = encoding.in_form(form_there(tee))
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
-        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+        resolution = encoding.settings["resolution"]
+        datasets = tuple(to_encode(each, resolution) for each in datasets)
     if pixels > 0:
         datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
+    datasets = joined(datasets)
+    if encoding is not None:
+        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,
@@ -142,6 +160,7 @@ def load(
         flip=flip,
         pixels=pixels,
         max_area=max_area,
+        captions=captions,
     )
     order = Order(
         streams=order_streams(datasets),
@@ -153,6 +172,7 @@ def load(
         shape_batch=shape_batch,
         epoch_steps=epoch_steps,
         also=effects.parameters,
+        also_places={name: each.store.url for name, each in effects.joined.items()},
     )
     rank, world = placed(rank, world_size)
     order.check(step, rank=rank, world=world)

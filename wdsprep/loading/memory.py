@@ -64,8 +64,10 @@ class Batch:
     `moments` what a latent is yet to be sampled from. `flipped` are the latents of mirror images,
     where some rows take theirs. `variable` is what `out` calls the array of variable length, if
     that or its mask is wanted; `lengths` are those of its rows, and `padded` is where they lie.
-    `refused` are samples that gave their place to others: by shard and index, and what `encode`
-    says of them, or None where that is a damaged shard."""
+    `choice` is the number of the captions that each row has, where they are picked by chance, and
+    `beside` where the samples are that stand beside each row's: of each joined dataset in turn the
+    shards and the numbers in them. `refused` are samples that gave their place to others: by shard
+    and index, and what `encode` says of them, or None where that is a damaged shard."""
 
     step: int
     first: int
@@ -80,6 +82,8 @@ class Batch:
     variable: str = ""
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None
+    choice: list[int] = field(default_factory=list)
+    beside: list[tuple[list[int], list[int]]] = field(default_factory=list)
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:

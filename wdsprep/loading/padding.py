@@ -25,9 +25,9 @@ class PaddedRows:
         self.row_nbytes = field.array_nbytes
         self.rows, self._used, self._dirty = rows, used, used.copy()
 
-    def open(self, rows: range) -> None:
+    def open(self, rows: Sequence[int]) -> None:
         """Until it is closed, any byte of a row may be other than zero."""
-        some = slice(rows.start, rows.stop)
+        some = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         self._dirty[some] = self._used[some]
         self._used[some] = self.row_nbytes
 

@@ -89,10 +89,15 @@ def in_shapes(
             continue
         numbers = None if positions is None else positions.numbers
         part = DatasetPart(whole, shards, starts[shards, number], numbers, size)
-        known = f"{whole.digest} {shape_name(size)} ".encode() + own.astype("<i4").tobytes()
-        digest = hashlib.sha256(known).hexdigest()
+        digest = of_shape(whole.digest, size, own)
         found.append(_of_part(whole, part, own[shards].astype(np.int64), digest))
     return tuple(found)
+
+
+def of_shape(digest: str, size: Size, counts: NDArray[np.int32]) -> str:
+    """The digest of a shape's samples, by the whole dataset's and how many each shard has."""
+    known = f"{digest} {shape_name(size)} ".encode() + counts.astype("<i4").tobytes()
+    return hashlib.sha256(known).hexdigest()
 
 
 def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":

@@ -9,12 +9,17 @@ which needs no lock of the interpreter; a tenth is checking headers.
 An array of variable length is read as far as the sample or its row goes, and with it what stands
 behind it in the sample. The header says what of that is the array: the rest is taken out if it is
 wanted, and zeros take its place.
+
+Of datasets that are joined, the samples that stand beside each other are read one dataset after the
+other, into the same rows. What is taken of which is decided beforehand (`Taking`).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,55 +27,77 @@ import torch
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.catalog import SHAPE, Dataset
-from wdsprep.loading.effects import TEXTS, Effects
-from wdsprep.loading.grid import Grid, grid_of, short
+from wdsprep.loading.effects import Effects
+from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
+from wdsprep.loading.taking import TEXTS, Taking, Takings, takings_of
+from wdsprep.loading.worker_memory import Bytes
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
+BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
+DAMAGED_JSON = "its json is damaged"
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 _log = logging.getLogger("wdsprep")
 
 
+class Fault(NamedTuple):
+    """Why a sample cannot be served, the tar that is to blame, and the sample's number there."""
+
+    reason: str
+    tar: str
+    number: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """Reads rows of some datasets. `names` is what a batch is to hold, beside arrays and key;
-    `scratch` is where headers are read to."""
+    """Reads rows of some datasets. `shelves` are of each its own, and those of what is joined to
+    it. `names` is what a batch is to hold, beside arrays and key; `scratch` is where headers are
+    read to."""
 
     datasets: tuple[Dataset, ...]
-    shelves: tuple[Shelf, ...]
+    shelves: tuple[tuple[Shelf, ...], ...]
     names: tuple[str, ...]
     effects: Effects
     memory: Memory
     raw: bool = False
     skip_missing: bool = False
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
+    takings: tuple[Takings, ...] = ()
     _told: set[tuple[str, int]] = field(default_factory=set)
     _missing: dict[int, set[int]] = field(default_factory=dict)
     """The shards of each stream that are known to be missing."""
+
+    def __post_init__(self) -> None:
+        names, choices = self.names, self.effects.choices
+        made = (takings_of(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
+        object.__setattr__(self, "takings", tuple(made))
 
     def begin(self, batch: Batch) -> Batch:
         """Make room for what is to be read."""
         count = len(batch)
         batch.keys = [""] * count
+        if self.effects.captions:
+            batch.choice = self.effects.picked(batch.step, batch.first, count).tolist()
+        self._begin_beside(batch)
         if self.raw:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        for item in dataset.fields:
+        for item in dataset.served:
             self._begin_array(batch, item)
         if self.effects.pixels and "pixels" in self.names:
             side = self.effects.pixels
@@ -91,6 +118,23 @@ class Reader:
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
+    def _begin_beside(self, batch: Batch) -> None:
+        """Find the samples that stand beside."""
+        if self._slots == 1:
+            return
+        own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
+        stream = np.array(batch.stream, np.int64)
+        places = [(own[0].copy(), own[1].copy()) for _ in range(self._slots - 1)]
+        for number in set(batch.stream):
+            here = stream == number
+            for found, joined in zip(places, self.datasets[number].joined, strict=False):
+                found[0][here], found[1][here] = joined.located(own[0][here], own[1][here])
+        batch.beside = [(shards.tolist(), indices.tolist()) for shards, indices in places]
+
+    @cached_property
+    def _slots(self) -> int:
+        return max(map(len, self.takings))
+
     @property
     def _flips(self) -> bool:
         return self.effects.flip > 0 and short(LATENT) in self.names
@@ -108,7 +152,7 @@ class Reader:
         if short(MASK) in self.names:
             made = self.memory.take(len(batch) * item.shape[0])
             batch.out[short(MASK)] = made.view(torch.bool).view(len(batch), -1)
-        if {name, short(MASK)} & {*self.names}:
+        if name in self.names or (short(MASK) in self.names and not batch.variable):
             batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
 
     def _begin_tensor(
@@ -121,30 +165,65 @@ class Reader:
     def fill(self, batch: Batch, rows: range) -> None:
         """Read these rows. A damaged sample gives its place to another one of its stream, which
         depends on nothing but the damaged one."""
-        whole = self.raw or not self.datasets[batch.stream[0]].fields
-        read = self._read_whole if whole else self._read_arrays
-        faults = read(batch, rows)
-        if faults:
-            self._replace(batch, faults, read)
+        if faults := self._read(batch, rows):
+            self._replace(batch, faults)
         self.effects.finish(batch, rows)
 
-    def _replace(
-        self,
-        batch: Batch,
-        faults: dict[int, str],
-        read: Callable[[Batch, range], dict[int, str]],
-    ) -> None:
+    def fill_beside(self, batch: Batch) -> None:
+        """Read what stands beside rows that are there already, with their keys."""
+        for top in range(0, len(batch) if self._slots > 1 else 0, BESIDE_AT_ONCE):
+            rows = range(top, min(top + BESIDE_AT_ONCE, len(batch)))
+            for row, fault in self._read(batch, rows, first=1).items():
+                raise FormatError(
+                    f"{fault.tar}: sample {fault.number}, which is joined to {batch.keys[row]}, "
+                    f"cannot be served ({fault.reason}), and its image has been encoded by now: "
+                    f"run {command('verify', fault.tar.rpartition('/')[0].rpartition('/')[0])}"
+                )
+
+    def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
+        """From this slot on."""
+        faults: dict[int, Fault] = {}
+        for slot in range(first, self._slots):
+            for taking, own in self._taken(batch, rows, slot, faults):
+                read = self._read_whole if taking.is_whole else self._read_arrays
+                faults |= read(batch, rows, slot, taking, own)
+        return faults
+
+    def _taken(
+        self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
+    ) -> Iterator[tuple[Taking, Sequence[int]]]:
+        """Of what is to be read of a slot, each kind with the rows that it is read for."""
+        streams = {*batch.stream[rows.start : rows.stop]}
+        is_picked = len(self.effects.choices) > 1
+        kinds = {taking for n in streams for taking in self._by_choice(n, slot)}
+        if len(kinds) == 1 and not faults:
+            taking = kinds.pop()
+            if taking is not None:
+                yield taking, rows
+            return
+        found: dict[Taking, list[int]] = {}
+        for row in rows:
+            taking = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
+            if taking is not None and row not in faults:
+                found.setdefault(taking, []).append(row)
+        yield from found.items()
+
+    def _by_choice(self, stream: int, slot: int) -> tuple[Taking | None, ...]:
+        takings = self.takings[stream]
+        return takings[slot] if slot < len(takings) else (None,) * len(self.effects.choices)
+
+    def _replace(self, batch: Batch, faults: dict[int, Fault]) -> None:
         """Put other samples in these rows, and others again until all are sound."""
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
-            for row, reason in faults.items():
-                self._tell(batch, row, reason)
-                damaged[row] += reason != MISSING
+            for row, fault in faults.items():
+                self._tell(batch, row, fault)
+                damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise FormatError(self._lost(batch, row, reason))
+                    raise FormatError(self._lost(batch, row, fault.reason))
                 drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
-            again = [read(batch, range(row, row + 1)) for row in faults]
+            again = [self._read(batch, range(row, row + 1)) for row in faults]
             faults = {row: why for some in again for row, why in some.items()}
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
@@ -164,8 +243,16 @@ class Reader:
             drawn += 1
             if shard not in missing:
                 batch.shard[row], batch.index[row] = shard, index
+                self._move_beside(batch, row)
                 return drawn
         raise NotFoundError(f"{dataset.place}: all its shards are missing")
+
+    def _move_beside(self, batch: Batch, row: int) -> None:
+        own = np.array([batch.shard[row]]), np.array([batch.index[row]])
+        joined = self.datasets[batch.stream[row]].joined
+        for (shards, indices), each in zip(batch.beside, joined, strict=False):
+            shard, index = each.located(*own)
+            shards[row], indices[row] = int(shard[0]), int(index[0])
 
     def _draw(self, stream: int, wanted: tuple[int, int], attempt: int) -> tuple[int, int]:
         dataset = self.datasets[stream]
@@ -183,15 +270,17 @@ class Reader:
         what = f"{ATTEMPTS} samples in a row cannot be served, the last ({reason})"
         return f"{dataset.place}: {what}{hint}"
 
-    def _name(self, batch: Batch, row: int) -> str:
-        dataset = self.datasets[batch.stream[row]]
-        return f"{dataset.store.url}/{dataset.names[batch.shard[row]]}"
+    def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
+        """The tar that a row is read from, and the number of the sample in it."""
+        dataset = self.datasets[batch.stream[row]].beside[slot]
+        shards, indices = (batch.shard, batch.index) if not slot else batch.beside[slot - 1]
+        return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
 
-    def _tell(self, batch: Batch, row: int, reason: str) -> None:
+    def _tell(self, batch: Batch, row: int, fault: Fault) -> None:
         """Once a sample, or once for all of a missing shard."""
-        shard, index, name = batch.shard[row], batch.index[row], self._name(batch, row)
+        reason, name, index = fault
         if reason == MISSING:
-            self._missing.setdefault(batch.stream[row], set()).add(shard)
+            self._missing.setdefault(batch.stream[row], set()).add(batch.shard[row])
         place = (name, index if reason != MISSING else -1)
         if place in self._told:
             return
@@ -200,18 +289,30 @@ class Reader:
         _log.warning("%s: %s: others are served in its place", name, what)
 
     def _get(
-        self, batch: Batch, rows: range, columns: ByteColumns, *, rest: bool, spare: int = 0
+        self,
+        batch: Batch,
+        rows: range,
+        slot: int,
+        own: Sequence[int],
+        columns: ByteColumns,
+        *,
+        rest: bool,
+        spare: int = 0,
     ) -> "list[Came | str]":
-        """Of each row what has come beside its part of the columns, or why the sample cannot be
-        had."""
-        some = slice(rows.start, rows.stop)
-        streams, shards, indices = batch.stream[some], batch.shard[some], batch.index[some]
-        found: list[Came | str] = [""] * len(rows)
+        """Of each of its own rows what has come beside its part of the columns, or why the sample
+        cannot be had."""
+        places = batch.beside[slot - 1] if slot else (batch.shard, batch.index)
+        streams, shards, indices = (_of_rows(each, own) for each in (batch.stream, *places))
+        found: list[Came | str] = [""] * len(own)
         for stream in set(streams):
-            own = [number for number, other in enumerate(streams) if other == stream]
-            places = SamplePlaces(own, [shards[n] for n in own], [indices[n] for n in own])
-            came = self.shelves[stream].fill(places, columns, spare=spare, rest=rest)
-            for number, one in zip(own, came, strict=True):
+            numbers = [number for number, other in enumerate(streams) if other == stream]
+            some = SamplePlaces(
+                [own[n] - rows.start for n in numbers],
+                [shards[n] for n in numbers],
+                [indices[n] for n in numbers],
+            )
+            came = self.shelves[stream][slot].fill(some, columns, spare=spare, rest=rest)
+            for number, one in zip(numbers, came, strict=True):
                 found[number] = one if isinstance(one, Came) else self._fault(one)
         return found
 
@@ -222,22 +323,30 @@ class Reader:
             raise error
         return MISSING
 
-    def _read_whole(self, batch: Batch, rows: range) -> dict[int, str]:
+    def _read_whole(
+        self, batch: Batch, rows: range, slot: int, taking: Taking, own: Sequence[int]
+    ) -> dict[int, Fault]:
         faults = {}
-        came = self._get(batch, rows, (), rest=True)
-        for row, one in zip(rows, came, strict=True):
+        came = self._get(batch, rows, slot, own, (), rest=True)
+        for row, one in zip(own, came, strict=True):
             sample = one if isinstance(one, str) else parsed(one.rest)
-            fault = sample if isinstance(sample, str) else self._take(batch, row, sample)
+            fault = (
+                sample if isinstance(sample, str) else self._take(batch, row, slot, taking, sample)
+            )
             if fault:
-                faults[row] = fault
+                faults[row] = Fault(fault, *self._place(batch, row, slot))
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
-    def _take(self, batch: Batch, row: int, sample: TarSample) -> str:
+    def _take(self, batch: Batch, row: int, slot: int, taking: Taking, sample: TarSample) -> str:
         """Keep what is wanted of a sample; why it cannot be, or nothing."""
+        if slot:
+            if sample.key != batch.keys[row]:
+                raise self._of_others(batch, slot, row, sample.key)
+            return self._join_raw(batch.out["samples"][row], taking, sample)
         batch.keys[row] = sample.key
         if self.raw:
-            url = self._name(batch, row)
+            url = self._place(batch, row)[0]
             made = {"__key__": sample.key, "__url__": url, **sample.fields}
             batch.out["samples"][row] = made
             return ""
@@ -253,7 +362,29 @@ class Reader:
                 batch.out["pixels"][row] = self.effects.crop(image)
             except RejectedError as error:
                 return str(error)
-        return self._take_texts(batch, row, sample)
+        return self._take_texts(batch, row, slot, taking, sample)
+
+    def _join_raw(self, made: dict[str, Any], taking: Taking, sample: TarSample) -> str:
+        """Put what is taken of a sample that stands beside among the members of the first."""
+        made |= {n: data for n, data in sample.fields.items() if short(n) in taking.names}
+        if taking.texts:
+            try:
+                facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
+                made["json"] = facts_bytes(facts[0] | facts[1])
+            except (ValueError, TypeError, RecursionError):
+                return DAMAGED_JSON
+            made["txt"] = sample.fields.get("txt", b"")
+        return ""
+
+    def _of_others(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
+        """A sample that stands beside another is not of its image."""
+        (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
+        parts = self.datasets[batch.stream[row]].beside
+        check = command("verify", parts[0].store.url, parts[slot].store.url)
+        return FormatError(
+            f"{other}: sample {number} has the key {key}, and sample {index} of {tar}, to which it "
+            f"is joined, has {batch.keys[row]}: one of the two was changed: run {check}"
+        )
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
         from wdsprep.encoding.on_the_way import reject_of  # with Pillow, which latents do not need
@@ -269,64 +400,113 @@ class Reader:
         batch.out["made"][row] = made.without_pixels()
         return ""
 
-    def _take_texts(self, batch: Batch, row: int, sample: TarSample) -> str:
-        for name in self.names:
-            try:
+    def _take_texts(
+        self, batch: Batch, row: int, slot: int, taking: Taking, sample: TarSample
+    ) -> str:
+        try:
+            for name in taking.texts:
                 if name in TEXTS:
-                    batch.out[name][row] = sample.fields.get("txt", b"").decode("utf-8", "replace")
-                elif name == "json":
-                    batch.out[name][row] = parse_json(sample.fields.get("json", b"{}"))
-            except (ValueError, RecursionError):  # a hostile one is nested 1,000 deep
-                return "its json is damaged"
+                    batch.out[name][row] = self._caption(batch, row, sample)
+                else:
+                    facts = parse_json(sample.fields.get("json", b"{}"))
+                    batch.out[name][row] = facts if not slot else batch.out[name][row] | facts
+        except (ValueError, TypeError, RecursionError):  # a hostile one is nested 1,000 deep
+            return DAMAGED_JSON
         return ""
 
-    def _read_arrays(self, batch: Batch, rows: range) -> dict[int, str]:
-        fields, padded = self.datasets[batch.stream[0]].fields, batch.padded
-        grid = grid_of(fields, (*batch.views, batch.variable))
+    def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
+        """That of the sample, or what its json has in the place that was picked."""
+        if paths := self.effects.paths:
+            path = paths[batch.choice[row]]
+            found = at_path(parse_json(sample.fields.get("json", b"{}")), path)
+            if isinstance(found, str):
+                return found
+        return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+    def _read_arrays(
+        self, batch: Batch, rows: range, slot: int, taking: Taking, own: Sequence[int]
+    ) -> dict[int, Fault]:
+        variable = batch.variable if batch.variable in taking.names else ""
+        padded = batch.padded if variable else None
+        views = {n: v[rows.start : rows.stop] for n, v in batch.views.items() if n in taking.names}
+        grid = grid_of(taking.fields, (*views, variable))
         heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
-        own = {name: view[rows.start : rows.stop] for name, view in batch.views.items()}
-        rest = not {*TEXTS, "json"}.isdisjoint(self.names)
+        rest = bool(taking.texts)
         spare = 0
         if padded is not None:
-            padded.open(rows)
+            padded.open(own)
             spare = padded.row_nbytes
-        came = self._get(batch, rows, grid.columns(heads, own), spare=spare, rest=rest)
+        columns = grid.columns(heads, views)
+        came = self._get(batch, rows, slot, own, columns, spare=spare, rest=rest)
+        if len(own) < len(rows):
+            heads = heads[[row - rows.start for row in own]]
         keys = grid.keys(heads)
-        some = slice(rows.start, rows.stop)
-        batch.keys[some] = [key or "" for key in keys]
-        ends = left = np.zeros(len(rows), np.int64)  # of the last array, and of all from there on
-        if batch.variable:
-            batch.lengths[some] = grid.lengths(heads)
-            ends = batch.lengths[some] * grid.token_nbytes
+        if not slot:
+            for row, key in zip(own, keys, strict=True):
+                batch.keys[row] = key or ""
+        elif keys != _of_rows(batch.keys, own):
+            for row, key, one in zip(own, keys, came, strict=True):
+                if key is not None and key != batch.keys[row] and isinstance(one, Came):
+                    raise self._of_others(batch, slot, row, key)
+        lengths = left = np.zeros(len(own), np.int64)  # of the last array, and of all from there on
+        if grid.fields[-1].is_variable:
+            lengths = grid.lengths(heads)
             left = np.array([isinstance(o, Came) and o.nbytes for o in came]) - grid.last_start
+        if variable:
+            batch.lengths[slice(own.start, own.stop) if isinstance(own, range) else own] = lengths
+        ends = lengths * grid.token_nbytes
         faults: dict[int, str] = {}
-        for row, one, key, is_short in zip(rows, came, keys, (ends > left).tolist(), strict=True):
+        for number, (row, one, key, is_short) in enumerate(
+            zip(own, came, keys, (ends > left).tolist(), strict=True)
+        ):
             if isinstance(one, str):
                 faults[row] = one
             elif key is None:
                 faults[row] = "its headers are not those of the dataset"
             elif is_short:
                 faults[row] = str(too_short())
-            elif rest and (fault := self._take_rest(batch, row, one, grid, key)):
-                faults[row] = fault
+            elif rest:
+                held = NOTHING
+                if padded is not None:
+                    held = padded.rows[row, : one.nbytes - grid.last_start]
+                sample = _rest(held, one, grid.padding(int(lengths[number])), key)
+                fault = sample if isinstance(sample, str) else ""
+                if not isinstance(sample, str):
+                    fault = self._take_texts(batch, row, slot, taking, sample)
+                if fault:
+                    faults[row] = fault
         if padded is not None:
-            sound = [n for n, row in enumerate(rows) if row not in faults]
+            sound = [n for n, row in enumerate(own) if row not in faults]
             come = np.minimum(left[sound], padded.row_nbytes)
-            padded.close([rows[n] for n in sound], ends[sound], come)
-        return faults
+            padded.close([own[n] for n in sound], ends[sound], come)
+        return {row: Fault(why, *self._place(batch, row, slot)) for row, why in faults.items()}
 
-    def _take_rest(self, batch: Batch, row: int, came: Came, grid: Grid, key: str) -> str:
-        """Take out what is behind the arrays, some of it perhaps in the row of the last one."""
-        held = NOTHING
-        if batch.padded is not None:
-            held = batch.padded.rows[row, : came.nbytes - grid.last_start]
-        start = grid.padding(int(batch.lengths[row]) if batch.variable else 0)
-        sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
-        if isinstance(sample, str):
-            return sample
-        if sample.key != key:
-            return "its members have different keys"
-        return self._take_texts(batch, row, sample)
+
+def _of_rows(values: list[Any], rows: Sequence[int]) -> list[Any]:
+    if isinstance(rows, range):
+        return values[rows.start : rows.stop]
+    return [values[row] for row in rows]
+
+
+def _rest(held: Bytes, came: Came, start: int, key: str) -> "TarSample | str":
+    """What is behind the arrays, some of it perhaps in the row of the last one."""
+    sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
+    if not isinstance(sample, str) and sample.key != key:
+        return "its members have different keys"
+    return sample
+
+
+def at_path(facts: Any, path: str) -> Any:
+    """What a sample's json has in a place, such as meta.long or captions.1; None where there is
+    none."""
+    for part in path.split("."):
+        if isinstance(facts, Mapping):
+            facts = facts.get(part)
+        elif isinstance(facts, list) and part.isdecimal() and int(part) < len(facts):
+            facts = facts[int(part)]
+        else:
+            return None
+    return facts
 
 
 def parsed(*parts: memoryview) -> "TarSample | str":

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from wdsprep.loading.order import Samples
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.reading import Reader
 from wdsprep.loading.shelves.cache import CacheDir
-from wdsprep.loading.shelves.local import LocalShelf, Shelf
+from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shelves.remote import RemoteShelf
 from wdsprep.loading.worker_memory import Shared
 from wdsprep.store.local import LocalStore
@@ -33,6 +34,8 @@ ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew ea
 STEPS_AT_ONCE = 32  # at least, that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
+Shelves = tuple[tuple[Shelf, ...], ...]
+"""For each stream its own, and those of what is joined to it."""
 NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -57,17 +60,26 @@ def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
 
 
 def open_reader(plan: LoadPlan) -> Reader:
-    wholes = dict.fromkeys(dataset.whole for dataset in plan.datasets)
-    shelves = {whole: open_shelf(whole, plan.cache) for whole in wholes}
     return Reader(
         datasets=plan.datasets,
-        shelves=tuple(shelves[dataset.whole] for dataset in plan.datasets),
+        shelves=open_shelves(plan),
         names=plan.names,
         effects=plan.effects,
         memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
         raw=plan.raw,
         skip_missing=plan.skip_missing,
     )
+
+
+def open_shelves(plan: LoadPlan) -> Shelves:
+    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.beside)
+    opened = {whole: open_shelf(whole, plan.cache) for whole in wholes}
+    return tuple(tuple(opened[part.whole] for part in d.beside) for d in plan.datasets)
+
+
+def close_shelves(shelves: Shelves) -> None:
+    for shelf in dict.fromkeys(chain.from_iterable(shelves)):
+        shelf.close()
 
 
 def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
@@ -113,14 +125,13 @@ def _rows_at_once(plan: LoadPlan) -> int:
         return CROPS_AT_ONCE
     if plan.datasets[0].kind != "latents":
         return ROWS_AT_ONCE
-    largest = max(dataset.sample_nbytes for dataset in plan.datasets)
+    largest = max(dataset.served_nbytes for dataset in plan.datasets)
     return max(ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
-def _close(pool: ThreadPoolExecutor, shelves: tuple[Shelf, ...]) -> None:
+def _close(pool: ThreadPoolExecutor, shelves: Shelves) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
-    for shelf in dict.fromkeys(shelves):
-        shelf.close()
+    close_shelves(shelves)
 
 
 def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
@@ -135,22 +146,19 @@ def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None)
     """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
     are read, and at the same time what comes after, so that neighbours are fetched together. For
     the first group they do not: the less is fetched, the sooner it comes."""
-    fetches = any(shelf.fetches for shelf in reader.shelves)
+    fetches = any(shelf.fetches for shelf in chain.from_iterable(reader.shelves))
     groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
         for group in groups:
             yield from group.batches
         return
-    streams: dict[Shelf, list[int]] = {}
-    for number, shelf in enumerate(reader.shelves):
-        streams.setdefault(shelf, []).append(number)
     told: Iterator[Batch] = iter(())
     now, first = next(groups, None), True
     while now is not None:
         after = next(groups, None)
-        for shelf, own in streams.items():
-            soon = after.of(own) if after is not None and not first else NOTHING
-            shelf.expect(now.of(own), soon)
+        later = after.wanted(reader) if after is not None and not first else {}
+        for shelf, wanted in now.wanted(reader).items():
+            shelf.expect(wanted, later.get(shelf, NOTHING))
         yield from told
         told, now, first = now.batches, after, False
     yield from told
@@ -163,10 +171,40 @@ class _Group:
 
     batches: Iterator[Batch]
     samples: Samples
+    choice: Ints | None
+    """The number of the captions that each has, where they are picked by chance."""
 
-    def of(self, streams: Sequence[int]) -> tuple[Ints, Ints]:
-        here = np.isin(self.samples.stream, streams)
-        return self.samples.shard[here], self.samples.index[here]
+    def wanted(self, reader: Reader) -> dict[Shelf, WantedRows]:
+        return wanted_of(reader, self.samples, self.choice)
+
+
+def wanted_of(
+    reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
+) -> dict[Shelf, WantedRows]:
+    """What will be read of each shelf for these samples, in their order; from this slot on."""
+    found: dict[Shelf, list[tuple[Ints, Ints, Ints]]] = {}
+    for number, (dataset, shelves) in enumerate(zip(reader.datasets, reader.shelves, strict=True)):
+        here = np.flatnonzero(samples.stream.ravel() == number)
+        if not len(here):
+            continue
+        own = samples.shard.ravel()[here], samples.index.ravel()[here]
+        for slot in range(first, len(shelves)):
+            takes = np.array([taking is not None for taking in reader.takings[number][slot]])
+            some = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
+            some = np.broadcast_to(some, here.shape)
+            places = dataset.joined[slot - 1].located(*own) if slot else own
+            rows = here[some], places[0][some], places[1][some]
+            found.setdefault(shelves[slot], []).append(rows)
+    return {shelf: _in_order(rows) for shelf, rows in found.items()}
+
+
+def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
+    """Samples by their places among others."""
+    if len(rows) == 1:
+        return rows[0][1:]
+    places, shards, indices = map(np.concatenate, zip(*rows, strict=True))
+    by = np.argsort(places, kind="stable")
+    return shards[by], indices[by]
 
 
 def _groups(
@@ -175,7 +213,7 @@ def _groups(
     """The first groups are small, so that the first batch comes soon."""
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
-        nbytes = plan.share * max(dataset.sample_nbytes for dataset in plan.datasets)
+        nbytes = plan.share * max(dataset.served_nbytes for dataset in plan.datasets)
         most = min(most, max(1, AHEAD_NBYTES // nbytes))
     done, count = 0, 1
     while done < len(steps):
@@ -188,7 +226,11 @@ def _groups(
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
             own.stream[others.reshape(own.stream.shape)] = NOBODY
-        yield _Group(batches=_batches(plan, some, own), samples=own)
+        picked = None
+        if plan.effects.captions:
+            own_first = plan.rank * plan.share
+            picked = np.stack([plan.effects.picked(n, own_first, plan.share) for n in some])
+        yield _Group(batches=_batches(plan, some, own), samples=own, choice=picked)
         done, count = done + count, min(2 * count, most)
 
 

@@ -106,6 +106,7 @@ class Order:
     shape_batch: int | None = None  # consecutive samples of one stream, where they are not a step
     epoch_steps: int | None = None
     also: Mapping[str, Any] = field(default_factory=dict)  # settings that a state must agree with
+    also_places: Mapping[str, str] = field(default_factory=dict)  # of what those say, for messages
 
     def __post_init__(self) -> None:
         if not self.streams:
@@ -210,7 +211,8 @@ class Order:
         """What differs, with where the stream is of which it is said."""
         name, _, rest = line.partition(":")
         places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
-        return f"{name} ({places[name]}):{rest}" if places.get(name) else line
+        place = places.get(name) or self.also_places.get(name)
+        return f"{name} ({place}):{rest}" if place else line
 
     @cached_property
     def digest(self) -> str:

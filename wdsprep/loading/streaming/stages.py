@@ -95,9 +95,9 @@ class DecodeStage:
             shard=share.shard[rows].tolist(),
             index=share.index[rows].tolist(),
         )
-        for number, shelf in enumerate(self._reader.shelves):
+        for number, shelves in enumerate(self._reader.shelves):
             here = share.stream[rows] == number
-            shelf.expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
+            shelves[0].expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 

@@ -1,0 +1,132 @@
+"""Which members of a batch's samples come from which of the datasets that are joined.
+
+A *slot* is the number of a dataset among those of a stream: 0 is the first, which gives the order,
+and those joined to it follow. Where captions are picked by chance, each *choice* has its own
+dataset for all that is made of captions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from wdsprep.dataset.arrays import FLIPPED, MASK, Field, text_fields
+from wdsprep.errors import UsageError
+from wdsprep.loading.grid import short
+from wdsprep.text import examples
+
+if TYPE_CHECKING:
+    from wdsprep.loading.catalog import Dataset
+
+TEXTS = ("txt", "caption")
+OF_TEXTS = (*TEXTS, "json")
+USUAL = "caption"
+"""What captions are called that have no other name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Taking:
+    """What is read of the samples of a dataset: the arrays, and what is kept of their texts.
+    `fields` are all arrays of a sample; it is read whole where that is how it is served."""
+
+    fields: tuple[Field, ...]
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
+    is_whole: bool
+
+
+@lru_cache(512)
+def _taking(
+    fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], is_whole: bool
+) -> Taking:
+    """The same one for the same, so that rows of several streams are checked together."""
+    return Taking(fields, names, texts, is_whole)
+
+
+Takings = tuple[tuple[Taking | None, ...], ...]
+"""Of one stream, by slot and choice; None where nothing is taken."""
+
+
+def takings_of(
+    dataset: "Dataset", names: Sequence[str], choices: Sequence[str], *, raw: bool
+) -> Takings:
+    """`choices` are the names of captions, or one that is empty where nothing is picked."""
+    wanted = {*names, short(FLIPPED)} if not raw else None
+    if wanted is not None and short(MASK) in wanted:
+        wanted |= {short(field.name) for field in dataset.served if field.is_variable}
+    texts = tuple(name for name in OF_TEXTS if raw or name in names)
+    facts = tuple(name for name in texts if name == "json")
+    by_choice = [givers(dataset, choice) for choice in choices]
+    found = []
+    for slot, part in enumerate(dataset.beside):
+        row: list[Taking | None] = []
+        for given, of_texts in by_choice:
+            own = tuple(name for name, giver in given.items() if giver == slot)
+            taken = own if wanted is None else tuple(name for name in own if name in wanted)
+            kept = texts if slot == of_texts else facts if slot == 0 else ()
+            is_one = slot == 0 or taken or kept
+            is_whole = raw or not part.fields
+            row.append(_taking(part.fields, taken, kept, is_whole) if is_one else None)
+        found.append(tuple(row))
+    return tuple(found)
+
+
+def givers(dataset: "Dataset", choice: str) -> tuple[dict[str, int], int]:
+    """For each array the slot that it comes from, and the one for texts."""
+    given: dict[str, int] = {}
+    of_texts = 0
+    for slot, part in enumerate(dataset.beside):
+        own = text_fields(part.fields)
+        left_out = own if choice and caption_name(part.settings) != choice else ()
+        given |= {short(field.name): slot for field in part.fields if field not in left_out}
+        if own and not left_out:
+            of_texts = slot
+    return given, of_texts
+
+
+def caption_name(settings: Mapping[str, object]) -> str:
+    """What the captions of a dataset are called."""
+    return str(settings.get("caption_name", USUAL))
+
+
+def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[str]) -> None:
+    """Refuse captions that are not there, or of which there are not the same arrays."""
+    there = [caption_name(part.settings) for part in dataset.beside if text_fields(part.fields)]
+    for choice in choices:
+        if choice not in there:
+            known = ", ".join(dict.fromkeys(there))
+            raise UsageError(
+                f"captions: {dataset.store.url} and what is joined to it have {known}, not "
+                f"{choice}: join the text dataset that was made with --caption-name {choice}"
+            )
+    served = {field.name: field for field in text_fields(dataset.served)}
+    wanted = [f for f in served.values() if short(f.name) in {*names} or f.is_variable]
+    for choice in choices:
+        given, _ = givers(dataset, choice)
+        for field in wanted:
+            slot = given.get(short(field.name))
+            part = None if slot is None else dataset.beside[slot]
+            if part is None or field not in part.fields:
+                raise UsageError(
+                    f"captions: those of {choice} have no {short(field.name)} of {field}, as "
+                    "others have: pick among captions that were encoded alike, or leave it out of "
+                    "fields="
+                )
+
+
+def check_once(dataset: "Dataset", choices: Sequence[str]) -> None:
+    """Refuse two joined datasets that have the same array, and nothing that says which is meant."""
+    for choice in choices or [""]:
+        known: dict[str, str] = {}
+        for part in dataset.beside[1:]:
+            of_texts = text_fields(part.fields)
+            own = [short(field.name) for field in part.fields if field not in of_texts]
+            if not choice or caption_name(part.settings) == choice:
+                own += [short(field.name) for field in of_texts]
+            if twice := [name for name in own if name in known]:
+                raise UsageError(
+                    f"{known[twice[0]]} and {part.store.url} are joined, and both have "
+                    f"{examples(twice)}: leave one of them out, or say captions= where they are "
+                    "captions of other names"
+                )
+            known |= dict.fromkeys(own, part.store.url)
