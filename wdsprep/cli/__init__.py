@@ -214,13 +214,16 @@ def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
-    given, and needs {resolution} in it for several. Both may be s3:// URLs. Killed or interrupted,
-    the same command goes on where it was.
+    given (shards/text with --latents none), and needs {resolution} in it for several. Both may be
+    s3:// URLs. Killed or interrupted, the same command goes on where it was.
     """
     from wdsprep.cli.encode import EncodeShow
     from wdsprep.encoding.encode import places_of
+    from wdsprep.encoding.recipe import resolutions_of
 
-    show = EncodeShow(images, places_of(out, options["resolution"]), as_json=as_json)
+    options["resolution"] = resolutions_of(options["resolution"])
+    places = places_of(out, options["resolution"], options["latents"])
+    show = EncodeShow(images, places, as_json=as_json)
     encoded = wdsprep.encode(images, out, listener=show.listener, **options)
     tell(show.result(encoded))
     return DONE_WITH_DAMAGE if any(each.is_damaged for each in encoded) else 0

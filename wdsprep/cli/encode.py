@@ -86,6 +86,9 @@ class EncodeShow(RunShow):
         return list(dict.fromkeys(lines))  # some holds of all
 
     def _place(self, outcome: Outcome) -> str:
+        if len(self._places) == 1:
+            (place,) = self._places.values()
+            return place
         return self._places[outcome.manifest.settings["resolution"]]
 
     def _dataset(self, outcome: Outcome) -> list[str]:
@@ -106,13 +109,12 @@ class EncodeShow(RunShow):
         for failed in outcome.quarantined:
             lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
         if outcome.is_void and not outcome.quarantined:
-            lines.append(self._void(manifest))
+            lines.append(self._void(manifest, place))
         return lines
 
-    def _void(self, manifest: Manifest) -> str:
+    def _void(self, manifest: Manifest, place: str) -> str:
         """What to do where nothing came of any image."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            place = self._places[manifest.settings["resolution"]]
             remedies = {code: self._overwriting(line, manifest) for code, line in REMEDIES.items()}
             return void_line(manifest.rejects, place, remedies)
         model, dtype = manifest.extra["model"], manifest.settings["dtype"]

@@ -398,9 +398,9 @@ RECIPE = options(
     option(
         "--resolution",
         type=Parsed("n,...", "wdsprep.encoding.recipe:parse_resolutions"),
-        required=True,
         help="Encode centre squares of so many pixels a side, such as 256; several, as 256,512, "
-        "in one pass, each into a dataset of its own.",
+        "in one pass, each into a dataset of its own. With --latents none it says of which images "
+        "captions are encoded: of all unless given.",
     ),
     option(
         "--shapes",
@@ -425,7 +425,8 @@ RECIPE = options(
         "--latents",
         type=click.Choice(LATENTS),
         show_default=True,
-        help="Keep this of the distribution that the VAE makes of an image.",
+        help="Keep this of the distribution that the VAE makes of an image; with none, encode "
+        "captions alone, into a text dataset, and look at no image.",
     ),
     option(
         "--flip",

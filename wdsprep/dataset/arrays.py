@@ -106,6 +106,11 @@ def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     return tuple(field for field in fields if field.name not in (LATENT, FLIPPED, *OF_SIZES))
 
 
+def has_latents(fields: Iterable[Field]) -> bool:
+    """Whether anything is made of the image; of a text dataset nothing is."""
+    return any(field.name == LATENT for field in fields)
+
+
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
     """The record of where the array of each field begins in a sample whose first members they are,
     counted in bytes from the sample's first header."""

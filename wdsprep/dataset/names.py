@@ -12,7 +12,8 @@
     receipts/000000.hold     while somebody changes it
 
 In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
-list of inputs; empty.emb.npy is what becomes of the empty caption.
+list of inputs; empty.emb.npy is what becomes of the empty caption, and 256/000000.tar.rows says
+which samples of the image shard those of the tar are, where they are not all, in their order.
 """
 
 import re
@@ -31,7 +32,7 @@ RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.
-LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|jsonl)")
+LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|tar\.rows|jsonl)")
 # What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
 # else packed have the names of those.
 OURS = {
@@ -41,11 +42,11 @@ OURS = {
     ),
     "latents": (
         re.compile(r"receipts/\d+/.+\.json"),
-        re.compile(r"\d+/.+\.tar(\.idx)?|rejects/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"),
+        re.compile(r"\d+/.+\.tar(\.idx|\.rows)?|rejects/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"),
     ),
 }
 _BUCKET = re.compile(r"(?:receipts/|rejects/)?(\d+)/")
-_FOLDER_OR_ENDING = re.compile(r"^(receipts|rejects|inputs)/|\.(json|jsonl|tar|tar\.idx)$")
+_FOLDER_OR_ENDING = re.compile(r"^(receipts|rejects|inputs)/|\.(jsonl?|tar(\.idx|\.rows)?)$")
 _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
 
 
@@ -87,8 +88,8 @@ def rows_name(tar: str) -> str:
 
 
 def without_index(name: str) -> str:
-    """The tar of an index; a tar is its own."""
-    return name.removesuffix(".idx")
+    """The tar of an index or of its rows; a tar is its own."""
+    return name.removesuffix(".idx").removesuffix(".rows")
 
 
 def is_index(name: str) -> bool:

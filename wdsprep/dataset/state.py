@@ -32,6 +32,7 @@ from wdsprep.dataset.names import (
     receipt_name,
     rejects_name,
     retry_of_inputs,
+    rows_name,
     unit_of_receipt,
     without_index,
 )
@@ -304,8 +305,8 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
         if receipt.input == input_digest:
             store.delete(receipt_name(unit))
             for shard in receipt.shards:
-                store.delete(shard.name)
-                store.delete(index_name(shard.name))
+                for name in (shard.name, index_name(shard.name), rows_name(shard.name)):
+                    store.delete(name)
             store.delete(rejects_name(unit))
 
 

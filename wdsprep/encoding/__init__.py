@@ -29,8 +29,9 @@ from wdsprep.encoding.models.presets import PRESETS
 
 MODELS = tuple(PRESETS)
 """That have a name of their own."""
-LATENTS = ("auto", "sample", "mean", "moments")
-"""What may be kept of the VAE's distribution; auto is a sample, where there is one."""
+LATENTS = ("auto", "sample", "mean", "moments", "none")
+"""What may be kept of the VAE's distribution; auto is a sample, where there is one. With none of it
+no image is looked at: what is made of captions stands alone."""
 TEXTS = ("emb", "tokens", "none")
 """What may be made of a caption."""
 DTYPES = ("auto", "fp16", "bf16", "fp32")

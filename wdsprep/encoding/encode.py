@@ -1,6 +1,7 @@
 """`encode`: turn the image shards of a phase into latent shards, on any number of workers.
 
-A shard is a unit of work; its output has its name, its keys and its order. Of several resolutions
+A shard is a unit of work; its output has its name, its keys and its order. Without latents it is a
+text dataset, made of the shards' captions alone. Of several resolutions
 each makes a dataset of its own, as a run for it alone would: a unit is an image shard with the
 datasets that lack it, so that its images are decoded and its captions encoded once for all.
 """
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 RESOLUTION = "{resolution}"
 """What stands in a place for the resolution of what lies there."""
+LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
+"""Where latents go, and text alone, unless a place is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +122,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     images: "str | os.PathLike[str]" = "shards/images",
     out: "str | os.PathLike[str]" = "",
     *,
-    resolution: int | Sequence[int],
+    resolution: int | Sequence[int] = 0,
     model: str = Encode.model,
     latents: str = Encode.latents,
     flip: bool = Encode.flip,
@@ -147,7 +150,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     listener: EncodeListener | None = None,
 ) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
-    it is empty).
+    it is empty; `shards/text` of text alone).
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
@@ -158,6 +161,11 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
 
         low, high = wdsprep.encode("shards/images", resolution=(256, 512))
 
+    With `latents="none"` it is text alone, made of the captions of all images, or of those that
+    latents of `resolution` are made of:
+
+        text = wdsprep.encode("shards/images", latents="none")
+
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
     numbers; `shapes` may be a list of widths and heights too. Interrupted or killed, the same call
     goes on where it was.
@@ -165,6 +173,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
+    check_alone(latents, resolutions)
     check_serves(shapes, resolutions)
     how = partial(
         Encode,
@@ -185,7 +194,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     )
     outcomes = _encoded(
         absolute(images),
-        {number: absolute(place) for number, place in places_of(out, resolutions).items()},
+        {number: absolute(place) for number, place in places_of(out, resolutions, latents).items()},
         hows=[how(resolution=number) for number in resolutions],
         options=EncodeCrewOptions(
             runner=runner,
@@ -204,9 +213,23 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     return outcomes if isinstance(resolution, Sequence) else outcomes[0]
 
 
-def places_of(out: "str | os.PathLike[str]", resolutions: Sequence[int]) -> dict[int, str]:
-    """Where the latents of each resolution go."""
-    place = os.fspath(out) or f"shards/latents-{RESOLUTION}"
+def check_alone(latents: str, resolutions: Sequence[int]) -> None:
+    """Text has no resolution: one may say which images it is made of."""
+    if latents != "none":
+        if 0 in resolutions:
+            raise UsageError("give a resolution, such as --resolution 256")
+    elif len(resolutions) > 1:
+        raise UsageError(
+            "--latents none makes one dataset, of the images for one resolution: give the lowest "
+            "alone, or none for all images"
+        )
+
+
+def places_of(
+    out: "str | os.PathLike[str]", resolutions: Sequence[int], latents: str = ""
+) -> dict[int, str]:
+    """Where the latents of each resolution go, or their text."""
+    place = os.fspath(out) or (TEXT_PLACE if latents == "none" else LATENTS_PLACE)
     if len(resolutions) > 1 and RESOLUTION not in place:
         raise UsageError(
             f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
@@ -258,10 +281,12 @@ def _encoded(
     listener: EncodeListener,
 ) -> list[Outcome]:
     phases = [_phase(images, places[how.resolution], how, run_options) for how in hows]
+    hows = [phase.how for phase in phases]
     how = max(hows, key=lambda how: how.resolution)
     options = settled(options, listener.told)
-    found = find_model(how.model, text=how.text, listener=listener.told)
-    for each in hows:
+    has_vae = how.latents != "none"
+    found = find_model(how.model, text=how.text, has_vae=has_vae, listener=listener.told)
+    for each in hows if has_vae else ():
         check_resolution(found, each.resolution)
         check_shapes(found, each.sizes)
     crew = find_crew(options)
@@ -287,7 +312,7 @@ def _encoded(
     extra = partial(_extra, model.name, timed if run_options.limit else None)
     runs, pending = _runs(phases, datasets, how, run_options, extra, listener)
     most = phases[0].source.max_area
-    if most > how.max_area:
+    if most > how.max_area and has_vae:
         listener.told(
             f"{images} was packed with --max-area {most}: images of more than "
             f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
@@ -312,7 +337,7 @@ def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _
     source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, latents)
     return _Phase(
-        how=how,
+        how=replace(how, resolution=source.resolution),
         latents=latents,
         form=form,
         source=source,
@@ -424,7 +449,7 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
     """Everything that decides the bytes of the dataset, but for the images, and all that a reader
     needs to know of the arrays. Limits and shapes of images are among it where they are not the
-    usual ones."""
+    usual ones; of text alone nothing is that images alone depend on."""
     limits = {
         "max_area": recipe.max_area,
         "max_bytes": recipe.max_bytes,
@@ -432,17 +457,18 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
         "shapes": list(map(list, recipe.sizes)),
     }
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
+    of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
+    if recipe.latents == "none":
+        of_images, limits = {}, {"max_bytes": recipe.max_bytes}
     return {
         **form,
-        "crop": "centre",
         "dtype": recipe.dtype,
         "latents": recipe.latents,
         "layout": layout(fields(model, recipe)),
         "resolution": recipe.resolution,
-        "seed": recipe.seed,
         "text": recipe.text,
         "weights": model.weights,
-        **rule_of(model),
+        **of_images,
         **model.text_settings,
         **({"flip": True} if recipe.flip else {}),
         **{name: limit for name, limit in limits.items() if limit != usual[name]},
@@ -493,6 +519,8 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
 
 
 def latents_of(wanted: str, model: Model) -> str:
+    if wanted == "none":
+        return wanted
     if model.is_sampled:
         return "sample" if wanted == "auto" else wanted
     if wanted not in ("auto", "mean"):
@@ -510,7 +538,7 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
         return wanted
     if device != "cuda":
         return "fp32"
-    is_plain = model.pipeline is None and model.vae_kind == "AutoencoderKL"
+    is_plain = model.pipeline is None and model.vae_kind in ("AutoencoderKL", "")
     if not is_plain:
         return HALF if has_bf16() else "fp32"
     if not model.upcast:

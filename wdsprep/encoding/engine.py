@@ -35,7 +35,7 @@ from typing import TypeVar
 
 import torch
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT
+from wdsprep.dataset.arrays import FLIPPED, LATENT, has_latents
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size
@@ -233,6 +233,9 @@ class Engine:
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._max_area = max_area
+        self._part = Part.BOTH if encoder.has_text else Part.IMAGE
+        if not has_latents(encoder.fields):
+            self._part = Part.TEXT
         self._flips = any(field.name == FLIPPED for field in encoder.fields)
         self._shape_count = len({size for shapes in self._cuts for size in shapes.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
@@ -334,8 +337,7 @@ class Engine:
         in those of these numbers. Whoever waits for the result calls `check` from time to time: it
         may never come."""
         shapes = self._cuts if cuts is None else [self._cuts[number] for number in cuts]
-        if not self._encoder.has_text:
-            part &= Part.IMAGE
+        part &= self._part
         self._until(partial(self._places.acquire, timeout=POLL_S))
         decoded: Future[list[Cut]] = Future()
         if Part.IMAGE in part:
@@ -358,8 +360,10 @@ class Engine:
         if self._encoder.is_split:
             return
         side = self._encoder.resolution
-        nothing: list[DeviceBatch] = [self._images([], (side, side), self._size).batch]
-        if self._encoder.has_text:
+        nothing: list[DeviceBatch] = []
+        if Part.IMAGE in self._part:
+            nothing.append(self._images([], (side, side), self._size).batch)
+        if Part.TEXT in self._part:
             nothing.append(TextBatch.of(self._encoder.tokens([""]), self._text_size))
         for device in self._devices:
             for batch in nothing:

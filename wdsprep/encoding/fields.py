@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
-from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field
+from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field, text_fields
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
 
 
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     """What becomes of every sample: the arrays that are stored. A pipeline has to have been asked
-    for what it makes of a caption."""
+    for what it makes of a caption. What is made of sizes stands with the latents."""
+    if recipe.latents == "none":
+        return text_fields(_text(model, recipe))
     latent = _latent(model, recipe)
     flipped = (replace(latent, name=FLIPPED),) if recipe.flip else ()
     return latent, *flipped, *_text(model, recipe)

@@ -73,6 +73,8 @@ class ImageShards:
     packing has not come to its end."""
 
     url: str
+    resolution: int
+    """Of the phase; where none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
     is_whole: bool
     max_area: int
@@ -102,7 +104,8 @@ def find_image_shards(
     shapes: Sequence[Size] = (),
     kind: DigestKind = DigestKind.BLAKE3,
 ) -> ImageShards:
-    """`kind` is the digest of the latents that are made of them, in `shapes` if there are any."""
+    """`kind` is the digest of the latents that are made of them, in `shapes` if there are any. With
+    the resolution 0 it is all shards."""
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
     manifest = dated_manifest(store) if store else None
@@ -110,8 +113,10 @@ def find_image_shards(
         return _of_tars(url, resolution, kind)
     check_kind(store, manifest.dataset, "images")
     manifest = refreshed(store, manifest)
+    resolution = resolution or min(manifest.settings["buckets"])
     return ImageShards(
         url=store.url,
+        resolution=resolution,
         shards=_of_dataset(url, manifest, resolution, shapes),
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
@@ -175,6 +180,11 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
             f"{url} holds images, but no shards: run {command('pack', url, 'IMAGES')} first, and "
             "encode IMAGES"
         )
+    if not resolution:
+        raise UsageError(
+            f"{url} has no buckets, as pack has not made it: give --resolution, whose name the "
+            "folder of its text gets, as that of the latents beside it"
+        )
     shards: dict[str, ImageShard] = {}
     for item in source.items():
         name = f"{resolution}/{_stem(source.url, item.name)}"
@@ -186,6 +196,7 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
         shards[name] = ImageShard(name=name, item=item, kind=kind)
     return ImageShards(
         url=source.url,
+        resolution=resolution,
         shards=tuple(shards.values()),
         is_whole=True,
         max_area=0,

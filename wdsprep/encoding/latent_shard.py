@@ -1,9 +1,12 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt.
 
 Samples come in the order of the image shard. Of a dataset with several shapes those of one shape
-stand together, so they wait until all have come, and are then written shape by shape.
+stand together, so they wait until all have come, and are then written shape by shape. What of the
+image shard they are stands beside the shard, where it is not all, in its order. A shard of text
+alone is one whose fields are those of captions.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -12,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import OF_SIZES, Field, text_fields
+from wdsprep.dataset.arrays import OF_SIZES, Field, has_latents, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -20,6 +23,7 @@ from wdsprep.dataset.names import empty_name, latent_shard, rejects_name
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rows import are_plain, rows_bytes, rows_name
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.encoding.engine import Result
@@ -46,6 +50,8 @@ class LatentShard:
         self._draft, self._shard, self._fields = draft, shard, fields
         self._shapes = shapes or {}
         self._waiting: dict[str, list[WaitingSample]] = {name: [] for name in self._shapes}
+        self._rows = {name: array("I") for name in self._shapes or ("",)}
+        """By shape, the numbers in the image shard of the samples that were added."""
         self._spool = WaitingSamples()
         self._tar: DraftTar | None = None
         self.rejects = draft.rejects
@@ -65,6 +71,7 @@ class LatentShard:
             self._add(key, members, shape)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
+        self._rows[shape].append(self._come)
         self.samples += 1
         self.nbytes += sum(len(data) for _, data in members)
         self.counts["cut"] += int(cut)
@@ -78,6 +85,11 @@ class LatentShard:
         tar.take(key, [name for name, _ in members])
         self._waiting[shape].append(self._spool.put(key, members))
         self.counts[shape] += 1
+
+    @property
+    def _come(self) -> int:
+        """How many of the image shard's samples have come, be it to nothing."""
+        return self.samples + self.rejects.counts.total()
 
     def _begun(self) -> DraftTar:
         """With the first sample: there are no empty shards."""
@@ -96,13 +108,20 @@ class LatentShard:
             generation=0,
             settings=settings,
             input=self._shard.input,
-            inputs=self.samples + self.rejects.counts.total(),
+            inputs=self._come,
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
             files={rejects_name(self._shard.name): self.rejects.digest, **beside},
         )
-        return self._draft.finish(receipt, {})
+        return self._draft.finish(receipt, self._rows_beside())
+
+    def _rows_beside(self) -> dict[str, bytes]:
+        """A file, where the samples are not all of the image shard's, in its order."""
+        positions = [*chain.from_iterable(self._rows.values())]
+        if are_plain(positions):
+            return {}
+        return {rows_name(latent_shard(self._shard.name)): rows_bytes(positions)}
 
     def close(self) -> None:
         self._spool.close()
@@ -118,7 +137,8 @@ def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
 ) -> list[tuple[str, bytes]]:
     """The members of a latent sample, by their names and in their order."""
-    facts = facts_of(key, sample, result, is_packed=is_packed)
+    describe = facts_of if has_latents(fields) else text_facts_of
+    facts = describe(key, sample, result, is_packed=is_packed)
     arrays = arrays_of(fields, facts, result)
     members = [(field.name, npy_of(field, arrays[field.name])) for field in fields]
     members.append(("json", facts_bytes(facts)))
@@ -159,28 +179,36 @@ def facts_of(
     key: str, sample: Sample, result: Result, *, is_packed: bool = False
 ) -> dict[str, Any]:
     """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
-    crop, tokens = result.crop, result.tokens
+    crop = result.crop
     fit = crop.fit
     return {
-        "caption": sample.caption,
+        **text_facts_of(key, sample, result, is_packed=is_packed),
         "crop": [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height],
-        "cut": tokens.cut,
         "height": crop.height,
-        "key": key,
         "scaled_height": fit.scaled_height,
         "scaled_width": fit.scaled_width,
-        "source": sample.source,
         "source_height": crop.height,
         "source_width": crop.width,
-        "tokens": tokens.count,
         "width": crop.width,
-        **(_kept(sample.facts) if is_packed else {}),
+        **(_kept(sample.facts, "source_height", "source_width") if is_packed else {}),
     }
 
 
-def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
+def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> dict[str, Any]:
+    """The json of a sample of text alone, which says nothing of its image."""
+    tokens = result.tokens
+    return {
+        "caption": sample.caption,
+        "cut": tokens.cut,
+        "key": key,
+        "source": sample.source,
+        "tokens": tokens.count,
+        **(_kept(sample.facts, "source") if is_packed else {}),
+    }
+
+
+def _kept(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """What the json of a packed image sample knows better: where the image came from."""
-    names = ("source", "source_height", "source_width")
     return {name: facts[name] for name in names if name in facts}
 
 

@@ -41,6 +41,7 @@ class Recipe:
     """What decides the bytes of a latent sample, beside the model."""
 
     resolution: int
+    """Of text alone it says of which buckets; 0 is the lowest, which is that of all images."""
     latents: str = LATENTS[0]
     flip: bool = False
     """Whether the mirrored image has latents too."""
@@ -63,12 +64,28 @@ class Recipe:
         one_of(LATENTS, latents=self.latents)
         one_of(TEXTS, text=self.text)
         one_of((*DTYPES, HALF), dtype=self.dtype)
-        at_least(1, resolution=whole("--resolution", self.resolution), max_area=self.max_area)
+        resolution = whole("--resolution", self.resolution)
+        at_least(0 if self.latents == "none" else 1, resolution=resolution)
+        at_least(1, max_area=self.max_area)
         whole("--seed", self.seed)
         at_least(0, text_length=whole("--text-length", self.text_length))
         object.__setattr__(self, "max_bytes", size(self.max_bytes) or MAX_NBYTES)
-        object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
         object.__setattr__(self, "max_crop", checked_crop(self.max_crop))
+        self._check_alone()
+        object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
+
+    def _check_alone(self) -> None:
+        """Without latents there is nothing that says how an image is cut."""
+        of_images = {
+            "--shapes": bool(self.shapes),
+            "--max-crop": self.max_crop < 1,
+            "--flip": self.flip,
+        }
+        given = [option for option, is_given in of_images.items() if is_given]
+        if self.latents == "none" and given:
+            raise UsageError(f"{given[0]} is for images, which --latents none leaves alone")
+        if self.latents == self.text == "none":
+            raise UsageError("--latents none and --text none leave nothing to encode: drop one")
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -102,6 +119,11 @@ def check_on_the_way(encode: Encode) -> None:
         raise UsageError(
             "encode= makes squares alone: leave out shapes= and max_crop=, or make the latents "
             "first, with wdsprep.encode(shapes=...)"
+        )
+    if encode.latents == "none":
+        raise UsageError(
+            'encode= makes latents of images: leave latents="none" out, or make text first, with '
+            'wdsprep.encode(latents="none")'
         )
     if encode.flip:
         raise UsageError("encode= mirrors no images: leave flip= out, or use wdsprep.encode(flip=)")

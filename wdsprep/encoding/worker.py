@@ -20,7 +20,7 @@ from itertools import chain, islice
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.arrays import fields_of, has_latents
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
@@ -38,7 +38,9 @@ from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.encoding.two_passes import ImagePass, TextPass
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import JointUnit, RunProgress, share_of
@@ -46,6 +48,7 @@ from wdsprep.sources import LeftOut
 from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
+from wdsprep.store.base import Store
 from wdsprep.text import command, human_bytes
 
 if TYPE_CHECKING:
@@ -80,9 +83,12 @@ class Feeder:
         part: Part,
         cuts: Sequence[int],
     ) -> None:
-        """`cuts` are those of the engine's that are made of each image."""
+        """`cuts` are those of the engine's that are made of each image. Where no `part` of a sample
+        is its image, that is passed over."""
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
-        self._engine, self._source, self._shard = engine, source, shard
+        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
+        self._engine, self._shard = engine, shard
+        self._source = source if has_images else replace(source, has_images=False)
         self.left_out, self._content = LeftOut(), content
         self._part, self._cuts = part, cuts
         self._stopped = False
@@ -128,6 +134,10 @@ class Feeder:
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
+        store = opened(self._source.url)
+        if not self._source.has_images and is_read_in_parts(store, self._shard):
+            yield from self._texts(store)
+            return
         item, digest = self._shard.item, self._shard.kind.new()
         rows = self._source.read_keyed(
             item,
@@ -141,16 +151,26 @@ class Feeder:
             yield key, row
         is_known = not (self._shard.is_foreign or item.take)
         if is_known and digest.hexdigest() != self._shard.digest:
-            raise HopelessError(self._damaged(self._how()))
+            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
 
-    def _how(self) -> str:
+    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
+        """The same without images, and as much certainty as there is without their bytes."""
+        try:
+            rows = read_texts(self._source, store, self._shard)
+            yield from islice(rows, self._shard.item.take or None)
+        except NotFoundError as error:
+            raise HopelessError(self._damaged("is not there, or its index is not")) from error
+        except FormatError as error:
+            raise HopelessError(self._damaged(self._how(str(error)))) from error
+
+    def _how(self, why: str) -> str:
         """Reading ends where a tar is broken, so only the store knows how long it is."""
         name, expected = self._shard.item.name, self._shard.item.nbytes
         listed = opened(self._source.url).list(name)
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
         if nbytes < expected:
             return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return f"is not what was packed (another {self._shard.kind.shown})"
+        return f"is not what was packed ({why})"
 
     def _damaged(self, how: str) -> str:
         name = self._shard.item.name
@@ -217,7 +237,7 @@ class EncodeWorker:
         self._engine = Engine(
             self._encoder,
             cuts=[cut_of(target.settings) for target in work.targets],
-            seed=work.targets[0].settings["seed"],
+            seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
             decoders=work.decoders,
@@ -260,8 +280,9 @@ class EncodeWorker:
         """In one pass; or in two, while no other shard of this worker is in one."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
+        part = Part.BOTH if has_latents(self._encoder.fields) else Part.TEXT
         if not self._encoder.is_split:
-            return (yield from self._passed(shard, outputs, content, Part.BOTH))
+            return (yield from self._passed(shard, outputs, content, part))
         while not self._alone.acquire(timeout=PROGRESS_S):
             yield
         try:

@@ -46,6 +46,8 @@ class TarsSource:
     pattern: str
     columns: Columns
     max_nbytes: int = MAX_NBYTES
+    has_images: bool = True
+    """Whether their bytes are read; where not, they are empty."""
     kind: str = "tars"
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
@@ -91,7 +93,7 @@ class TarsSource:
         try:
             with stream(opened(self.url), item.name, watch=watch, expected=item.parts[0][1]) as tar:
                 tape = stream_tape(unzipped(tar))
-                for found in scan(tape, wants=self._wants, stray=stray, links=True):
+                for found in scan(tape, wants=self.wants, stray=stray, links=True):
                     for row in self.rows(found, item.name, table, left_out):
                         yield found.key, row
         except NotFoundError:
@@ -117,6 +119,8 @@ class TarsSource:
             raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
         if found.unread:
             found = self._followed(found, tar)
+        if found.unread and not self.has_images:
+            found = self._with_empty_images(found)
         image = self._image(found.fields)
         sample = self._sample(found, image, source, table)
         fields = found.fields
@@ -127,10 +131,21 @@ class TarsSource:
                     left_out(f".{name}")
         return sample
 
-    def _wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
+    def wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
+        """Whether a member is to be read."""
         if name in TEXTS:
             return nbytes <= MAX_TEXT_NBYTES
-        return self._is_image(name, before) and nbytes <= self.max_nbytes
+        is_image = self.has_images and self._is_image(name, before)
+        return is_image and nbytes <= self.max_nbytes
+
+    def _with_empty_images(self, found: TarSample) -> TarSample:
+        """As if those that were passed over had been read, but for what is too large to be."""
+        unread = dict(found.unread or {})
+        for name, nbytes in (found.unread or {}).items():
+            if isinstance(nbytes, int) and nbytes <= self.max_nbytes and self._is_image(name):
+                del unread[name]
+        passed = dict.fromkeys((found.unread or {}).keys() - unread.keys(), b"")
+        return replace(found, fields={**passed, **found.fields}, unread=unread)
 
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
         """Whether it is the image of its sample; one that can be decoded goes before others."""
@@ -181,14 +196,14 @@ class TarsSource:
             if isinstance(target, int):
                 continue
             unread[name] = 0
-            if not self._wants(name, 0, fields):
+            if not self.wants(name, 0, fields):
                 continue
             place = _places(self.url, tar).get(target)
             if place is None:
                 what = f"{name} is a link to {target}, which"
                 raise RejectedError(Code.UNREADABLE, f"{what} cannot be read from this tar")
             start, unread[name] = place
-            if self._wants(name, place[1], fields):
+            if self.wants(name, place[1], fields):
                 fields[name] = opened(self.url).read(tar, start=start, nbytes=place[1])
                 del unread[name]
         return replace(found, fields=fields, unread=unread)

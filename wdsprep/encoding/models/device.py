@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from wdsprep.dataset.arrays import has_latents
 from wdsprep.encoding.models.base import Encoded, Encoder, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
@@ -115,7 +116,7 @@ def _parts(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
 class Stats:
     """What the device has done; `wall_s` runs from the first launch to the last batch's end, and
     `launch_s` is what the host needed to tell a GPU what to do. `text_s` is the part of `busy_s`
-    that captions took; `samples` are images."""
+    that captions took; `samples` are images, or captions where they are all there is."""
 
     samples: int = 0
     batches: int = 0
@@ -164,6 +165,7 @@ class Device:
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()
         """Kinds of batches for whose networks in fp32 there is no memory."""
+        self._counted = ImageBatch if has_latents(encoder.fields) else TextBatch
         self._variable = {field.name for field in encoder.fields if field.is_variable}
 
     @property
@@ -278,7 +280,8 @@ class Device:
         again = self._exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
             rows[row] = made
-        stats.samples += one.batch.count if may_retry and not is_text else 0
+        is_counted = may_retry and isinstance(one.batch, self._counted)
+        stats.samples += one.batch.count if is_counted else 0
         return rows
 
     def _row(self, one: Launched, row: int) -> Arrays:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import LATENT, Field, text_fields
+from wdsprep.dataset.arrays import LATENT, Field, has_latents, text_fields
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
@@ -48,7 +48,7 @@ def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
 
 
 class LatentEncoder:
-    """A VAE, and what encodes text where that is wanted."""
+    """A VAE and what encodes text, or one of the two where no more is wanted."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)
@@ -69,11 +69,11 @@ class LatentEncoder:
         self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
-
-        if not self.is_split:
-            for network in (self._moments, self._text.network if self._text else None):
-                if network is not None:
-                    network.get()
+        of_images = self._moments if has_latents(self.fields) else None
+        of_text = self._text.network if self._text else None
+        for network in (of_images, of_text):
+            if network is not None and not self.is_split:
+                network.get()
 
     def bring(self, part: Part) -> None:
         text = self._text.network if self._text else None

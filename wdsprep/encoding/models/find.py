@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
@@ -33,7 +33,7 @@ from wdsprep.encoding.models.parts import (
     variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.models.vae_rules import multiple_of, normed, vae_rule
+from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 
@@ -76,7 +76,7 @@ class Model:
     vae: str
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
-    """the class"""
+    """the class; empty where no VAE was asked for, and nothing of what follows is of one"""
     channels: int
     """of a latent as it is stored"""
     factor: int
@@ -102,20 +102,29 @@ class Model:
     """what of it decides their bytes"""
 
 
+class Wanted(NamedTuple):
+    """What of a model is to work."""
+
+    text: str
+    vae: bool = True
+
+
 def find_model(
     name: str,
     *,
     text: str,
+    has_vae: bool = True,
     is_offline: bool = False,
     listener: Callable[[str], None] = lambda _line: None,
 ) -> Model:
-    """The model that a user named, with all of its files on this machine. Where it is offline,
-    they have to be here already."""
+    """The model that a user named, with all of its files on this machine: where `has_vae` is not
+    asked for, those that text takes alone. Where it is offline, they have to be here already."""
+    wanted = Wanted(text, has_vae)
     if name == "tiny":
-        return replace(_load(name, Folder(TINY, "tiny"), text), note=TINY_NOTE)
+        return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
     folder = Path(name).expanduser()
     if name not in PRESETS and folder.is_dir():
-        return _load(name, Folder(folder.absolute(), name), text)
+        return _load(name, Folder(folder.absolute(), name), wanted)
     repo, _, revision = name.partition("@")
     repo = _repo_of(repo)
     if is_local(repo):
@@ -125,46 +134,47 @@ def find_model(
             " lists"
         )
     if is_offline:
-        return _from_cache(name, repo, revision, text)
-    return _from_hub(name, repo, revision, text, listener)
+        return _from_cache(name, repo, revision, wanted)
+    return _from_hub(name, repo, revision, wanted, listener)
 
 
 def _repo_of(name: str) -> str:
     return PRESETS[name].repo if name in PRESETS else name
 
 
-def _from_cache(name: str, repo: str, revision: str, text: str) -> Model:
+def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
     cached = find_cached(name, repo, revision)
     if cached is None:
         raise WorkError(f"{name} is not on this machine")
-    return _load(name, cached, text)
+    return _load(name, cached, wanted)
 
 
 def _from_hub(
-    name: str, repo: str, revision: str, text: str, listener: Callable[[str], None]
+    name: str, repo: str, revision: str, wanted: Wanted, listener: Callable[[str], None]
 ) -> Model:
     """A commit never changes, so one that is here is not asked for; a branch may have moved."""
     what = repo if repo == name.partition("@")[0] else f"{name} ({repo})"
     cached = find_cached(what, repo, revision)
-    has = parts_of(cached, text) if cached else None
+    has = parts_of(cached, wanted.text, has_vae=wanted.vae) if cached else None
     if cached and has and COMMIT.fullmatch(revision) and has.is_best:
-        return _load(name, cached, text)
+        return _load(name, cached, wanted)
     try:
         place = ask_hub(what, repo, revision, listener)
     except UnreachableError as error:
         if cached and has and not has.missing:
-            return _load(name, cached, text)
+            return _load(name, cached, wanted)
         state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
-        raise WorkError(f"{what} {state} and {_unreachable(error, repo, text)}") from None
+        raise WorkError(f"{what} {state} and {_unreachable(error, repo, wanted)}") from None
     except WdsprepError:
         if cached and has and not has.missing:  # withdrawn or gated since it was fetched
-            return _load(name, cached, text)
+            return _load(name, cached, wanted)
         raise
-    return _load(name, place, text)
+    return _load(name, place, wanted)
 
 
-def _unreachable(reason: Exception, repo: str, text: str) -> str:
-    names = [INDEX, "vae/*.json", f"vae/{VAE_WEIGHTS}.safetensors"]
+def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
+    text, names = wanted.text, [INDEX]
+    names += ["vae/*.json", f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
     names += ["tokenizer*/*", "*processor/*"] * (text != "none")
     names += ["text_encoder*/*.json"] * (text != "none")
     weights = [f"text_encoder*/model{part}.safetensors" for part in ("", "-0*")]
@@ -176,10 +186,10 @@ def _unreachable(reason: Exception, repo: str, text: str) -> str:
     )
 
 
-def _load(name: str, place: ModelFiles, text: str) -> Model:
+def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
     """Read the configs first, so that a model that will not do is not fetched."""
-    what = place.what
-    parts = parts_of(place, text)
+    what, text = place.what, wanted.text
+    parts = parts_of(place, text, has_vae=wanted.vae)
     if text != "none" and not parts.vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
     if parts.pickled:
@@ -190,8 +200,10 @@ def _load(name: str, place: ModelFiles, text: str) -> Model:
     if parts.missing:
         raise UsageError(f"{what} lacks {', '.join(parts.missing)}: choose another --model")
     configs = place.fetch([file for file in parts.files if file.endswith(".json")])
-    config = read_json(configs / parts.vae / "config.json")
-    rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
+    config, rule = {}, NO_VAE
+    if wanted.vae:
+        config = read_json(configs / parts.vae / "config.json")
+        rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
     towers: tuple[Tower, ...] = ()
     if parts.pipeline:
         _check_towers(what, configs, parts.pipeline)
@@ -289,12 +301,15 @@ def check_weights(model: Model) -> Model:
     folder = TINY if model.name == "tiny" else Path(model.folder)
     if not folder.is_dir() and model.revision:
         repo = _repo_of(model.name.partition("@")[0])
-        folder = Path(find_model(f"{repo}@{model.revision}", text=_text_of(model)).folder)
+        found = find_model(
+            f"{repo}@{model.revision}", text=_text_of(model), has_vae=bool(model.vae_kind)
+        )
+        folder = Path(found.folder)
     try:
-        found = weights_digest(folder, model.files, model.kind)
+        digest = weights_digest(folder, model.files, model.kind)
     except OSError as error:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
-    if found != model.weights:
+    if digest != model.weights:
         raise WorkError(
             f"{folder} holds other weights of {model.name} than the driver has: bring those there"
         )

@@ -108,13 +108,16 @@ def variant_of(files: Iterable[str]) -> str | None:
     return next(halves, "").lstrip(".") or None
 
 
-def parts_of(place: ModelFiles, text: str) -> ModelParts:
+def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelParts:
+    """`has_vae` is whether one is wanted."""
     names = place.names()
     index = read_json(place.fetch([INDEX]) / INDEX) if INDEX in names else {}
     is_bare = "config.json" in names and not names & {"vae/config.json", INDEX}
     vae = "" if is_bare else "vae"
     prefix = f"{vae}/" if vae else ""
-    wanted = [f"{prefix}config.json", *_weights(names, f"{prefix}{VAE_WEIGHTS}")]
+    wanted = []
+    if has_vae:
+        wanted += [f"{prefix}config.json", *_weights(names, f"{prefix}{VAE_WEIGHTS}")]
     pipeline = None if text == "none" or is_bare else _pipeline(place, index)
     if pipeline:
         wanted += [INDEX, *_text_files(names, pipeline, text)]

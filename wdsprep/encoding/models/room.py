@@ -20,9 +20,10 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
     """Of a GPU that has room for the one or the other alone; an error where it has not."""
     if device.type != "cuda":
         return False
-    images = weights_nbytes(model, model.vae, itemsize) + peak_nbytes(
-        1, recipe.resolution, itemsize
-    )
+    images = 0
+    if recipe.latents != "none":
+        images = weights_nbytes(model, model.vae, itemsize)
+        images += peak_nbytes(1, recipe.resolution, itemsize)
     text = _text_nbytes(model, recipe) if recipe.text == "emb" else 0
     free = free_nbytes(device)
     if images + text <= free:

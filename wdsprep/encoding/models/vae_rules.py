@@ -53,6 +53,10 @@ class VaeRule:
         return self.factor // self.patch
 
 
+NO_VAE = VaeRule(kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
+"""Where none is wanted."""
+
+
 def _kl(config: Mapping[str, Any]) -> VaeRule:
     return VaeRule(
         kind="AutoencoderKL",

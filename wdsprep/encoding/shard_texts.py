@@ -1,0 +1,129 @@
+"""The captions and facts of an image shard that pack made, without its images.
+
+On a local disk its headers are walked, a positioned read for each sample brings json and txt with
+the next sample's header, and no byte of an image is read. On S3 each sample is a request where
+images are large; where they are small, it takes less to read all of the shard and drop them: 32
+requests at once, of 20 ms each, bring 1,600 samples a second, and a stream of some 400 MB/s
+brings as many where a sample has 256 kB.
+
+Where not all of a shard was read there is no digest of it that could be compared with that of its
+receipt. Then its size is, and that index and headers agree: where a sample begins, and how many
+there are.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain, pairwise
+from pathlib import Path
+
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar import BLOCK, END
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import BadSampleError, Tape
+from wdsprep.dataset.tar.read import file_tape, scan
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store.base import Store
+from wdsprep.store.local import LocalStore
+
+LARGE_NBYTES = 1 << 18
+"""Of a sample on average: from here on each is a request of its own."""
+TAIL_NBYTES = 1 << 13
+"""What is asked for of a sample: json, txt and their headers seldom have more."""
+REQUESTS = 32
+
+
+def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
+    """Whether less than all of it is read for its texts."""
+    item = shard.item
+    is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
+    return not shard.is_foreign and (isinstance(store, LocalStore) or is_large)
+
+
+def read_texts(
+    source: TarsSource, store: Store, shard: ImageShard
+) -> Iterator[tuple[str, Sample | Refusal]]:
+    """The samples with their keys, in order, with images that are empty; a FormatError where the
+    shard is not what its index and its dataset say."""
+    name, nbytes = shard.item.name, shard.item.nbytes
+    sizes = {entry.name: entry.nbytes for entry in store.list(name)}
+    if name not in sizes:
+        raise NotFoundError(name)
+    if sizes[name] != nbytes:
+        raise FormatError("another size")
+    offsets = decode_index(store.read(index_name(name)), index_name(name))
+    with _tape(store, name, nbytes, offsets) as tape:
+        starts = iter(offsets)
+        for sample in scan(tape, wants=source.wants):
+            if isinstance(sample, BadSampleError):
+                raise FormatError(str(sample))
+            if sample.start != next(starts, -1):
+                raise FormatError(f"its index has {sample.key} at another place")
+            for row in source.rows(sample, name):
+                yield sample.key, row
+        if len([*starts]) != 1:
+            raise FormatError("its index has other samples")
+
+
+@contextmanager
+def _tape(store: Store, name: str, nbytes: int, offsets: Sequence[int]) -> Iterator[Tape]:
+    if isinstance(store, LocalStore):
+        with file_tape(Path(store.root, name)) as tape:
+            yield tape
+        return
+    ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(offsets)]
+    last = [(offsets[-1], offsets[-1] + len(END))]
+    with ThreadPoolExecutor(REQUESTS, "texts") as readers:
+        tails = _Tails(
+            nbytes,
+            chain([(0, BLOCK)], ends, last),
+            lambda start, count: store.read(name, start=start, nbytes=count),
+            readers,
+        )
+        try:
+            yield tails.at
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+
+class _Tails:
+    """A tape over parts of a file that are asked for ahead; what is in none of them is read when it
+    is wanted."""
+
+    def __init__(
+        self,
+        nbytes: int,
+        parts: Iterator[tuple[int, int]],
+        read: Callable[[int, int], bytes],
+        readers: ThreadPoolExecutor,
+    ) -> None:
+        self._nbytes, self._parts, self._read, self._readers = nbytes, parts, read, readers
+        self._coming: deque[tuple[int, int, Future[bytes]]] = deque()
+        self._start = self._end = 0
+        self._data = b""
+
+    def at(self, offset: int, nbytes: int) -> bytes:
+        if offset >= self._nbytes:
+            return b""
+        while offset >= self._end and self._advance():
+            pass
+        inside = offset - self._start
+        if 0 <= inside <= len(self._data) - nbytes:
+            return self._data[inside : inside + nbytes]
+        return self._read(offset, min(nbytes, self._nbytes - offset))
+
+    def _advance(self) -> bool:
+        """Go on to the next part, if there is one."""
+        while len(self._coming) < REQUESTS and (part := next(self._parts, None)):
+            start, end = part
+            self._coming.append((start, end, self._readers.submit(self._read, start, end - start)))
+        if not self._coming:
+            return False
+        self._start, self._end, coming = self._coming.popleft()
+        self._data = coming.result()
+        return True
