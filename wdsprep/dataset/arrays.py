@@ -27,6 +27,7 @@ FLIPPED = "latent_flipped.npy"
 """Of the image with left and right exchanged, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
 """Those that are made of an image's sizes; all others but latents are made of its caption."""
+OF_IMAGES = frozenset((LATENT, FLIPPED, *OF_SIZES))
 MASK = "mask.npy"
 """What the loader tells lengths by, so that no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
@@ -103,12 +104,12 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     """Those that are made of the caption, and become others where it is empty."""
-    return tuple(field for field in fields if field.name not in (LATENT, FLIPPED, *OF_SIZES))
+    return tuple(field for field in fields if field.name not in OF_IMAGES)
 
 
-def has_latents(fields: Iterable[Field]) -> bool:
-    """Whether anything is made of the image; of a text dataset nothing is."""
-    return any(field.name == LATENT for field in fields)
+def is_of_text(fields: Iterable[Field]) -> bool:
+    """Whether nothing is made of images: of a text dataset."""
+    return OF_IMAGES.isdisjoint(field.name for field in fields)
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:

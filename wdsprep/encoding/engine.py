@@ -35,7 +35,7 @@ from typing import TypeVar
 
 import torch
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT, has_latents
+from wdsprep.dataset.arrays import FLIPPED, LATENT, is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size
@@ -234,7 +234,7 @@ class Engine:
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._max_area = max_area
         self._part = Part.BOTH if encoder.has_text else Part.IMAGE
-        if not has_latents(encoder.fields):
+        if is_of_text(encoder.fields):
             self._part = Part.TEXT
         self._flips = any(field.name == FLIPPED for field in encoder.fields)
         self._shape_count = len({size for shapes in self._cuts for size in shapes.sizes})

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import OF_SIZES, Field, has_latents, text_fields
+from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -137,7 +137,7 @@ def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
 ) -> list[tuple[str, bytes]]:
     """The members of a latent sample, by their names and in their order."""
-    describe = facts_of if has_latents(fields) else text_facts_of
+    describe = text_facts_of if is_of_text(fields) else facts_of
     facts = describe(key, sample, result, is_packed=is_packed)
     arrays = arrays_of(fields, facts, result)
     members = [(field.name, npy_of(field, arrays[field.name])) for field in fields]

@@ -20,7 +20,7 @@ from itertools import chain, islice
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.dataset.arrays import fields_of, has_latents
+from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
@@ -280,7 +280,7 @@ class EncodeWorker:
         """In one pass; or in two, while no other shard of this worker is in one."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
-        part = Part.BOTH if has_latents(self._encoder.fields) else Part.TEXT
+        part = Part.TEXT if is_of_text(self._encoder.fields) else Part.BOTH
         if not self._encoder.is_split:
             return (yield from self._passed(shard, outputs, content, part))
         while not self._alone.acquire(timeout=PROGRESS_S):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wdsprep.dataset.arrays import has_latents
+from wdsprep.dataset.arrays import is_of_text
 from wdsprep.encoding.models.base import Encoded, Encoder, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
@@ -165,7 +165,7 @@ class Device:
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()
         """Kinds of batches for whose networks in fp32 there is no memory."""
-        self._counted = ImageBatch if has_latents(encoder.fields) else TextBatch
+        self._counted = TextBatch if is_of_text(encoder.fields) else ImageBatch
         self._variable = {field.name for field in encoder.fields if field.is_variable}
 
     @property

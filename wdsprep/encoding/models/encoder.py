@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import LATENT, Field, has_latents, text_fields
+from wdsprep.dataset.arrays import LATENT, Field, is_of_text, text_fields
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
@@ -69,7 +69,7 @@ class LatentEncoder:
         self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
-        of_images = self._moments if has_latents(self.fields) else None
+        of_images = None if is_of_text(self.fields) else self._moments
         of_text = self._text.network if self._text else None
         for network in (of_images, of_text):
             if network is not None and not self.is_split:
