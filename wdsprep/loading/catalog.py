@@ -65,8 +65,8 @@ class Stream:
 
     At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
     comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
-    default each sample comes once. `buckets` names the folders to take, by default all. `join`
-    names datasets of the same images, whose arrays stand beside those of this one.
+    default each sample comes once. `buckets` names the folders to take, by default all, and `where`
+    is a condition that samples are to meet.
     """
 
     url: "str | os.PathLike[str]"
@@ -74,7 +74,7 @@ class Stream:
     repeat: float | None = None
     count: int | None = None
     buckets: Sequence[str | int] | str | int | None = None
-    join: "Places" = ()
+    where: str | None = None
 
     def __repr__(self) -> str:
         """What was given, as it may be typed again."""
@@ -106,6 +106,8 @@ class Dataset:
     settings: Mapping[str, Any] = field(default_factory=dict)
     images: "Dataset | None" = None
     """What the latents are made from on the way, where they are not stored."""
+    where: str = ""
+    """The condition that samples are to meet, or that these do."""
     part: DatasetPart | None = None
     """Where these are some samples of an opened stream, as those of one shape."""
     made_of: tuple[str, ...] = ()
@@ -275,14 +277,9 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        return (_of_tars(store, want, buckets, places_of(stream.join)),)
-    if not manifest.complete:
-        what = f"{store.url} is not complete"
-        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
-    dataset = of_manifest(store, manifest, want, buckets)
-    dataset = replace(dataset, join=places_of(stream.join))
-    if dataset.join:
-        dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
+        return (replace(_of_tars(store, want, buckets), where=stream.where or ""),)
+    dataset = _of_manifest(store, manifest, want, buckets)
+    dataset = replace(dataset, where=stream.where or "")
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)

@@ -61,51 +61,9 @@ class Effects:
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
         flip = {"flip": self.flip} if self.flip else {}
-        shown = ", ".join(f"{name} {weight:g}" for name, weight in self.captions)
-        picked = {"captions": shown} if shown else {}
-        usual = {"drop_text": self.drop_text, "pixels": self.pixels}
-        return usual | flip | latents | area | picked | self._described
-
-    @property
-    def joined(self) -> "dict[str, Dataset]":
-        """What stands beside the streams, by what a state calls it."""
-        each = dict.fromkeys(part for d in self.datasets for part in d.beside[1:])
-        return {f"joined {number}": part for number, part in enumerate(each)}
-
-    @property
-    def _described(self) -> dict[str, str]:
-        lines = {
-            name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
-            for name, d in self.joined.items()
-        }
-        if len(lines) > NAMED:
-            return {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
-        return lines
-
-    @cached_property
-    def choices(self) -> tuple[str, ...]:
-        """The captions that have datasets of their own, or one without a name."""
-        names = tuple(name for name, _ in self.captions)
-        return names if names and _have_arrays(self.datasets) else ("",)
-
-    @cached_property
-    def paths(self) -> tuple[str, ...]:
-        """The places in the json that captions are picked among."""
-        names = tuple(name for name, _ in self.captions)
-        return () if _have_arrays(self.datasets) else names
-
-    def picked(self, step: int, first: int, count: int) -> Ints:
-        """The number of the captions that each row has, from this place of the global batch on."""
-        places = np.arange(count) + (step * self.global_batch + first)
-        chance = draw(key_of("captions", self.seed), places)
-        return np.searchsorted(self._bounds, chance, side="right")
-
-    @cached_property
-    def _bounds(self) -> Words:
-        """Where among 64-bit numbers the part of each but the last ends."""
-        ends = np.cumsum([weight for _, weight in self.captions]).tolist()
-        words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
-        return np.array(words, np.uint64)
+        conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
+        where = {"where": _shared(list(conditions))} if any(conditions) else {}
+        return {"drop_text": self.drop_text, "pixels": self.pixels} | flip | latents | area | where
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
@@ -176,6 +134,12 @@ class Effects:
         chance = draw(key_of(what, self.seed), np.arange(rows.start, rows.stop) + first)
         hit: list[int] = np.flatnonzero(chance < np.uint64(rate * 2.0**64)).tolist()
         return [rows.start + number for number in hit]
+
+
+def _shared(conditions: Sequence[str]) -> str:
+    """The condition of all datasets, or what tells theirs from those of others."""
+    same = all(condition == conditions[0] for condition in conditions)
+    return conditions[0] if same else f"several, together {key_of(*conditions):016x}"
 
 
 def effects_of(

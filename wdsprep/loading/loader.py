@@ -54,11 +54,12 @@ from wdsprep.loading.catalog import (
     to_encode,
 )
 from wdsprep.loading.effects import effects_of
-from wdsprep.loading.joining import joined
+from wdsprep.loading.kept import kept_folder
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
 from wdsprep.loading.shelves.cache import cache_dir
 from wdsprep.loading.to_device import transferred
+from wdsprep.loading.where import those_where
 from wdsprep.text import whole, whole_or_none
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def load(
     join: Places = (),
     encode: "Encode | None" = None,
     tee: str = "",
+    where: str | None = None,
     seed: int = 0,
     epochs: int | None = 1,
     step: int = 0,
@@ -108,7 +110,9 @@ def load(
         for batch in wdsprep.load("shards/latents-256", global_batch=1024):
             train(batch["latent"], batch["emb"])
 
-    `epochs` is the length of an iteration, None for one without end, and `step` where to begin.
+    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": others are
+    left out. `epochs` is the length of an iteration, None for one without end, and `step` where to
+    begin.
     `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
     names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
     with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
@@ -144,13 +148,13 @@ def load(
             encoding = encoding.in_form(form_there(tee))
         if tee and len(datasets) > 1:
             raise UsageError("tee= is for one dataset: encode a mixture without it")
-        resolution = encoding.settings["resolution"]
-        datasets = tuple(to_encode(each, resolution) for each in datasets)
+        if tee and (where or datasets[0].where):
+            raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
+        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
     if pixels > 0:
         datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
-    datasets = joined(datasets)
-    if encoding is not None:
-        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+    cached = cache_dir(cache, cache_nbytes)
+    datasets = those_where(datasets, where, kept_folder(cached))
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,
@@ -191,7 +195,7 @@ def load(
         pin=pin,
         device=None if device is None else torch.device(device),
         skip_missing=skip_missing,
-        cache=cache_dir(cache, cache_nbytes),
+        cache=cached,
     )
     return Loader(plan, step=step, encoding=encoding, tee=tee)
 

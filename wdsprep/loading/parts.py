@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.loading.order.chance import Ints
 
@@ -38,15 +39,23 @@ class Positions:
         found = [np.asarray(some, np.uint32) for some in each]
         starts = np.cumsum([0, *map(len, found)])
         numbers = np.concatenate([np.empty(0, np.uint32), *found])
-        return cls(numbers=numbers, starts=starts, digest=digest_of(starts, numbers))
+        digest = RunningDigest()
+        digest.update(numbers)
+        return cls(numbers=numbers, starts=starts, digest=digest.of(starts))
 
 
-def digest_of(*arrays: NDArray[Any]) -> str:
-    """Of numbers, as they are on any machine."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
-    return found.hexdigest()
+class RunningDigest:
+    """Of positions, whose numbers come in parts, and where those of each shard start at the end."""
+
+    def __init__(self) -> None:
+        self._numbers = DigestKind.BLAKE3.new()
+
+    def update(self, numbers: Numbers) -> None:
+        self._numbers.update(np.ascontiguousarray(numbers, "<u4").tobytes())
+
+    def of(self, starts: Ints) -> str:
+        self._numbers.update(np.ascontiguousarray(starts, "<i8").tobytes())
+        return self._numbers.hexdigest()
 
 
 class DatasetPart(NamedTuple):

@@ -1,0 +1,278 @@
+"""Conditions on the json: what meets one is served, in an order of its own, and nothing else."""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import wdsprep
+from tests.kit.latent_sets import field, flat, keys, npy, write_latents
+from tests.kit.packs import jpeg, pack, upload, write_files
+from tests.kit.shape_sets import SHAPES, write_shapes
+from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.samples import facts_bytes
+from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.loading import facts as facts_module
+from wdsprep.loading.where import Condition, Values, at_path
+
+SIZES = (60, 0, 45, 3)
+Facts = dict[str, Any]
+
+FACTS: Facts = {
+    "width": 640, "height": 480, "caption": "a red car", "captions": ["a red car", "ein Auto"],
+    "meta": {"aesthetic": 5.0, "nsfw": False, "lang": "en", "cell": "7", "a name": 3, "width": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("width == 640", True),
+        ("meta.width == 1 and width != 1", True),
+        ("aesthetic >= 5 and meta.aesthetic < 5.5", True),
+        ("width * height > 300_000", True),
+        ("width / height > 4 / 3 or -width > 0", False),
+        ("(width - height) / 2 == 80", True),
+        ("width / (height - 480) > 0", False),
+        ("not nsfw and lang in ('en', 'de')", True),
+        ("lang not in ('nc', 'nd')", True),
+        ("width in (1, 640)", True),
+        ("256 <= height <= 480 < width", True),
+        ("'car' in caption and 'truck' not in caption", True),
+        ("'ein Auto' in captions and captions[1] == 'ein Auto'", True),
+        ("captions[2] == 'a'", False),
+        ('meta["a name"] == 3', True),
+        ("cell > 6 and cell + 1 == 8", True),
+        ("lang > 6 or lang == 6 or lang + 1 > 0", False),
+        ("score > 1 or score <= 1 or score != 1 or score in (1,) or score not in (1,)", False),
+        ("not score > 1", True),
+        ("nsfw == 0 and nsfw == False", True),
+        ("lang", True),
+        ("True and 1", True),
+        ("not True", False),
+    ],
+)
+def test_a_condition_is_true_of_facts(text: str, holds: bool) -> None:
+    """For any number of samples at once, beside such as lack all of it."""
+    condition = Condition(text)
+    for count in (1, 3):
+        each: list[Facts] = [FACTS, {}, {"meta": "none"}][:count]
+        found = {name: Values.of([at_path(one, name) for one in each]) for name in condition.names}
+        assert condition.holds(found, count).tolist()[0] is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "give a condition"),
+        ("width >", "invalid syntax"),
+        ("open('x')", r"\"open\('x'\)\" cannot be used"),
+        ("width.__class__()", "cannot be used"),
+        ("(lambda: 1)() or width", "cannot be used"),
+        ("width ** 9 > 1", "cannot be used"),
+        ("width is 1", "cannot be used"),
+        ("[x for x in caption]", "cannot be used"),
+        ("(" * 5000 + "width" + ")" * 5000, "cannot be read|too many nested|nested too deep"),
+        ("not " * 50_000 + "width", "give a condition|cannot be read"),
+    ],
+)
+def test_nothing_else_is_taken(text: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=wrong):
+        Condition(text)
+
+
+def facts_of(number: int) -> Facts:
+    chance = np.random.default_rng(number)
+    meta = {"aesthetic": round(float(chance.uniform(0, 10)), 2), "lang": ["en", "de"][number % 2]}
+    if number % 11 == 0:
+        del meta["aesthetic"]
+    return {"width": 256 + number, "meta": meta, "note": "x" * (number % 7 * 900)}
+
+
+def write_with_facts(url: str, sizes: tuple[int, ...] = SIZES, **options: Any) -> str:
+    """A dataset whose samples have such json, as an image's may be: the longest is beyond what is
+    read of a sample's end."""
+
+    def members(key: str, fields: Any) -> Any:
+        made = [(item.name, npy(np.full(item.shape, int(key) % 99, "<f2"))) for item in fields]
+        text = b"caption " * (int(key) % 3 * 40)
+        return [*made, ("json", facts_bytes(facts_of(int(key)) | {"key": key})), ("txt", text)]
+
+    with patch("tests.kit.latent_sets.members", members):
+        return write_latents(url, sizes, **options)
+
+
+def wanted(holds: Callable[[Facts], bool], count: int = sum(SIZES)) -> set[str]:
+    return {f"{number:012d}" for number in range(count) if holds(facts_of(number))}
+
+
+def is_fine(facts: Facts) -> bool:
+    return facts["meta"].get("aesthetic", 0) >= 4 and facts["width"] < 350
+
+
+FINE = "aesthetic >= 4 and width < 350"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_with_facts(str(tmp_path_factory.mktemp("facts")))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": 4, "rank": 0, "world_size": 1} | options))
+
+
+def served(url: Any, **options: Any) -> list[str]:
+    """The keys of one pass."""
+    return flat(keys(load(url, global_batch=1, **options)))
+
+
+def test_what_meets_a_condition_is_served_once_a_pass(data: str) -> None:
+    right = wanted(is_fine)
+    assert 30 < len(right) < 80
+    assert sorted(served(data, where=FINE)) == sorted(right)
+    stream = wdsprep.Stream(data, where="aesthetic >= 4")
+    assert sorted(served(stream, where="width < 350")) == sorted(right)
+    assert "where='aesthetic >= 4'" in repr(stream)
+    raw = load(data, global_batch=1, where=FINE, raw=True)
+    assert [sample["__key__"] for sample in raw] == served(data, where=FINE)
+
+
+def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(
+    data: str, tmp_path: Path, cache_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "wdsprep")
+    copy = str(shutil.copytree(data, tmp_path / "copy"))
+    first = keys(load(data, where=FINE))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"reading the json of 108 samples .* is kept in " + str(cache_home), line)
+    with patch("wdsprep.loading.where.look_at_all", side_effect=AssertionError):
+        assert keys(load(copy, where=" aesthetic>=4  and (width < 350)")) == first
+        cached = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 30}
+        with pytest.raises(AssertionError):
+            load(data, where=FINE, **cached)
+    other = write_with_facts(str(tmp_path / "other"), (60, 0, 45, 4))
+    assert len(served(other, where="width > 0")) == 109
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "empty"])
+def test_a_kept_file_that_is_not_whole_is_made_again(
+    harm: str, data: str, cache_home: Path
+) -> None:
+    first = keys(load(data, where=FINE))
+    (kept,) = cache_home.glob("*.arrays")
+    whole = kept.read_bytes()
+    middle = len(whole) // 2
+    broken = {"cut": whole[:-9], "changed": whole[:7] + b"\xff" + whole[8:], "empty": b""}
+    kept.write_bytes(broken[harm])
+    assert middle
+    assert keys(load(data, where=FINE)) == first
+    assert kept.read_bytes() == whole
+
+
+def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:
+    options = {"global_batch": 8, "epochs": 3, "where": FINE}
+    whole = keys(load(data, **options))
+    for world in (2, 4, 8):
+        ranks = [load(data, rank=rank, world_size=world, **options) for rank in range(world)]
+        assert [flat(parts) for parts in zip(*map(keys, ranks), strict=True)] == whole
+    stopped = load(data, step=3, **options)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    again = load(data, **options)
+    again.load_state_dict(state)
+    assert keys(again) == whole[3:]
+    for other in (None, "aesthetic >= 5"):
+        with pytest.raises(FingerprintError, match=f"where: {re.escape(FINE)} -> "):
+            load(data, **(options | {"where": other})).load_state_dict(state)
+    long = " and ".join([FINE] * 200)
+    assert len(json.dumps(load(data, where=long).state_dict())) < 1024
+
+
+def test_a_mixture_may_have_a_condition_for_each(data: str, tmp_path: Path) -> None:
+    other = write_with_facts(str(tmp_path / "other"), (40,), base=1000)
+    both = [wdsprep.Stream(data, where="lang == 'en'"), wdsprep.Stream(other, where="width < 1270")]
+    right = wanted(lambda facts: facts["meta"]["lang"] == "en")
+    assert set(served(both)) == right | {f"{1000 + n:012d}" for n in range(14)}
+
+
+def test_shapes_stay_shapes(tmp_path: Path) -> None:
+    made = write_shapes(str(tmp_path))
+    some = {key for number, key in enumerate(made.shape_of) if int(key) % 10 < 4}
+    ends = ", ".join(f"'{key}'" for key in some)
+    seen: set[str] = set()
+    for batch in load(made.url, where=f"key in ({ends})", epochs=12):
+        assert {(shape[1], shape[0]) for shape in [batch["shape"]]} == {
+            made.shape_of[key] for key in batch["key"]
+        }
+        seen |= set(batch["key"])
+    assert seen == some
+    assert len({made.shape_of[key] for key in some}) >= len(SHAPES) - 1
+
+
+def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) -> None:
+    with pytest.raises(UsageError, match=r"no sample has meta\.score, which where="):
+        load(data, where="width > 3 or meta.score > 3")
+    assert not list(cache_home.glob("*.arrays"))
+    with pytest.raises(UsageError, match=r"no sample meets where='width < 3': ask for less"):
+        load(data, where="width < 3")
+    with pytest.raises(UsageError, match="give a condition"):
+        load(data, where=" ")
+
+
+def test_damaged_json_meets_no_condition_and_is_counted(
+    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(shutil.copytree(data, tmp_path / "copy"))
+    tar = Path(url, "256/000000.tar")
+    offsets = np.fromfile(f"{tar}.idx", "<u8").astype(int)
+    whole = bytearray(tar.read_bytes())
+    for number in (0, 5, 7):
+        at = whole.index(b'{"key"', offsets[number])
+        whole[at] = ord("[")
+    tar.write_bytes(whole)
+    left = {f"{number:012d}" for number in range(sum(SIZES))} - {f"{n:012d}" for n in (0, 5, 7)}
+    assert set(served(url, where="width > 0 or not width > 0")) == left
+    assert "the json of 3 samples is damaged or lacking" in caplog.text
+
+
+def test_images_and_their_crops(tmp_path: Path) -> None:
+    sizes = [(64, 80), (100, 90), (200, 136), (130, 300)] * 4
+    files: Mapping[str, bytes | str] = {
+        f"{n:02d}.jpg": jpeg(n, size) for n, size in enumerate(sizes)
+    }
+    images = pack(write_files(tmp_path / "photos", dict(files)), tmp_path / "images",
+                  "--buckets", "64,128", "--samples-per-shard", "6")  # fmt: skip
+    found = list(load(images, global_batch=1, where="width > height", fields=("json", "key")))
+    assert len(found) == 8
+    assert all(batch["json"][0]["width"] > batch["json"][0]["height"] for batch in found)
+    crops = list(load(images, global_batch=1, where="width > height", pixels=128))
+    assert len(crops) == 4
+    tars = tmp_path / "tars"
+    shutil.copytree(images / "64", tars)
+    raw = [s["__key__"] for s in load(tars, global_batch=1, where="width > height", raw=True)]
+    assert sorted(raw) == sorted(
+        batch["key"][0] for batch in found if batch["json"][0]["height"] < 128
+    )
+
+
+def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
+    """Whether shards come whole or the ends of samples alone."""
+    url = f"s3://{bucket}/latents"
+    upload(Path(data), url)
+    wanted = keys(load(data, where=FINE))
+    assert keys(load(url, where=FINE)) == wanted
+    with patch.object(facts_module, "LARGE_NBYTES", 1):
+        assert served(url, where=f"{FINE} and 1") == served(data, where=f"{FINE} and 1")
+
+
+def test_variable_arrays_and_a_json_far_from_the_end(tmp_path: Path) -> None:
+    url = write_with_facts(str(tmp_path), (30,), fields=(field("latent", (4, 8, 8)),))
+    assert layout([field("latent", (4, 8, 8))])
+    assert set(served(url, where=FINE)) == wanted(is_fine, 30)

@@ -1,0 +1,149 @@
+"""What a look at all samples of a dataset has found, kept in a file and mapped by whoever needs it.
+
+A file is named by the digest of what it depends on, as the contents of the shards, so a dataset
+that has changed has another file. It holds arrays one behind the other, what else is known as JSON,
+and at its end a digest of all that: one that is cut or broken is made again. Processes of a machine
+that want the same file wait for the first, which makes it. It gets its name when it is whole.
+
+    arrays, each from a multiple of 64 bytes on   JSON   length of the JSON   BLAKE3 of all before
+"""
+
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from wdsprep.errors import StoreError
+from wdsprep.loading.order.chance import key_of
+from wdsprep.loading.shelves.cache import CacheDir
+
+VERSION = 1
+ALIGNED = 64
+DIGEST_NBYTES = 32
+TAIL_NBYTES = DIGEST_NBYTES + 8
+CHUNK_NBYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptFile:
+    """An open one. `arrays` are views of the file, of which only what is used is in memory."""
+
+    path: Path
+    arrays: Mapping[str, NDArray[Any]]
+    facts: Mapping[str, Any]
+
+
+class KeptWriter:
+    """A file in the making: arrays come one after another, each in parts."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._at = file, blake3(), 0
+        self._arrays: dict[str, tuple[int, int, str]] = {}
+        self.facts: dict[str, Any] = {}
+        """What is to stand beside the arrays."""
+
+    def add(self, name: str, dtype: str, parts: Iterable[NDArray[Any]]) -> None:
+        self._write(bytes(-self._at % ALIGNED))
+        start = self._at
+        for part in parts:
+            self._write(np.ascontiguousarray(part, dtype).tobytes())
+        self._arrays[name] = start, self._at - start, dtype
+
+    def finish(self) -> None:
+        facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
+        self._write(facts)
+        self._write(len(facts).to_bytes(8, "little"))
+        self._file.write(self._digest.digest())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._at += len(data)
+
+
+def kept_folder(cache: CacheDir | None) -> Path:
+    """In the cache, if there is one; else where programs keep what they can make again."""
+    if cache is not None:
+        return cache.folder / "kept"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wdsprep" / "kept"
+
+
+def kept(folder: Path, what: Iterable[str], make: Callable[[KeptWriter, Path], None]) -> KeptFile:
+    """The file that depends on `what`, made if it is not there or not whole. `make` is given where
+    it will lie."""
+    name = f"{key_of(VERSION, 'kept', *what):016x}"
+    path = folder / f"{name}.arrays"
+    try:
+        if (found := _opened(path)) is not None:
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{name}.lock"):
+            found = _opened(path) or _made(path, make)
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or folder}: {error.strerror}: what a look at all samples finds is "
+            "kept there: give cache another folder, or set XDG_CACHE_HOME"
+        ) from error
+    return found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _made(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
+    begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
+    try:
+        with begun.open("wb") as file:
+            writer = KeptWriter(file)
+            make(writer, path)
+            writer.finish()
+        begun.replace(path)
+    except BaseException:
+        begun.unlink(missing_ok=True)
+        raise
+    found = _opened(path)
+    if found is None:
+        raise StoreError(f"{path} does not hold what was written to it: look after the disk")
+    return found
+
+
+def _opened(path: Path) -> KeptFile | None:
+    """None where it is not there, or not whole."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
+            return None
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if not _is_whole(data):
+            return None
+        end = len(data) - TAIL_NBYTES
+        start = end - int.from_bytes(data[end : end + 8], "little")
+        body = json.loads(data[start:end])
+        arrays = {
+            name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
+            for name, (at, nbytes, dtype) in body["arrays"].items()
+        }
+        return KeptFile(path=path, arrays=arrays, facts=body["facts"])
+    return None
+
+
+def _is_whole(data: mmap.mmap) -> bool:
+    digest, end = blake3(), len(data) - DIGEST_NBYTES
+    with memoryview(data) as view:
+        for at in range(0, end, CHUNK_NBYTES):
+            digest.update(view[at : min(at + CHUNK_NBYTES, end)])
+    return bool(digest.digest() == data[end:])

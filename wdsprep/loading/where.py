@@ -1,0 +1,433 @@
+"""`where="aesthetic >= 6 and width >= 768"`: the samples of a dataset that meet a condition.
+
+The text is parsed, checked against a short list of what may stand in it, and computed for many
+samples at once; it is never run as code. A name is a path into the json of a sample (`width`,
+`meta.aesthetic`, `meta["a name"]`, `captions[0]`), a bare name that the json lacks one into its
+`meta`, or a column of a joined table. A comparison with what a sample lacks, or with a text where a
+number should be, is false; a text that reads as a number is one beside numbers, since tables as CSV
+hold nothing else.
+
+All json of the dataset is read once for a condition (`facts`). What meets it is kept (`kept`) by
+the contents of the dataset and the condition, so a run that begins again finds it there.
+"""
+
+import ast
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.errors import UsageError
+from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.facts import SomeFacts, look_at_all
+from wdsprep.loading.kept import KeptWriter, kept
+from wdsprep.loading.order.chance import key_of
+from wdsprep.loading.parts import Numbers, Positions, RunningDigest, chosen
+from wdsprep.text import human_bytes, plural
+
+Mask = NDArray[np.bool_]
+NameParts = tuple[str | int, ...]
+"""A path into the json."""
+LONGEST = 100_000
+SHOWN = 200
+"""Characters of a condition that a state has; of a longer one it has a digest."""
+META = "meta"
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_REACH: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Of some samples, or of one for all: numbers or truths in an array of such, all else in one of
+    objects; and which of them are there."""
+
+    array: NDArray[Any]
+    there: Mask
+
+    @classmethod
+    def of(cls, found: Sequence[Any]) -> "Values":
+        kinds = {*map(type, found)}
+        there = np.array([one is not None for one in found], np.bool_)
+        if kinds <= {int, float, bool, type(None)} and kinds - {type(None)}:
+            filled = [0 if one is None else one for one in found]
+            try:
+                array = np.array(filled)
+                if array.dtype != object:
+                    return cls(array, there)
+            except OverflowError:
+                pass
+        array = np.empty(len(found), object)
+        array[:] = found
+        return cls(array, there)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.array.dtype != object
+
+    def numbers(self) -> "Values":
+        """What can be reckoned with: of texts, those that read as numbers."""
+        if self.is_plain:
+            return self
+        return Values.of([_number(one) for one in self.array])
+
+
+class Condition:
+    """A parsed condition."""
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+            raise UsageError(f"where={text!r:.60}: give a condition, such as 'width >= 768'")
+        self.text = text
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError as error:
+            raise UsageError(f'where="{text}": {error.msg} at character {error.offset}') from None
+        except (ValueError, MemoryError, RecursionError) as error:
+            raise UsageError(f"where= cannot be read: {error}") from None
+        self.names: dict[NameParts, None] = {}
+        """What it asks for."""
+        try:
+            self._check(self._tree)
+            self.plain = ast.unparse(self._tree)
+        except RecursionError:
+            raise UsageError("where= cannot be read: it is nested too deep") from None
+
+    def _check(self, node: ast.expr) -> None:
+        """Refuse all but what the docstring of this module names."""
+        if isinstance(node, ast.BoolOp):
+            parts = node.values
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.UAdd):
+            parts = [node.operand]
+        elif isinstance(node, ast.BinOp) and type(node.op) in _REACH:
+            parts = [node.left, node.right]
+        elif isinstance(node, ast.Compare):
+            parts = [node.left]
+            for op, part in zip(node.ops, node.comparators, strict=True):
+                is_in = isinstance(op, ast.In | ast.NotIn)
+                if not (is_in and _is_list(part)):
+                    parts.append(part)
+                if not is_in and type(op) not in _COMPARE:
+                    self._refuse(node)
+        elif (name := _name(node)) is not None:
+            self.names[name] = None
+            return
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool):
+            return
+        else:
+            self._refuse(node)
+        for part in parts:
+            self._check(part)
+
+    def _refuse(self, node: ast.expr) -> None:
+        part = ast.get_source_segment(self.text.strip(), node)
+        raise UsageError(
+            f'where="{self.text}": {part!r} cannot be used: compare names with numbers and texts '
+            "by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
+        )
+
+    def holds(self, found: Mapping[NameParts, Values], count: int) -> Mask:
+        """Of which samples it is true."""
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(_truth(_value(self._tree, found, count)), count)
+
+
+def _truth(values: Values) -> Mask:
+    if values.is_plain:
+        is_true: Mask = values.there & (values.array != 0)
+        return is_true
+    return values.there & np.array([bool(one) for one in values.array], np.bool_)
+
+
+def _value(node: ast.expr, found: Mapping[NameParts, Values], count: int) -> Values:
+    everywhere = np.ones(count, np.bool_)
+    if isinstance(node, ast.BoolOp):
+        join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        truths = [
+            np.broadcast_to(_truth(_value(part, found, count)), count) for part in node.values
+        ]
+        return Values(join.reduce(truths), everywhere)
+    if isinstance(node, ast.UnaryOp):
+        own = _value(node.operand, found, count)
+        if isinstance(node.op, ast.Not):
+            return Values(~_truth(own), everywhere)
+        own = own.numbers()
+        return Values(_signed(node.op, own.array), own.there) if own.is_plain else own
+    if isinstance(node, ast.BinOp):
+        left, right = (_value(part, found, count).numbers() for part in (node.left, node.right))
+        if not (left.is_plain and right.is_plain):
+            return Values(np.zeros(count), np.zeros(count, np.bool_))
+        made = np.asarray(_REACH[type(node.op)](_wide(left.array), _wide(right.array)))
+        return Values(made, left.there & right.there & np.isfinite(made))
+    if isinstance(node, ast.Compare):
+        return Values(_compared(node, found, count), everywhere)
+    if isinstance(node, ast.Constant):
+        return Values.of([node.value])
+    name = _name(node)
+    return Values(np.zeros(count), ~everywhere) if name is None else found[name]
+
+
+def _wide(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.int64) if array.dtype == np.bool_ else array
+
+
+def _signed(op: ast.unaryop, array: NDArray[Any]) -> NDArray[Any]:
+    return -_wide(array) if isinstance(op, ast.USub) else array
+
+
+def _compared(node: ast.Compare, found: Mapping[NameParts, Values], count: int) -> Mask:
+    all_true = np.ones(count, np.bool_)
+    left = _value(node.left, found, count)
+    for op, part in zip(node.ops, node.comparators, strict=True):
+        if isinstance(op, ast.In | ast.NotIn):
+            all_true &= _is_in(op, left, part, found, count)
+            if _is_list(part):
+                continue
+        else:
+            all_true &= _pairs(_COMPARE[type(op)], left, _value(part, found, count), count)
+        left = _value(part, found, count)
+    return all_true
+
+
+def _is_in(
+    op: ast.cmpop, left: Values, part: ast.expr, found: Mapping[NameParts, Values], count: int
+) -> Mask:
+    """Whether it is one of those listed; or stands in a text or a list that a sample has."""
+    if _is_list(part):
+        among = np.zeros(count, np.bool_)
+        for choice in ast.literal_eval(part):
+            among |= _pairs(operator.eq, left, Values.of([choice]), count)
+        there = np.broadcast_to(left.there, count)
+    else:
+        right = _value(part, found, count)
+        among = _each(_stands_in, left, right, count)
+        there = left.there & right.there
+    return there & ~among if isinstance(op, ast.NotIn) else among
+
+
+def _pairs(compare: Callable[[Any, Any], Any], left: Values, right: Values, count: int) -> Mask:
+    if left.is_plain and right.is_plain:
+        there = left.there & right.there
+        mask: Mask = np.broadcast_to(compare(_scalar(left), _scalar(right)), count) & there
+        return mask
+    return _each(lambda one, other: _like(compare, one, other), left, right, count)
+
+
+def _scalar(values: Values) -> Any:
+    """A constant as a plain number, so that it takes the other side's precision."""
+    return values.array.item() if len(values.array) == 1 else values.array
+
+
+def _each(test: Callable[[Any, Any], Any], left: Values, right: Values, count: int) -> Mask:
+    """Of objects, one by one."""
+    there = np.broadcast_to(left.there & right.there, count)
+    sides = (np.broadcast_to(side.array, count).tolist() for side in (left, right))
+    pairs = zip(there.tolist(), *sides, strict=True)
+    return np.array([bool(has and test(one, other)) for has, one, other in pairs], np.bool_)
+
+
+def _like(compare: Callable[[Any, Any], Any], one: Any, other: Any) -> bool:
+    """Numbers with numbers, texts with texts; a text beside a number as one, if it reads as one."""
+    if isinstance(one, int | float) and isinstance(other, str):
+        other = _number(other)
+    elif isinstance(other, int | float) and isinstance(one, str):
+        one = _number(one)
+    try:
+        return one is not None and other is not None and bool(compare(one, other))
+    except TypeError:
+        return False
+
+
+def _stands_in(one: Any, other: Any) -> bool:
+    try:
+        return one in other
+    except TypeError:
+        return False
+
+
+def _number(one: Any) -> Any:
+    if isinstance(one, str):
+        try:
+            value = float(one)
+        except ValueError:
+            return None
+        return value if np.isfinite(value) else None
+    return one if isinstance(one, int | float) else None
+
+
+def _is_list(node: ast.expr) -> bool:
+    """A list or tuple of constants; or a text, in which texts may be looked for."""
+    if not isinstance(node, ast.List | ast.Tuple):
+        return False
+    return all(_is_constant(part) for part in node.elts)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+        return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
+
+
+def _name(node: ast.expr) -> NameParts | None:
+    """The path that a node stands for, or None."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute) and (before := _name(node.value)):
+        return (*before, node.attr)
+    if isinstance(node, ast.Subscript) and (before := _name(node.value)):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(key, str | int) and not isinstance(key, bool):
+            return (*before, key)
+    return None
+
+
+def at_path(facts: Mapping[str, Any] | None, path: NameParts) -> Any:
+    """What the json of a sample has at a path; None where it lacks that."""
+    found: Any = facts
+    if facts is not None and len(path) == 1 and path[0] not in facts:
+        found = facts.get(META)
+    for part in path:
+        if isinstance(found, dict) and isinstance(part, str):
+            found = found.get(part)
+        elif isinstance(found, list) and isinstance(part, int) and -1 < part < len(found):
+            found = found[part]
+        else:
+            return None
+    return found
+
+
+def shown_name(path: NameParts) -> str:
+    first, *others = path
+    return f"{first}" + "".join(f".{p}" if isinstance(p, str) else f"[{p}]" for p in others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is left of a piece of a shard, and how many of its samples have each name; of all, how
+    many are damaged."""
+
+    numbers: Numbers
+    seen: Sequence[int]
+    damaged: int
+
+
+def those_where(
+    datasets: Sequence[Dataset], where: str | None, folder: Path
+) -> tuple[Dataset, ...]:
+    """What is left of datasets where a condition holds, beside the one that a stream may have."""
+    known: dict[Dataset, tuple[str, Positions]] = {}
+    found = []
+    for dataset in datasets:
+        given = [text for text in (dataset.where, where) if text]
+        if not given:
+            found.append(dataset)
+            continue
+        if dataset.whole not in known:
+            condition = joint([Condition(text) for text in given])
+            known[dataset.whole] = condition.plain, _kept(dataset.whole, condition, folder)
+        plain, keep = known[dataset.whole]
+        if (left := chosen(dataset, keep)) is not None:
+            found.append(replace(left, where=in_short(plain)))
+    for whole, (plain, _) in known.items():
+        if all(dataset.whole is not whole for dataset in found):
+            raise UsageError(
+                f"{whole.store.url}: no sample meets where={in_short(plain)!r}: ask for less"
+            )
+    return tuple(found)
+
+
+def joint(conditions: Sequence[Condition]) -> Condition:
+    """All of them as one."""
+    if len(conditions) == 1:
+        return conditions[0]
+    return Condition(" and ".join(f"({condition.plain})" for condition in conditions))
+
+
+def in_short(plain: str) -> str:
+    """As a state has it, which is small."""
+    return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"
+
+
+def _kept(whole: Dataset, condition: Condition, folder: Path) -> Positions:
+    """What meets the condition, looked for once."""
+    what = "where", *whole.names, *whole.contents, condition.plain
+
+    def make(writer: KeptWriter, path: Path) -> None:
+        _look(whole, condition, writer, path)
+
+    found = kept(folder, what, make)
+    if damaged := found.facts["damaged"]:
+        _log.warning(
+            "%s: the json of %s is damaged or lacking: they meet no condition",
+            whole.store.url,
+            plural(damaged, "sample"),
+        )
+    return Positions(
+        numbers=found.arrays["numbers"],
+        starts=found.arrays["starts"],
+        digest=found.facts["digest"],
+    )
+
+
+def _look(whole: Dataset, condition: Condition, writer: KeptWriter, path: Path) -> None:
+    _log.info(
+        "%s: reading the json of %s (the dataset has %s) for where=%r; what meets it is kept in %s",
+        whole.store.url,
+        plural(whole.samples, "sample"),
+        human_bytes(whole.nbytes),
+        in_short(condition.plain),
+        path,
+    )
+    names = tuple(condition.names)
+
+    def left_of(some: SomeFacts) -> _Left:
+        found = {name: Values.of([at_path(one, name) for one in some.facts]) for name in names}
+        is_sound = np.array([one is not None for one in some.facts], np.bool_)
+        keep = condition.holds(found, len(some.facts)) & is_sound
+        numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
+        seen = [int(found[name].there.sum()) for name in names]
+        return _Left(numbers, seen, int((~is_sound).sum()))
+
+    counts = np.zeros(len(whole.names) + 1, np.int64)
+    seen, damaged = np.zeros(len(names), np.int64), 0
+    digest = RunningDigest()
+
+    def numbers() -> Iterator[Numbers]:
+        nonlocal damaged
+        for shard, pieces in look_at_all(whole, left_of):
+            for piece in pieces:
+                counts[shard + 1] += len(piece.numbers)
+                seen[:] += piece.seen
+                damaged += piece.damaged
+                digest.update(piece.numbers)
+                yield piece.numbers
+
+    writer.add("numbers", "<u4", numbers())
+    lacking = [name for name, count in zip(names, seen.tolist(), strict=True) if not count]
+    if lacking:
+        raise UsageError(
+            f"{whole.store.url}: no sample has {shown_name(lacking[0])}, which "
+            f"where={in_short(condition.plain)!r} asks for: wdsprep inspect DATASET KEY shows what "
+            "one has"
+        )
+    starts = np.cumsum(counts)
+    writer.add("starts", "<i8", [starts])
+    writer.facts |= {"damaged": damaged, "digest": digest.of(starts)}
