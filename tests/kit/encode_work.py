@@ -50,17 +50,17 @@ class Plain:
 
     itemsize = 4
     is_compiled = False
-    has_text = True
     is_split = groups_texts = False
     text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)
         self.resolution, self.device = recipe.resolution, device
+        self.has_text = recipe.text != "none"
         self._making, self._factor = making, model.factor
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        length = self.fields[1].shape[0]
+        length = self.fields[-1].shape[0]
         counts = [1 + min(length, len(caption.encode())) for caption in captions]
         return [Tokens(text, count=n) for text, n in zip(captions, counts, strict=True)]
 
@@ -85,14 +85,16 @@ class Plain:
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         assert not exact
-        length, width = self.fields[1].shape
+        length, width = self.fields[-1].shape
         rows = [list(text.caption.encode()[:length]) for text in texts]
         ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
         made = (ids / 256).half().unsqueeze(2).expand(-1, -1, width).contiguous()
         return Encoded(arrays={"emb.npy": made}, ok=torch.ones(len(texts), dtype=torch.bool))
 
     def empty(self) -> dict[str, torch.Tensor]:
-        return {"emb.npy": torch.zeros(self.fields[1].shape, dtype=torch.float16)}
+        if not self.has_text:
+            return {}
+        return {"emb.npy": torch.zeros(self.fields[-1].shape, dtype=torch.float16)}
 
 
 def command(pause_s: str, white: str, *arguments: str) -> None:

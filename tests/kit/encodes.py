@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field, fields_of, text_fields
+from wdsprep.dataset.rows import rows_name, rows_of
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
@@ -164,14 +165,21 @@ def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
         with file_tape(path) as tape:
             assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
     for shard in expected:
-        keys = [key for key in members(images / shard.name) if key not in lost]
+        there = list(members(images / shard.name))
+        keys = [key for key in there if key not in lost]
         assert list(members(root / shard.name)) == keys
+        rows = [*range(len(keys))]
+        if (root / rows_name(shard.name)).exists():
+            rows = rows_of((root / rows_name(shard.name)).read_bytes()).tolist()
+            assert rows != [*range(len(keys))]
+        assert [there[row] for row in rows] == keys
     units = [shard.name.removesuffix(".tar") for shard in expected]
     names = {f"{kind}/{unit}.json{end}" for unit in units
              for kind, end in (("receipts", ""), ("rejects", "l"))}  # fmt: skip
     names |= {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
     names |= {f"empty.{f.name}" for f in text_fields(fields_of(manifest.settings["layout"]))}
-    assert set(tree(root)) == names | {"wdsprep.json"}
+    rows = {name for name in tree(root) if name.endswith(".rows")}  # held against keys above
+    assert set(tree(root)) == names | rows | {"wdsprep.json"}
 
 
 # --- a stand-in for the models

@@ -37,12 +37,13 @@ class Kind(Enum):
     UNCHECKED = "unchecked"
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
+    ROWLESS = "rowless"  # latents from before there were rows: a join with others needs them
     UNSETTLED = "unsettled"  # a step that the next run does again
     LEFTOVER = "leftover"
 
     @property
     def is_note(self) -> bool:
-        return self in (Kind.UNFINISHED, Kind.UNSETTLED, Kind.LEFTOVER)
+        return self in (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNSETTLED, Kind.LEFTOVER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +90,7 @@ _NEXT = {
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
+    Kind.ROWLESS: 'run "wdsprep index {url}" before it is joined with another',
     Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
     Kind.LEFTOVER: "nothing to do",
 }

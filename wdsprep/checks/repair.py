@@ -27,13 +27,15 @@ from wdsprep.dataset.names import (
     belongs_to,
     inputs_name,
     is_retry,
+    latent_unit,
     receipt_name,
     rejects_name,
+    rows_name,
     sample_key,
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import write_index
+from wdsprep.dataset.reindex import write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
@@ -286,7 +288,11 @@ class _Repairer:
         if self._is_changed({tar, name}):
             self.changed.append(name)
             return
-        write_index(self._store, tar)
+        if name == rows_name(tar):
+            self._store.delete(name)
+            write_rows(self._store, read_receipt(self._store, latent_unit(tar)))
+        else:
+            write_index(self._store, tar)
         self._tell()
 
     def _is_changed(self, names: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, fields_of
+from wdsprep.dataset.arrays import BFLOAT16, Field, fields_of, is_of_text
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
@@ -27,12 +27,16 @@ IMAGE_FACTS: dict[str, type] = {
     "changes": list,
     "meta": dict,
 }
-LATENT_FACTS: dict[str, type] = {
+TEXT_FACTS: dict[str, type] = {
     **dict.fromkeys(("key", "source", "caption"), str),
-    **dict.fromkeys(("source_width", "source_height", "width", "height"), int),
-    **dict.fromkeys(("scaled_width", "scaled_height", "tokens"), int),
-    "crop": list,
+    "tokens": int,
     "cut": bool,
+}
+LATENT_FACTS: dict[str, type] = {
+    **TEXT_FACTS,
+    **dict.fromkeys(("source_width", "source_height", "width", "height"), int),
+    **dict.fromkeys(("scaled_width", "scaled_height"), int),
+    "crop": list,
 }
 
 View = Callable[[int, int], memoryview]
@@ -96,6 +100,7 @@ class ImageRules:
 class LatentRules:
     def __init__(self, fields: tuple[Field, ...]) -> None:
         self._fields = {field.name: field for field in fields}
+        self._facts = TEXT_FACTS if is_of_text(fields) else LATENT_FACTS
         self._order = (*self._fields, "json", "txt")
         self.members = len(self._order)
 
@@ -110,7 +115,7 @@ class LatentRules:
         return array_problem(self._fields[field], view(start, nbytes), nbytes)
 
     def facts(self, facts: Mapping[str, Any]) -> str:
-        return _wrong_types(facts, LATENT_FACTS)
+        return _wrong_types(facts, self._facts)
 
 
 class ShapedRules(LatentRules):

@@ -32,6 +32,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
+from wdsprep.dataset.rows import may_have_rows, rows_name
 from wdsprep.dataset.state import READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
@@ -256,6 +257,8 @@ def smallest_unit(found: DatasetSurvey) -> str:
 def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
     known = {MANIFEST, EDITION, *empty_names(found), *map(receipt_name, broken)}
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
+    with_rows = filter(may_have_rows, found.receipts)
+    known.update(rows_name(shard.name) for receipt in with_rows for shard in receipt.shards)
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
     for name in sorted(found.there.keys() - known):

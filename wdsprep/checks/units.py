@@ -25,6 +25,15 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
+from wdsprep.dataset.rows import (
+    are_packed,
+    are_plain,
+    may_have_rows,
+    positions_of,
+    rows_bytes,
+    rows_name,
+    rows_of,
+)
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, NotFoundError, StoreError
@@ -173,6 +182,8 @@ class _Checker:
         is_settled = UNSETTLED not in receipt.files  # or rows are leaving, and who knows which have
         if data is not None and is_settled:
             self._rejects(name, data)
+        if may_have_rows(receipt):
+            self._rows()
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 
@@ -193,6 +204,44 @@ class _Checker:
         self._rejected = [reject.key for reject in rejects]
         if count_up({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
+
+    def _rows(self) -> None:
+        """Which samples of the image shard those of a shard are: what keys say where pack gave
+        them, else what may be."""
+        for shard in self._receipt.shards:
+            keys, rejected = self._keys.get(shard.name), self._rejected
+            if keys is None or rejected is None:
+                return  # what is wrong is said of these
+            name = rows_name(shard.name)
+            data = self._there(name)
+            if are_packed(self._receipt, (*keys, *rejected)):
+                positions = positions_of(keys, rejected)
+                wanted = b"" if are_plain(positions) else rows_bytes(positions)
+                if data != wanted and data:
+                    self._find(name, Kind.INDEX, "its numbers are not those that the keys tell")
+                elif data != wanted:
+                    self._find(name, Kind.ROWLESS, "it is missing")
+            elif data and not self._may_be_rows(data, shard.samples):
+                self._find(name, Kind.WRONG, "its numbers cannot be those of its samples")
+
+    def _may_be_rows(self, data: bytes, samples: int) -> bool:
+        """Whether each sample has a number of its own, which rise where keys would."""
+        if len(data) != 4 * samples:
+            return False
+        numbers = rows_of(data).tolist()
+        runs = (numbers[run.start : run.stop] for run in self._runs(samples))
+        is_rising = all(a < b for run in runs for a, b in pairwise(run))
+        return is_rising and len({*numbers}) == samples and max(numbers) < self._receipt.inputs
+
+    def _there(self, name: str) -> bytes:
+        """What a file holds that need not be there."""
+        try:
+            return self._store.read(name)
+        except NotFoundError:
+            return b""
+        except StoreError as error:
+            self._unreadable(name, error)
+            return b""
 
     def _check_inputs(self) -> None:
         """The keys of a slice are its number and 0, 1, 2, ..., each in one place. Of URLs, some may

@@ -442,7 +442,11 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.argument("folder", type=PLACE)
 @OUTPUT
 def index_command(folder: str, as_json: bool) -> None:
-    """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one."""
+    """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one.
+
+    In a dataset of latents also a .tar.rows where one is missing, which loading it joined with
+    another asks for.
+    """
     from wdsprep.dataset.reindex import index as index_tars
 
     line = ProgressLine()
@@ -450,8 +454,11 @@ def index_command(folder: str, as_json: bool) -> None:
     line.clear()
     text = f"nothing left to do: each tar in {folder} has its index"
     if done:
-        count = plural(len(done), "index", "indexes")
-        text = f"{count} written, of {plural(sum(done.values()), 'sample')}"
+        rows = sum(name.endswith(".rows") for name in done)
+        parts = [plural(rows, "file") + " of rows"] if rows else []
+        if len(done) > rows:
+            parts = [plural(len(done) - rows, "index", "indexes"), *parts]
+        text = f"{' and '.join(parts)} written, of {plural(sum(done.values()), 'sample')}"
     tell([Kept(json.dumps(done)) if as_json else text])
 
 

@@ -1,10 +1,26 @@
-"""`index`: give tars that something else made the index that a loader needs."""
+"""`index`: give tars that something else made the index that a loader needs, and latents that were
+made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
+"""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from wdsprep.dataset.names import index_name, is_index
-from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
+from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.rows import (
+    are_packed,
+    are_plain,
+    may_have_rows,
+    positions_of,
+    rows_bytes,
+    rows_name,
+)
+from wdsprep.dataset.state import read_each, read_manifest
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import BadSampleError, name_of
+from wdsprep.dataset.tar.read import file_tape, index_tar, split_member, stream_tape
 from wdsprep.errors import SourceError, TarError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, stream, write_bytes
@@ -13,13 +29,14 @@ from wdsprep.text import Counting, unheard
 
 
 def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
-    """Write the index of each tar below `folder` that has none, or a cut or an older one.
-    Returns how many samples each of those has; `heard` is told how many are done, of how many."""
+    """Write the index of each tar below `folder` that has none, or a cut or an older one; and, of
+    a dataset of latents, the rows of each that has none and needs them. Returns how many samples
+    each of those has; `heard` is told how many are done, of how many."""
     store = open_store(folder)
     there = {
         entry.name: entry
         for entry in store.list()
-        if entry.name.endswith(".tar") or is_index(entry.name)
+        if entry.name.endswith((".tar", ".rows")) or is_index(entry.name) or entry.name == MANIFEST
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
@@ -30,7 +47,56 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
     for name in missing:
         heard(len(done), len(missing))
         done[name] = write_index(store, name)
+    if MANIFEST in there:
+        done |= _write_rows(store, there.keys(), heard)
     return done
+
+
+def _write_rows(store: Store, there: Iterable[str], heard: Counting) -> dict[str, int]:
+    """Those that are missing; how many samples each is of."""
+    manifest = read_manifest(store)
+    missing = [
+        receipt
+        for receipt in (manifest.receipts if manifest else ())
+        if may_have_rows(receipt) and receipt.shards
+        if rows_name(receipt.shards[0].name) not in there
+    ]
+    done: dict[str, int] = {}
+    for number, receipt in enumerate(missing):
+        heard(number, len(missing))
+        done |= write_rows(store, receipt)
+    return done
+
+
+def write_rows(store: Store, receipt: Receipt) -> dict[str, int]:
+    """Write which samples of its image shard those of a latent shard are, if they have to be told.
+    Of tars that pack did not make, none but a run over them knows."""
+    (shard,) = receipt.shards
+    keys = _keys(store, shard.name)
+    rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
+    if not are_packed(receipt, (*keys, *rejected)):
+        return {}
+    positions = positions_of(keys, rejected)
+    if are_plain(positions):
+        return {}
+    name = rows_name(shard.name)
+    write_bytes(store, name, rows_bytes(positions))
+    return {name: len(positions)}
+
+
+def _keys(store: Store, tar: str) -> list[str]:
+    """By the first header of each sample."""
+    what = f"{store.url}/{tar}"
+    offsets = decode_index(store.read(index_name(tar)), index_name(tar))[:-1]
+
+    def key(offset: int) -> str:
+        head = store.read(tar, start=offset, nbytes=BLOCK)
+        split = split_member(name_of(head)) if len(head) == BLOCK else None
+        if split is None:
+            raise TarError(f"{what} is damaged: no sample begins at byte {offset:,}")
+        return split[0]
+
+    return read_each(key, offsets, lambda _count: None)
 
 
 def is_whole(idx: Entry | None) -> bool:

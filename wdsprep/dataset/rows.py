@@ -3,13 +3,17 @@
 All that is made of one image shard has its keys in its order, so a sample is found by its number:
 its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian
 number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on:
-where a sample was rejected, or where samples stand by their shapes.
+where a sample was rejected, or where samples stand by their shapes. Of images that pack packed,
+keys tell the numbers as well, since they rise in an image shard.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.names import rows_name
+from wdsprep.dataset.names import LATENTS, latent_shard, rows_name
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.shapes import shapes_of
 from wdsprep.errors import FormatError
 from wdsprep.text import plural
 
@@ -17,7 +21,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["are_plain", "rows_bytes", "rows_name", "rows_of"]
+__all__ = [
+    "are_packed",
+    "are_plain",
+    "may_have_rows",
+    "positions_of",
+    "rows_bytes",
+    "rows_name",
+    "rows_of",
+]
 DTYPE = "<u4"
 NBYTES = 4
 """Of a number."""
@@ -26,6 +38,27 @@ NBYTES = 4
 def are_plain(positions: Iterable[int]) -> bool:
     """Whether they are 0, 1, 2 and so on, which needs no file."""
     return all(number == position for number, position in enumerate(positions))
+
+
+def may_have_rows(receipt: Receipt) -> bool:
+    """Whether a unit's samples may be other than all of the image shard's, in its order."""
+    is_reordered = bool(receipt.rejects or shapes_of(receipt.settings))
+    return receipt.dataset == "latents" and is_reordered
+
+
+def are_packed(receipt: Receipt, keys: Iterable[str]) -> bool:
+    """Whether these are keys that pack gave to the samples of the image shard of this unit."""
+    if receipt.content or not LATENTS.fullmatch(latent_shard(receipt.unit)):
+        return False
+    number = receipt.unit.partition("/")[2].partition("_")[0]
+    return all(key.isdecimal() and key.startswith(number) for key in keys)
+
+
+def positions_of(keys: Sequence[str], rejected: Iterable[str]) -> list[int]:
+    """Of each of the `keys` the number among them all, where the keys of the image shard rise."""
+    both = sorted([*keys, *rejected], key=key_order)
+    numbers = {key: number for number, key in enumerate(both)}
+    return [numbers[key] for key in keys]
 
 
 def rows_bytes(positions: Iterable[int]) -> bytes:

@@ -1,0 +1,373 @@
+"""Text by itself: what one run makes of captions, without the images that they belong to."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.damaged import check, findings
+from tests.kit.encode_work import Making
+from tests.kit.encodes import (
+    COUNT,
+    LONG,
+    command,
+    encode_here,
+    image_samples,
+    latents_of,
+    members,
+    packed,
+    rejected,
+)
+from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
+from wdsprep.dataset.reindex import index
+from wdsprep.dataset.rows import rows_of
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.encoding import shard_texts
+from wdsprep.encoding.encode import TEXT_PLACE
+from wdsprep.encoding.image_shards import find_image_shards, tars_of
+from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.recipe import Encode
+from wdsprep.encoding.shard_texts import read_texts
+from wdsprep.errors import UsageError
+from wdsprep.store import open_store
+from wdsprep.store.base import Entry
+
+
+@pytest.fixture
+def cheap() -> Iterator[None]:
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
+
+
+def texts(images: Path | str, out: Path, **options: Any) -> Path:
+    encode_here(images, out, **({"resolution": 0, "latents": "none"} | options))
+    return out
+
+
+def test_text_and_latents_alone_are_what_one_run_makes_member_by_member(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    """With real models: the same shards, keys and order, and each member in one of the two."""
+    made, alone = texts(images, tmp_path / "text"), tmp_path / "alone"
+    encode_here(images, alone, text="none")
+    for shard in manifest_of(latents).shards:
+        both = members(latents / shard.name)
+        of_text, of_images = members(made / shard.name), members(alone / shard.name)
+        assert list(both) == list(of_text) == list(of_images)
+        for key, wanted in both.items():
+            facts = [json.loads(some[key].pop("json")) for some in (of_images, of_text, both)]
+            assert {**facts[0], **facts[1]} == facts[2]
+            assert set(facts[1]) == {"caption", "cut", "key", "source", "tokens"}
+            assert {**of_images[key], **of_text[key]} == wanted
+            assert list(of_text[key]) == ["emb.npy", "txt"]
+    assert (made / "empty.emb.npy").read_bytes() == (latents / "empty.emb.npy").read_bytes()
+    assert not findings(images, made) + findings(images, alone)
+    settings = manifest_of(made).settings
+    assert settings["resolution"] == 64
+    assert not {"crop", "scale", "shift", "seed"} & settings.keys()
+
+
+def without_pictures(images: Path) -> None:
+    """Write zeros over every image in every shard."""
+    for shard in manifest_of(images).shards:
+        path = images / shard.name
+        data = bytearray(path.read_bytes())
+        for start, _end in pairwise(decode_index(Path(f"{path}.idx").read_bytes(), "")):
+            nbytes = int(data[start + 124 : start + 135], 8)
+            data[start + BLOCK : start + BLOCK + nbytes] = bytes(nbytes)
+        path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_no_byte_of_an_image_is_looked_at(
+    own: Path,
+    tmp_path: Path,
+) -> None:
+    whole = texts(own, tmp_path / "whole")
+    without_pictures(own)
+    blind = texts(own, tmp_path / "blind")
+    assert tree(blind) == tree(whole)
+    assert manifest_of(blind).samples == COUNT
+
+
+def test_a_pipeline_without_a_vae_has_all_that_text_needs(images: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(TINY, bare, ignore=shutil.ignore_patterns("vae"))
+    assert not any("vae" in name for name in find_model("tiny", text="emb", has_vae=False).files)
+    made = texts(images, tmp_path / "text", model=str(bare), limit=6, text="tokens")
+    assert {item["name"] for item in manifest_of(made).settings["layout"]} == {"tokens.npy"}
+    with pytest.raises(UsageError, match=r"lacks vae/config\.json"):
+        encode_here(images, tmp_path / "latents", model=str(bare))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_shard_that_is_not_what_was_packed_is_left_out(
+    own: Path,
+    tmp_path: Path,
+) -> None:
+    """Without a digest of all of it: by its size, its index and its headers."""
+    names = [own / shard.name for shard in manifest_of(own).shards[:4]]
+    cut, moved, lost, other = names
+    cut.write_bytes(cut.read_bytes()[:-BLOCK])
+    offsets = np.fromfile(f"{moved}.idx", "<u8")
+    offsets[1] += BLOCK
+    offsets.tofile(f"{moved}.idx")
+    Path(f"{lost}.idx").unlink()
+    np.fromfile(f"{other}.idx", "<u8")[:-1].tofile(f"{other}.idx")
+    outcome = encode_here(own, tmp_path / "text", resolution=0, latents="none")
+    reasons = {failed.unit.name: failed.reason for failed in outcome.quarantined}
+    said = [reasons[path.relative_to(own).as_posix().removesuffix(".tar")] for path in names]
+    assert "is truncated" in said[0]
+    assert "is not what was packed (its index has" in said[1]
+    assert "is not there, or its index is not" in said[2]
+    assert "is not what was packed" in said[3]
+    assert all("wdsprep repair" in line for line in said)
+    assert manifest_of(tmp_path / "text").samples == COUNT - 4 * 4
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_resolution_chooses_images_and_its_absence_takes_all(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    high = texts(images, tmp_path / "high", resolution=128)
+    assert set(latents_of(high)) == set(image_samples(images, bucket=128))
+    monkeypatch.chdir(images.parent)
+    assert command_alone(images) == 0
+    assert manifest_of(images.parent / TEXT_PLACE).samples == COUNT
+    shutil.rmtree(images.parent / "shards")
+
+
+def command_alone(images: Path) -> int:
+    from tests.kit.encodes import TOY, in_this_process
+    from wdsprep.cli import main
+
+    with in_this_process():
+        return main(["encode", str(images), "--latents", "none", *TOY])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shapes": "nearest:32,2"}, "--shapes is for images"),
+        ({"max_crop": 0.2}, "--max-crop is for images"),
+        ({"flip": True}, "--flip is for images"),
+        ({"text": "none"}, "--latents none and --text none leave nothing"),
+        ({"resolution": (64, 128)}, "--latents none makes one dataset"),
+        ({"latents": "auto"}, "give a resolution"),
+    ],
+)
+def test_what_is_of_images_alone_is_refused_before_anything_is_written(
+    images: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        texts(images, tmp_path / "text", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "text").exists()
+
+
+def test_nothing_is_encoded_on_the_way_without_latents(images: Path, tmp_path: Path) -> None:
+    how = Encode(resolution=64, model="tiny", latents="none", device="cpu")
+    with pytest.raises(UsageError, match="encode= makes latents of images"):
+        wdsprep.load(str(images), encode=how, tee=str(tmp_path / "tee"), global_batch=4)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_trainer_can_load_text_alone(
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    made = texts(images, tmp_path / "text")
+    samples = latents_of(made)
+    loader = wdsprep.load(str(made), global_batch=6, epochs=1, rank=0, world_size=1)
+    batches = list(loader)
+    assert sorted(key for batch in batches for key in batch["key"]) == sorted(samples)
+    for batch in batches:
+        assert set(batch) == {"emb", "key"}
+        for row, key in zip(batch["emb"], batch["key"], strict=True):
+            assert torch.equal(row, torch.from_numpy(samples[key]["emb.npy"]))
+    assert loader.state_dict()
+
+
+# --- rows
+HOW = {"shapes": "nearest:32,2", "max_crop": 0.3}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of which some lose too much in any shape, and their latents in shapes."""
+    root = tmp_path_factory.mktemp("mixed")
+    sizes = ((64, 80), (100, 70), (300, 66), (70, 120), (66, 66), (64, 300))
+    files: dict[str, bytes | str] = {}
+    for number in range(18):
+        files[f"{number:03d}.jpg"] = jpeg(number, sizes[number * 5 % 6])
+        files[f"{number:03d}.txt"] = f"caption {number}"
+    images = packed(write_files(root / "photos", files), root / "images")
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        encode_here(images, root / "latents", **HOW)
+        encode_here(images, root / "square", max_crop=0.3)
+    return images
+
+
+def rows_there(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in tree(root).items() if name.endswith(".rows")}
+
+
+@pytest.mark.parametrize("made", ["latents", "square"])
+def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: str) -> None:
+    root = mixed.parent / made
+    assert rejected(root)
+    rows = rows_there(root)
+    for shard in manifest_of(root).shards:
+        keys, there = list(members(root / shard.name)), list(members(mixed / shard.name))
+        numbers = [*range(len(keys))]
+        if f"{shard.name}.rows" in rows:
+            numbers = rows_of(rows[f"{shard.name}.rows"]).tolist()
+            assert numbers != [*range(len(keys))]
+        assert [there[number] for number in numbers] == keys
+    assert rows
+    assert not findings(mixed, root)
+
+
+def test_rows_that_are_missing_are_made_of_keys_and_those_that_are_wrong_are_found(
+    mixed: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "latents"
+    shutil.copytree(mixed.parent / "latents", root)
+    whole = tree(root)
+    rows = rows_there(root)
+    for name in rows:
+        (root / name).unlink()
+    (note, *_) = [str(note) for note in check(root).notes if "rows" in str(note)]
+    assert "wdsprep index" in note
+    assert not findings(root)
+    assert index(str(root)) == {name: len(data) // 4 for name, data in rows.items()}
+    assert tree(root) == whole
+    assert index(str(root)) == {}
+    first = min(rows)
+    (root / first).write_bytes(rows[first][::-1])
+    (found,) = check(root).findings
+    assert (found.name, found.what) == (first, "its numbers are not those that the keys tell")
+    repaired = wdsprep.repair(str(root), yes=True)
+    assert repaired.is_whole
+    assert tree(root) == whole
+
+
+@pytest.mark.usefixtures("cheap")
+def test_what_is_taken_back_takes_its_rows_along(
+    mixed: Path,
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(mixed.parent, own)
+    out = own / "latents"
+    encode_here(own / "images", out, overwrite=True, **HOW)
+    assert rows_there(out) == rows_there(mixed.parent / "latents")
+    write_files(own / "photos", {"999.jpg": jpeg(7, (90, 90)), "999.txt": "one more"})
+    shutil.rmtree(own / "images")
+    photos = own / "photos"
+    for number in range(12, 18):
+        (photos / f"{number:03d}.jpg").unlink()
+        (photos / f"{number:03d}.txt").unlink()
+    packed(photos, own / "images")
+    encode_here(own / "images", out, redo_changed=True, **HOW)
+    assert not findings(own / "images", out)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_rows_of_other_tars_cannot_be_told_from_keys(
+    tmp_path: Path,
+) -> None:
+    """Keys in no order, one reject: rows are there, and nobody else can make them."""
+    pairs = [("b", (64, 64)), ("c", (32, 32)), ("a", (80, 80)), ("d", (70, 70))]
+    tar = tar_bytes(
+        (f"{key}.{ending}", data)
+        for key, size in pairs
+        for ending, data in (("jpg", jpeg(3, size)), ("txt", key.encode()))
+    )
+    url = str(write_files(tmp_path / "tars", {"x.tar": tar}) / "*.tar")
+    with pytest.raises(UsageError, match="has no buckets"):
+        texts(url, tmp_path / "text")
+    out = tmp_path / "latents"
+    encode_here(url, out)
+    made = texts(url, tmp_path / "text", resolution=64)
+    assert list(members(made / "64/x.tar")) == ["b", "c", "a", "d"]
+    assert {key: some["txt"] for key, some in latents_of(made).items()} == dict(
+        zip("bcad", "bcad", strict=True)
+    )
+    assert {n: rows_of(data).tolist() for n, data in rows_there(out).items()} == {
+        "64/x.tar.rows": [0, 2, 3]
+    }
+    assert not findings(out) + findings(made)
+    (out / "64/x.tar.rows").write_bytes(bytes(12))
+    (found,) = check(out).findings
+    assert (found.name, found.unit) == ("64/x.tar.rows", "64/x")
+    assert found.what == "its numbers cannot be those of its samples"
+    (out / "64/x.tar.rows").unlink()
+    assert index(str(out)) == {}
+
+
+# --- from S3, where each sample is a request
+
+
+class Far:
+    """A store that is not local, and counts what was asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._store = open_store(str(root))
+        self.url = "s3://far/images"
+        self.read_nbytes = 0
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        return self._store.list(prefix)
+
+    def read(self, name: str, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        data = self._store.read(name, start=start, nbytes=nbytes)
+        self.read_nbytes += len(data)
+        return data
+
+
+def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A json and a caption that are longer than what is asked for are read too."""
+    files: dict[str, bytes | str] = {}
+    for number in range(70):
+        files[f"{number:02d}.jpg"] = jpeg(number, (400, 400))
+        files[f"{number:02d}.txt"] = LONG * (40 if number % 30 == 7 else 1)
+    images = packed(write_files(tmp_path / "photos", files), tmp_path / "images")
+    found = find_image_shards(str(images), 0).shards[0]
+    monkeypatch.setattr(shard_texts, "TAIL_NBYTES", 4 * BLOCK)
+    store = Far(images)
+    source = replace(tars_of(str(images), 1 << 30), has_images=False)
+    assert not shard_texts.is_read_in_parts(store, found)  # type: ignore[arg-type]
+    for shard in find_image_shards(str(images), 0).shards:
+        rows = dict(read_texts(source, store, shard))  # type: ignore[arg-type]
+        near = dict(read_texts(source, open_store(str(images)), shard))
+        assert rows == near
+        assert list(rows) == list(members(images / shard.item.name))
+    whole = sum(shard.item.nbytes for shard in find_image_shards(str(images), 0).shards)
+    assert store.read_nbytes < whole / 4
+    monkeypatch.setattr(shard_texts, "LARGE_NBYTES", 1)
+    assert shard_texts.is_read_in_parts(store, found)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_end_names_the_place_and_what_comes_next(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "text"
+    assert command(images, out, "--latents", "none") == 0
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert f"{out}: {COUNT} samples in 14 shards" in text
+    assert f'wdsprep.load("{out}"' in text
