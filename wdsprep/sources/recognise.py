@@ -26,6 +26,7 @@ from wdsprep.sources.patterns import (
     table_files,
     table_kind,
 )
+from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
@@ -35,6 +36,8 @@ LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 GLOB = re.compile(r"[*?\[{]")
 PARQUET = frozenset({"parquet"})
 LISTS = frozenset({"txt"})
+TABLES = (TEXT_TABLES | PARQUET) - LISTS
+"""That have columns."""
 FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt")
 """What a user may say that a source is."""
 SYNONYMS = {"webdataset": "tars", "files": "images", "folder": "images", "ndjson": "jsonl"}
@@ -76,6 +79,26 @@ def recognise(
     if isinstance(found, FolderSource | TarsSource):
         return replace(found, max_nbytes=max_nbytes)
     return found
+
+
+def recognise_tables(url: str) -> TableFiles:
+    """The tables with columns at `url`: a file, a glob, or those of a folder."""
+    kind = table_kind(url.partition("?")[0] if is_web(url) else url)
+    if is_web(url) and kind:
+        return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
+    if kind in TABLES and not _is_folder(url):
+        if not GLOB.search(url) and not _is_file(url):
+            raise SourceError(f"{url} is not there: look at the path")
+        folder, pattern = _split_pattern(url)
+        return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
+    if kind or is_web(url) or (not _is_folder(url) and _is_file(url)):
+        raise SourceError(f"{url} is no table: give .parquet, .csv, .tsv or .jsonl")
+    store = opened(url)
+    names = list(islice((entry.name for entry in store.list()), LOOKED_AT))
+    if not (kinds := frozenset(map(table_kind, names)) & TABLES):
+        holds = "holds no table" if names else "is empty or not there"
+        raise SourceError(f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder")
+    return TableFiles(url=store.url, pattern="", kinds=PARQUET & kinds or kinds)
 
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:

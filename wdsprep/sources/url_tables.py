@@ -8,7 +8,7 @@ part alone, which are to be tried once more.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
@@ -16,35 +16,13 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
 from wdsprep.sources import Columns, Item, Told, alone, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
-from wdsprep.sources.patterns import TEXT_TABLES, table_files, table_kind
-from wdsprep.sources.tables.text import TextTable
-from wdsprep.store import opened
+from wdsprep.sources.patterns import TEXT_TABLES, table_files
+from wdsprep.sources.tables.files import Table, open_table
 from wdsprep.store.base import Entry
 from wdsprep.text import columns, shown
 
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
-
-
-class UrlTable(Protocol):
-    """One file as rows. `has_schema`: each row has every column."""
-
-    @property
-    def has_schema(self) -> bool: ...
-
-    def columns(self) -> list[str]: ...
-
-    def texts(self) -> list[str]:
-        """The columns that may hold URLs."""
-
-    def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
-        """Up to `rows` rows each: where they are, and how many."""
-
-    def rows(
-        self, where: str, /, only: str = ""
-    ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
-        """The rows of a part with their numbers in the table; `only` one column where that is
-        cheaper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +46,7 @@ class UrlSource:
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
         for entry in self.files(left_out):
-            table = self._table(entry.name)
+            table = open_table(self.url, entry.name)
             self._url_column(table, entry.name)
             first = 0
             for where, rows in table.parts(self.rows_per_item):
@@ -83,7 +61,7 @@ class UrlSource:
     def chosen(self) -> tuple[str, str]:
         """The columns that URLs and captions come from, in the first file ("" for none)."""
         first = next(self.files())
-        table = self._table(first.name)
+        table = open_table(self.url, first.name)
         url = self._url_column(table, first.name)
         return url, self.columns.caption or first_of(NAMES, table.columns())
 
@@ -97,7 +75,7 @@ class UrlSource:
         left_out: Told = untold,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
-        table = self._table(name)
+        table = open_table(self.url, name)
         column = self._url_column(table, name)
         where, numbers = _place(item)
         for number, row in table.rows(where):
@@ -108,23 +86,16 @@ class UrlSource:
     def urls(self, item: Item, /) -> Iterator[str]:
         """What will be fetched for an item, and perhaps a little more."""
         name = item.parts[0][0]
-        table = self._table(name)
+        table = open_table(self.url, name)
         column = self._url_column(table, name)
         where, numbers = _place(item)
-        for number, row in table.rows(where, only=column):
+        for number, row in table.rows(where, only=(column,)):
             if numbers is not None and number not in numbers:
                 continue
             if isinstance(row, dict) and isinstance(url := row.get(column), str):
                 yield url.strip()
 
-    def _table(self, name: str) -> UrlTable:
-        if table_kind(name) == "parquet":
-            from wdsprep.sources.tables.parquet import ParquetTable
-
-            return ParquetTable(opened(self.url), name)
-        return TextTable(opened(self.url), name)
-
-    def _url_column(self, table: UrlTable, name: str) -> str:
+    def _url_column(self, table: Table, name: str) -> str:
         """The column that holds the URLs; an error that names the columns where there is none."""
         there = table.columns()
         if table.has_schema:

@@ -3,7 +3,7 @@ is ever in memory as a whole. Footers alone tell how many rows there are.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 import pyarrow as pa
@@ -48,15 +48,15 @@ class ParquetTable:
                     taken = min(rows, count - skipped)
                     yield f"{first}:{last}:{skipped}:{taken}", taken
 
-    def rows(self, where: str, only: str = "") -> Iterator[tuple[int, TableRow]]:
-        """The rows of a part with their numbers in the table; `only` one column of them."""
+    def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
+        """The rows of a part with their numbers in the table; `only` those columns of them."""
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
             before = sum(file.metadata.row_group(group).num_rows for group in range(first))
             batches = file.iter_batches(
                 BATCH_ROWS,
                 row_groups=range(first, last),
-                columns=[only] if only else None,
+                columns=list(only) or None,
                 use_threads=False,
             )
             at = 0

@@ -11,7 +11,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -68,7 +68,7 @@ class TextTable:
             if count:
                 yield f"{start}:{lines.at}:{first}", count
 
-    def rows(self, where: str, only: str = "") -> Iterator[tuple[int, TableRow]]:
+    def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
         """The rows of a part with their numbers in the table."""
         del only  # a line is read whole
         start, end, first = map(int, where.split(":"))

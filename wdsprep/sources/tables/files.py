@@ -1,0 +1,56 @@
+"""Tables of any kind, as rows: which files are meant, and what reads each."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.sources.patterns import table_files, table_kind
+from wdsprep.sources.tables.text import TextTable
+from wdsprep.store import opened
+from wdsprep.store.base import Entry
+
+
+class Table(Protocol):
+    """One file as rows. `has_schema`: each row has every column."""
+
+    @property
+    def has_schema(self) -> bool: ...
+
+    def columns(self) -> list[str]: ...
+
+    def texts(self) -> list[str]:
+        """The columns that may hold URLs."""
+
+    def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
+        """Up to `rows` rows each: where they are, and how many."""
+
+    def rows(
+        self, where: str, /, only: Collection[str] = ()
+    ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
+        """The rows of a part with their numbers in the table; `only` those columns where that
+        is cheaper."""
+
+
+def open_table(url: str, name: str) -> Table:
+    """The table of that name in the store at `url`."""
+    if table_kind(name) == "parquet":
+        from wdsprep.sources.tables.parquet import ParquetTable
+
+        return ParquetTable(opened(url), name)
+    return TextTable(opened(url), name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableFiles:
+    """The tables below `url` that match `pattern`, or all of `kinds` where it is empty."""
+
+    url: str
+    pattern: str
+    kinds: frozenset[str]
+
+    def entries(self) -> list[Entry]:
+        return list(table_files(self.url, self.pattern, self.kinds))
+
+    def open(self, name: str) -> Table:
+        return open_table(self.url, name)
