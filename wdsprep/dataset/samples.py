@@ -32,6 +32,20 @@ def facts_bytes(facts: Mapping[str, Any]) -> bytes:
     return _FACTS.encode(facts).encode("utf-8", "replace")
 
 
+def at_path(facts: Mapping[str, Any], path: str) -> Any:
+    """What stands there in a json, as at `meta.long` or `captions.1`; None for nothing. A bare name
+    that it lacks is looked for in its `meta`, where pack keeps what an image came with."""
+    found: Any = facts
+    for part in path.split("."):
+        if isinstance(found, Mapping):
+            found = found.get(part)
+        elif isinstance(found, list | tuple) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return at_path(facts, f"meta.{path}") if found is None and "." not in path else found
+
+
 def key_order(key: str) -> tuple[int, str]:
     """What the keys of a packed shard rise by: they have a digit more from the millionth input of a
     slice on, where as text they would fall."""

@@ -1,0 +1,330 @@
+"""A table of captions, made ready for a run: read once, as a `lookup` in each dataset of the run.
+
+What was read, and what came of it, stands beside the lookup. So a run that goes on does not read
+the table again, unless a file of it has another size or date.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.state import read_each
+from wdsprep.encoding.captions import (
+    BY,
+    CaptionOptions,
+    CaptionSource,
+    FieldCaptions,
+    Taken,
+    name_of,
+    plain,
+)
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, Pair, open_lookup
+from wdsprep.errors import NotFoundError, SourceError, UsageError
+from wdsprep.sources.captions import first_of
+from wdsprep.sources.recognise import recognise_tables
+from wdsprep.sources.tables.files import Table, TableFiles
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store
+from wdsprep.store.base import Entry, Store, write_bytes
+from wdsprep.text import EXAMPLES, columns, human_time, plural
+
+LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
+PART_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionTable:
+    """Tables as a user names them, and their columns."""
+
+    url: str
+    files: TableFiles
+    entries: tuple[Entry, ...]
+    by: str
+    column: str
+
+    @classmethod
+    def find(cls, url: str, by: str, column: str) -> "CaptionTable":
+        """An error where there is none, or a column is not there."""
+        files = recognise_tables(url)
+        entries = tuple(files.entries())
+        found = cls(url=url, files=files, entries=entries, by=by, column=column or "caption")
+        there = _columns(files.open(entries[0].name))
+        found = replace(found, by=by or first_of(BY, there))
+        found.check(entries[0].name, there)
+        for entry in entries[1:]:
+            if (table := files.open(entry.name)).has_schema:
+                found.check(entry.name, table.columns())
+        return found
+
+    def check(self, name: str, there: Sequence[str]) -> None:
+        what = f"{self.files.url}/{name}" if len(self.entries) > 1 else self.url
+        if not there:
+            raise SourceError(f"{what} is empty: name a table of captions")
+        if not self.by:
+            raise UsageError(
+                f"{what} has {columns(there)}, and nothing that names samples: give it a column "
+                f"{', '.join(BY[:-1])} or {BY[-1]}"
+            )
+        asked = {"--captions-by": self.by, "--caption-column": self.column}
+        for option, column in asked.items():
+            if column not in there:
+                raise UsageError(
+                    f"{what} has no column {column!r} ({option}): it has {columns(there)}"
+                )
+
+    @cached_property
+    def identity(self) -> str:
+        """The digest of what tells that the table is the same, without reading it."""
+        files = [[entry.name, entry.nbytes, entry.stamp] for entry in self.entries]
+        return DigestKind.BLAKE3.hex(json.dumps([FORM, self.by, self.column, files]).encode())
+
+    def rows(self) -> Iterator[tuple[str, int, Mapping[str, Any] | RejectedError]]:
+        """Each with its file and its number there."""
+        only = (self.by, self.column)
+        for entry in self.entries:
+            table = self.files.open(entry.name)
+            for where, _rows in table.parts(PART_ROWS):
+                for number, row in table.rows(where, only):
+                    yield entry.name, number, row
+
+
+def _columns(table: Table) -> list[str]:
+    """Of JSON lines, those that any of the first rows has."""
+    if table.has_schema:
+        return table.columns()
+    where = next(table.parts(LOOKED_AT), ("", 0))[0]
+    rows = [row for _, row in table.rows(where) if isinstance(row, dict)] if where else []
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+class _Pairs:
+    """The names and captions of a table as they count, and how many rows have none."""
+
+    def __init__(self, table: CaptionTable) -> None:
+        self._table = table
+        self.rows = self.blank = 0
+
+    def __iter__(self) -> Iterator[Pair]:
+        by, column = self._table.by, self._table.column
+        for file, number, row in self._table.rows():
+            self.rows += 1
+            if isinstance(row, RejectedError):
+                raise self._unsound(file, number, f"cannot be read ({row})")
+            name, caption = row.get(by), row.get(column)
+            if isinstance(name, int) and not isinstance(name, bool):
+                name = str(name)
+            for what, value in ((by, name), (column, caption)):
+                if not isinstance(value, str | None):
+                    why = f"has a {type(value).__name__} for its {what}, not a text"
+                    raise self._unsound(file, number, why)
+            if name and caption and (text := caption.strip()):
+                yield plain(name), plain(text)
+            else:
+                self.blank += 1
+
+    def _unsound(self, file: str, number: int, why: str) -> SourceError:
+        what = f"{self._table.files.url}/{file}"
+        return SourceError(f"row {number} of {what} {why}: mend it (the first row is 0)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRead:
+    """What was found in a table."""
+
+    identity: str
+    rows: int
+    blank: int
+    """Of these have no name, or no caption."""
+    lookup: Lookup
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @classmethod
+    def of(cls, store: Store) -> "TableRead | None":
+        """What is said in a dataset, if the lookup is there too."""
+        with suppress(NotFoundError, ValueError, KeyError, TypeError):
+            said = json.loads(store.read(CAPTION_TABLE))
+            lookup = Lookup(**{**said["lookup"], "examples": tuple(said["lookup"]["examples"])})
+            if _has(store, lookup):
+                return cls(**{**said, "lookup": lookup})
+        return None
+
+
+def _has(store: Store, lookup: Lookup) -> bool:
+    name = lookup_name(lookup.digest)
+    return any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name))
+
+
+class ReadyCaptions:
+    """Where the captions of each dataset come from; a table is read, its lookup made."""
+
+    def __init__(
+        self,
+        sources: Sequence[CaptionSource],
+        table: str = "",
+        read: TableRead | None = None,
+        file: LookupFile | None = None,
+    ) -> None:
+        self.sources, self.table, self.read, self._file = tuple(sources), table, read, file
+
+    def put(self, store: Store) -> None:
+        """Leave the lookup in a dataset that it is for."""
+        if self.read is None:
+            return
+        if self._file and not _has(store, self.read.lookup):
+            self._file.copy_to(store, lookup_name(self.read.lookup.digest))
+        if TableRead.of(store) != self.read:
+            write_bytes(store, CAPTION_TABLE, self.read.to_bytes())
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+def ready_captions(
+    options: CaptionOptions,
+    tars: TarsSource,
+    shards: Sequence[ImageShard],
+    places: Sequence[str],
+    told: Callable[[str], object],
+) -> ReadyCaptions:
+    """Nothing is written to the datasets at `places`, which are looked into; an error where
+    something is not as it has to be."""
+    sources = options.sources
+    for source in sources:
+        if source.field:
+            _check_field(source.field, tars, shards)
+    if not options.captions:
+        return ReadyCaptions(sources)
+    table = CaptionTable.find(options.captions, options.by, options.column)
+    _check_names(table.by, tars, shards)
+    reads = [TableRead.of(open_store(place)) for place in places]
+    file = None
+    if reads and reads[0] and reads[0].identity == table.identity and len({*reads}) == 1:
+        read = reads[0]
+    else:
+        read, file = _read(table, told)
+    (source,) = sources
+    source = replace(source, by=table.by, digest=read.lookup.digest)
+    return ReadyCaptions([source], options.captions, read, file)
+
+
+def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:
+    told(f"{table.url}: reading captions by {table.by}; they are kept beside the shards")
+    began, pairs = time.monotonic(), _Pairs(table)
+    file = LookupFile(pairs)
+    if not file.lookup.names:
+        file.close()
+        none = "no row" if not pairs.rows else f"no row with a {table.by} and a {table.column}"
+        raise SourceError(f"{table.url} has {none}: name a table of captions")
+    took = human_time(time.monotonic() - began)
+    told(f"{table.url}: {plural(file.lookup.names, 'caption')} by {table.by}, read in {took}")
+    return TableRead(
+        identity=table.identity, rows=pairs.rows, blank=pairs.blank, lookup=file.lookup
+    ), file
+
+
+def _first(tars: TarsSource, shards: Sequence[ImageShard]) -> Iterator[tuple[str, Sample, bool]]:
+    for shard in shards[:1]:
+        rows = tars.read_keyed(shard.item)
+        for key, row in islice(rows, LOOKED_AT):
+            if isinstance(row, Sample):
+                yield key, row, not shard.is_foreign
+
+
+def _check_names(by: str, tars: TarsSource, shards: Sequence[ImageShard]) -> None:
+    """Whether the first samples have what a table names them by."""
+    if by == "key":
+        return
+    first = (name_of(by, *each[:2], is_packed=each[2]) for each in _first(tars, shards))
+    if not any(first):
+        hint = ": pack with --compute-hash sha256," if by == "sha256" else ":"
+        raise UsageError(
+            f"--captions is by {by}, which the samples of {tars.url} lack{hint} or give a table "
+            "with another of " + ", ".join(name for name in BY if name != by)
+        )
+
+
+def _check_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> None:
+    captions = FieldCaptions(path)
+    there: dict[str, None] = {}
+    for key, sample, is_packed in _first(tars, shards):
+        if captions.find(key, sample, is_packed=is_packed):
+            return
+        meta = sample.facts.get("meta")
+        there |= dict.fromkeys(sample.facts)
+        there |= dict.fromkeys(f"meta.{name}" for name in (meta if isinstance(meta, dict) else ()))
+    raise UsageError(
+        f"none of the first samples of {tars.url} has a caption in {path}: their json has "
+        f"{columns(sorted(there))}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionReport:
+    """What became of captions in one dataset."""
+
+    source: CaptionSource
+    named: int
+    """Samples that have a caption from the table or the field."""
+    unnamed: int
+    """Those that have their own."""
+    unnamed_examples: tuple[str, ...] = ()
+    table: str = ""
+    read: TableRead | None = None
+    unmatched: int | None = None
+    """Rows that no sample has; None while not all samples are there."""
+    unmatched_examples: tuple[str, ...] = ()
+
+
+def report_of(
+    ready: ReadyCaptions, source: CaptionSource, store: Store, manifest: Manifest
+) -> CaptionReport:
+    named = manifest.counts.get("named", 0)
+    report = CaptionReport(source=source, named=named, unnamed=manifest.samples - named)
+    if ready.read is None:
+        return report
+    report = replace(report, table=ready.table, read=ready.read)
+    rows, unnamed = _taken(store, manifest, ready.read.lookup.names)
+    report = replace(report, unnamed_examples=unnamed)
+    if not manifest.complete:
+        return report
+    left = islice((row for row, taken in enumerate(rows) if not taken), EXAMPLES)
+    missing = rows.count(0)
+    examples = tuple(_names(store, ready.read.lookup, list(left))) if missing else ()
+    return replace(report, unmatched=missing, unmatched_examples=examples)
+
+
+def _taken(store: Store, manifest: Manifest, names: int) -> tuple[bytearray, tuple[str, ...]]:
+    """A byte for each row of the lookup, 1 where a sample has taken it; and some keys of samples
+    that it does not name."""
+    rows = bytearray(names)
+
+    def unnamed(unit: str) -> list[str]:
+        taken = Taken.from_bytes(store.read(taken_name(unit)))
+        for row in taken.rows:
+            rows[row] = 1
+        return taken.unnamed
+
+    found = read_each(unnamed, manifest.ledger.units(), lambda _count: None)
+    return rows, tuple(islice(chain.from_iterable(found), EXAMPLES))
+
+
+def _names(store: Store, lookup: Lookup, rows: Sequence[int]) -> list[str]:
+    opened = open_lookup(store.url, lookup_name(lookup.digest))
+    try:
+        return opened.names(rows)
+    finally:
+        opened.close()

@@ -1,0 +1,201 @@
+"""Other captions than the samples' own: out of a table, or out of a field of their json.
+
+`CaptionOptions` is what the user says, `CaptionSource` what becomes of it for one dataset: what its
+settings say, and what a worker finds captions by. `caption_table` reads a table, `lookup` keeps it.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from wdsprep.dataset.names import lookup_name
+from wdsprep.dataset.samples import Sample, at_path
+from wdsprep.encoding.lookup import OpenLookup, open_lookup
+from wdsprep.errors import FormatError, UsageError
+from wdsprep.runners.base import HopelessError
+from wdsprep.sources.captions import captions_of
+from wdsprep.text import EXAMPLES, names, one_of
+
+OWN = "caption"
+"""What the samples' own captions are called, and those that stand in their place."""
+CAPTION = "{caption}"
+"""What stands in a place for the name of the captions whose text lies there."""
+BY = ("key", "source", "url", "sha256")
+"""What may name a sample in a table: the first of these columns that it has, unless one is given."""
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionSource:
+    """Where the captions of a dataset come from: the samples' own unless a field is given, or the
+    `digest` of a lookup that lies in the dataset `at`. `name` is what a loader calls them."""
+
+    name: str = OWN
+    field: str = ""
+    by: str = ""
+    digest: str = ""
+    at: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What they decide, where they are not the usual ones."""
+        said = {
+            "caption_field": self.field,
+            "caption_name": self.name if self.name != OWN else "",
+            "captions": self.digest,
+            "captions_by": self.by,
+        }
+        return {name: value for name, value in said.items() if value}
+
+    def open(self) -> "Captions":
+        if self.digest:
+            return TableCaptions(self.by, open_lookup(self.at, lookup_name(self.digest)))
+        return FieldCaptions(self.field) if self.field else OwnCaptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionOptions:
+    """What a user says of captions; what contradicts itself is refused."""
+
+    captions: str = ""
+    by: str = ""
+    column: str = ""
+    field: str = ""
+    fields: tuple[str, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", names(self.fields))
+        self._check_apart()
+        if self.by:
+            one_of(BY, captions_by=self.by)
+        for path in filter(None, (self.field, *self.fields)):
+            if not all(path.split(".")):
+                raise UsageError(f"{path!r} is no path in a json: write meta.long or captions.1")
+        called = [source.name for source in self.sources]
+        for name in called:
+            if not NAME.fullmatch(name):
+                raise UsageError(
+                    f"captions cannot be called {name!r}: give --caption-name letters and digits"
+                )
+            if called.count(name) > 1:
+                raise UsageError(
+                    f"two of --caption-fields end in {name!r}, which names their captions: encode "
+                    "one of them by --caption-field, with a --caption-name"
+                )
+
+    def _check_apart(self) -> None:
+        given = {
+            "--captions": self.captions,
+            "--caption-field": self.field,
+            "--caption-fields": self.fields,
+        }
+        if len(several := [option for option, value in given.items() if value]) > 1:
+            raise UsageError(f"{several[0]} and {several[1]} both say which captions: give one")
+        of_table = {"--captions-by": self.by, "--caption-column": self.column}
+        if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
+            raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
+        if self.name and self.fields:
+            raise UsageError(
+                "--caption-name is for one text, and --caption-fields makes several, each called "
+                "by the last part of its field: leave it out"
+            )
+
+    @property
+    def sources(self) -> tuple[CaptionSource, ...]:
+        """One for each dataset that is to be made for a resolution, before a table is read."""
+        return tuple(map(self._source, self.fields or (self.field,)))
+
+    def _source(self, path: str) -> CaptionSource:
+        usual = path.rpartition(".")[2] or OWN
+        return CaptionSource(name=self.name or usual, field="" if path == OWN else path)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A caption that was found, and the number of the lookup's row."""
+
+    caption: str
+    row: int = -1
+
+
+class Captions(Protocol):
+    """What finds the caption of a sample, for any number of threads; None where it has its own."""
+
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None: ...
+
+
+class OwnCaptions:
+    def find(self, _key: str, _sample: Sample, *, is_packed: bool) -> Named | None:
+        del is_packed
+        return None
+
+
+class FieldCaptions:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def find(self, _key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+        del is_packed
+        found = captions_of({OWN: at_path(sample.facts, self._path)}, OWN)
+        return Named(found[0]) if found else None
+
+
+class TableCaptions:
+    def __init__(self, by: str, lookup: OpenLookup) -> None:
+        self._by, self._lookup = by, lookup
+
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+        """A table may have lost the zeros that a key begins with, as where it has it as a number;
+        one that has both has the key."""
+        name = name_of(self._by, key, sample, is_packed=is_packed)
+        try:
+            found = self._lookup.find(plain(name)) if name else None
+            if found is None and self._by == "key" and key.isdecimal():
+                found = self._lookup.find(key.lstrip("0") or "0")
+        except FormatError as error:
+            raise HopelessError(str(error)) from error
+        return Named(*found) if found else None
+
+
+def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
+    """What a sample is called there; nothing where it lacks that."""
+    if by == "key":
+        return key
+    if by == "source" and not is_packed:
+        return sample.source
+    found = at_path(sample.facts, by)
+    return "" if found is None else str(found)
+
+
+def plain(text: str) -> str:
+    """As it is stored: what is no character is replaced."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+@dataclass(slots=True)
+class Taken:
+    """Which rows of a lookup a shard's samples have taken, be the samples rejected for their images
+    or not; and the keys of some that it does not name. Kept beside the shard: all of these together
+    tell which rows nobody has, whatever runs have made the shards."""
+
+    rows: array[int] = field(default_factory=lambda: array("I"))
+    unnamed: list[str] = field(default_factory=list)
+
+    def note(self, key: str, named: Named | None) -> None:
+        if named is not None and named.row >= 0:
+            self.rows.append(named.row)
+        elif named is None and len(self.unnamed) < EXAMPLES:
+            self.unnamed.append(key)
+
+    def to_bytes(self) -> bytes:
+        said = {"rows": sorted(set(self.rows)), "unnamed": self.unnamed}
+        return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Taken":
+        said: Mapping[str, Any] = json.loads(data)
+        return cls(rows=array("I", said["rows"]), unnamed=list(said["unnamed"]))

@@ -1,0 +1,213 @@
+"""A table's captions by name, in a file that any number of workers read: a *lookup*.
+
+SQLite makes it, in bounded memory: rows wait in a file without a name, and are sorted from there. A
+table of 10 million captions takes 1 to 2 minutes; a worker then finds 150,000 a second of them, by
+the name itself. A table sorted by hand, in 256 parts by the hash of the name, would be as fast and
+five times the code.
+
+Names and captions alone decide its digest, so whatever order a table has its rows and columns in,
+and in however many files, it is the same lookup. Where it has a name twice, its first row holds.
+"""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from threading import Lock
+
+from blake3 import blake3
+
+from wdsprep.errors import FormatError, FullError
+from wdsprep.store import open_store
+from wdsprep.store.base import CHUNK_NBYTES, Store, stream
+from wdsprep.store.local import LocalStore
+from wdsprep.text import EXAMPLES
+
+FORM = 1
+"""Of lookups; another would have another digest."""
+PAGE_NBYTES = 16_384  # a row of up to a quarter of that lies in one page
+CACHE = "pragma cache_size=-32768"  # kB
+UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
+"""What is lost with its process needs no journal."""
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lookup:
+    """What one holds: so many different names. `twice` of them came more than once, some of which
+    are the `examples`."""
+
+    digest: str
+    nbytes: int
+    names: int
+    twice: int
+    examples: tuple[str, ...]
+
+
+class LookupFile:
+    """A lookup in the making: a file without a name, so that nothing can leave it behind."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        """`pairs` are names and captions."""
+        fd, path = tempfile.mkstemp(prefix="wdsprep-")
+        self._file = os.fdopen(fd, "rb")
+        try:
+            with _room(), closing(_writing(path)) as out, closing(_writing("")) as raw:
+                Path(path).unlink()
+                self.lookup = self._filled(out, raw, pairs)
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            self._file.close()
+            raise
+
+    def _filled(
+        self, out: sqlite3.Connection, raw: sqlite3.Connection, pairs: Iterable[Pair]
+    ) -> Lookup:
+        raw.execute("create table pairs (name text, caption text)")
+        with _at_once(raw):
+            raw.executemany("insert into pairs values (?, ?)", pairs)
+        out.execute(f"pragma page_size={PAGE_NBYTES}")
+        out.execute(
+            "create table captions (name text primary key, caption text, number integer) "
+            "without rowid"
+        )
+        rows = _Sorted(raw.execute("select name, caption from pairs order by name, rowid"))
+        with _at_once(out):
+            out.executemany("insert into captions values (?, ?, ?)", rows)
+        return Lookup(
+            digest=rows.digest.hexdigest(),
+            nbytes=os.fstat(self._file.fileno()).st_size,
+            names=rows.names,
+            twice=rows.twice,
+            examples=tuple(rows.examples),
+        )
+
+    def copy_to(self, store: Store, name: str) -> None:
+        self._file.seek(0)
+        with store.write(name) as sink:
+            while data := self._file.read(CHUNK_NBYTES):
+                sink.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Sorted:
+    """The first row of each name, with its number, out of rows that are sorted by name; and what is
+    told of them all."""
+
+    def __init__(self, rows: Iterable[Pair]) -> None:
+        self._rows = rows
+        self.digest = blake3(f"captions {FORM}".encode())
+        self.names = self.twice = 0
+        self.examples: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[str, str, int]]:
+        for name, same in groupby(self._rows, key=itemgetter(0)):
+            caption = next(same)[1]
+            if next(same, None):
+                self.twice += 1
+                if self.twice <= EXAMPLES:
+                    self.examples.append(name)
+            self.digest.update(f"{len(name)},{len(caption)}:{name}{caption}".encode())
+            yield name, caption, self.names
+            self.names += 1
+
+
+class OpenLookup:
+    """What finds captions, for any number of threads."""
+
+    def __init__(self, path: str, shown: str) -> None:
+        self._shown, self._lock = shown, Lock()
+        uri = f"{Path(path).absolute().as_uri()}?immutable=1"  # no locks, which NFS may lack
+        with self._sound():
+            self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
+
+    def find(self, name: str) -> tuple[str, int] | None:
+        """The caption, and the number of its row among the sorted; None where the name is not
+        there."""
+        with self._lock, self._sound():
+            found: tuple[str, int] | None = self._file.execute(
+                "select caption, number from captions where name = ?", (name,)
+            ).fetchone()
+        return found
+
+    def names(self, numbers: Iterable[int]) -> list[str]:
+        """Of rows by their numbers, which rise."""
+        wanted = iter(numbers)
+        number, found = next(wanted, -1), []
+        with self._lock, self._sound():
+            for at, (name,) in enumerate(self._file.execute("select name from captions")):
+                if at == number:
+                    found.append(name)
+                    if (number := next(wanted, -1)) < 0:
+                        break
+        return found
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise FormatError(
+                f"{self._shown} is damaged ({error}): delete it, and run the same command again"
+            ) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_lookup(url: str, name: str) -> OpenLookup:
+    """The lookup of that name in the store at `url`; of a remote store a copy in TMPDIR, which the
+    workers of a machine share."""
+    store = open_store(url)
+    local = store if isinstance(store, LocalStore) else _copied(store, name)
+    return OpenLookup(f"{local.root}/{name}", f"{store.url}/{name}")
+
+
+def _copied(store: Store, name: str) -> LocalStore:
+    """The name says what a lookup holds, so whoever has made the copy, it is the one."""
+    folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
+    local = LocalStore(str(folder))
+    with local.hold(f"{name}.hold"):
+        if not any(entry.name == name for entry in local.list(name)):
+            with stream(store, name) as data, local.write(name) as sink:
+                while some := data.read(CHUNK_NBYTES):
+                    sink.write(some)
+    return local
+
+
+def _writing(path: str) -> sqlite3.Connection:
+    """A file, or one without a name."""
+    file = sqlite3.connect(path, isolation_level=None)
+    for pragma in (*UNSAFE, CACHE):
+        file.execute(pragma)
+    return file
+
+
+@contextmanager
+def _at_once(file: sqlite3.Connection) -> Iterator[None]:
+    file.execute("begin")
+    yield
+    file.execute("commit")
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "full" not in str(error):
+            raise
+        raise FullError(
+            f"{tempfile.gettempdir()} is full: captions wait there to be sorted, which takes three "
+            "times their size: make room, or set TMPDIR to another folder"
+        ) from error
