@@ -16,6 +16,7 @@ from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.names import (
+    CAPTION_TABLE,
     EDITION,
     MANIFEST,
     OURS,
@@ -25,9 +26,11 @@ from wdsprep.dataset.names import (
     index_name,
     inputs_name,
     is_retry,
+    lookup_name,
     receipt_name,
     rejects_name,
     retry_of_inputs,
+    taken_name,
     unit_of_receipt,
 )
 from wdsprep.dataset.receipts import RETRIED, Receipt
@@ -207,6 +210,8 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
     yield Expected(name=rejects_name(unit), unit=unit)
     if receipt.dataset == "images":
         yield Expected(name=inputs_name(unit), unit=unit)
+    if (taken := taken_name(unit)) in receipt.files:
+        yield Expected(name=taken, unit=unit)
     for shard in receipt.shards:
         yield Expected(name=shard.name, unit=unit, nbytes=shard.nbytes)
         index_nbytes = 8 * (shard.samples + 1)
@@ -256,6 +261,9 @@ def smallest_unit(found: DatasetSurvey) -> str:
 
 def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
     known = {MANIFEST, EDITION, *empty_names(found), *map(receipt_name, broken)}
+    settings = (found.manifest or found.receipts[0]).settings
+    if digest := settings.get("captions"):
+        known |= {CAPTION_TABLE, lookup_name(digest)}  # which may be gone: encode makes them again
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     with_rows = filter(may_have_rows, found.receipts)
     known.update(rows_name(shard.name) for receipt in with_rows for shard in receipt.shards)

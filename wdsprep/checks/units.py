@@ -22,6 +22,7 @@ from wdsprep.dataset.names import (
     receipt_name,
     rejects_name,
     sample_key,
+    taken_name,
 )
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
@@ -182,8 +183,8 @@ class _Checker:
         is_settled = UNSETTLED not in receipt.files  # or rows are leaving, and who knows which have
         if data is not None and is_settled:
             self._rejects(name, data)
-        if may_have_rows(receipt):
-            self._rows()
+        if (taken := taken_name(receipt.unit)) in receipt.files:
+            self._digest(taken, receipt.files[taken])
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 

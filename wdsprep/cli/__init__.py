@@ -23,6 +23,7 @@ import wdsprep
 from wdsprep.cli.img2dataset import PackCommand
 from wdsprep.cli.options import (
     AREA,
+    CAPTIONS,
     COLUMNS,
     CREW,
     FETCHING,
@@ -198,6 +199,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     max_bytes("250MB"),
     option("--limit", type=click.IntRange(1), help="Take the first N images only, for a trial."),
 )
+@CAPTIONS
 @CREW
 @options(
     "Output",
@@ -214,15 +216,18 @@ def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
-    given (shards/text with --latents none), and needs {resolution} in it for several. Both may be
-    s3:// URLs. Killed or interrupted, the same command goes on where it was.
+    given (shards/text with --latents none), and needs {resolution} in it for several, or {caption}
+    for several captions. Both may be s3:// URLs. Killed or interrupted, the same command goes on
+    where it was.
     """
     from wdsprep.cli.encode import EncodeShow
+    from wdsprep.encoding.captions import CaptionOptions
     from wdsprep.encoding.encode import places_of
     from wdsprep.encoding.recipe import resolutions_of
 
     options["resolution"] = resolutions_of(options["resolution"])
-    places = places_of(out, options["resolution"], options["latents"])
+    captions = CaptionOptions(fields=options["caption_fields"])
+    places = places_of(out, options["resolution"], options["latents"], captions)
     show = EncodeShow(images, places, as_json=as_json)
     encoded = wdsprep.encode(images, out, listener=show.listener, **options)
     tell(show.result(encoded))

@@ -16,10 +16,13 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding import HALF
+from wdsprep.encoding.caption_table import CaptionReport
+from wdsprep.encoding.captions import OWN
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
+from wdsprep.store.base import absolute
 from wdsprep.text import human_bytes, human_counts, plural
 
 CAPTIONLESS = (
@@ -39,20 +42,25 @@ class EncodeShow(RunShow):
 
     unit, touched, done = "shard", "touched tar", "encoded"
 
-    def __init__(self, images: str, places: Mapping[int, str], *, as_json: bool) -> None:
-        """`places` of the latents are by resolution."""
+    def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
+        """`places` of the latents are by resolution, those of several captions by their names."""
         super().__init__(as_json=as_json)
         self._images, self._places = images, places
         if len(places) > 1:  # each image is counted for each
             self.counted = "sample"
         self._speeds = Speeds()
+        self._captions: dict[str, CaptionReport] = {}
         self.listener = EncodeListener(
             told=self.told,
             compared=self.compared,
             begun=self._begin,
             status=self.status,
             heard=self._speeds.heard,
+            captioned=self._note_captions,
         )
+
+    def _note_captions(self, report: CaptionReport) -> None:
+        self._captions[report.place] = report
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
@@ -89,7 +97,9 @@ class EncodeShow(RunShow):
         if len(self._places) == 1:
             (place,) = self._places.values()
             return place
-        return self._places[outcome.manifest.settings["resolution"]]
+        settings = outcome.manifest.settings
+        name = settings.get("caption_name", OWN)
+        return self._places[name if name in self._places else settings["resolution"]]
 
     def _dataset(self, outcome: Outcome) -> list[str]:
         """What became of one."""
@@ -101,6 +111,8 @@ class EncodeShow(RunShow):
             lines.append(f"in {plural(len(shapes), 'shape')}: {human_counts(shapes, 8)}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
+        if report := self._captions.get(absolute(place)):
+            lines += captions_lines(report)
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
@@ -129,6 +141,8 @@ class EncodeShow(RunShow):
         if len(self._places) == 1:
             return line
         alone = f"--resolution {manifest.settings['resolution']} --overwrite"
+        if field := manifest.settings.get("caption_field"):
+            alone = f"--caption-field {field} --overwrite"
         return line.replace("--overwrite", alone)
 
     def _speed(self, samples: int) -> list[str]:
@@ -148,8 +162,10 @@ class EncodeShow(RunShow):
     def facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
         rates = self._speeds.rates()
+        report = self._captions.get(absolute(self._place(outcome)))
         return {
             "broken_tars": outcome.broken_tars,
+            "captions": _captions_facts(report) if report else None,
             "busy": round(self._speeds.busy, 4),
             "complete": manifest.complete,
             "cut": manifest.counts.get("cut", 0),
@@ -169,6 +185,43 @@ class EncodeShow(RunShow):
             "text_share": round(self._speeds.text, 4),
             "workers": {name: round(rate, 2) for name, rate in rates.items()},
         }
+
+
+def captions_lines(report: CaptionReport) -> list[str]:
+    """What became of captions that are not the samples' own."""
+    source, read = report.source, report.read
+    whence = f"{report.table}, by {source.by}" if read else f"the field {source.field}"
+    line = f"{plural(report.named, 'caption')} from {whence}"
+    if report.unnamed:
+        own = plural(report.unnamed, "sample")
+        line += f"; {own} not in it, with their own{_some(report.unnamed_examples, report.unnamed)}"
+    lines = [line]
+    if read is None:
+        return lines
+    if read.blank:
+        lines.append(f"{plural(read.blank, 'row')} of it without a {source.by} or a caption")
+    if twice := read.lookup.twice:
+        some = _some(read.lookup.examples, twice)
+        lines.append(f"{plural(twice, source.by)} twice in it, where the first row holds{some}")
+    if missing := report.unmatched:
+        some = _some(report.unmatched_examples, missing)
+        lines.append(f"{plural(missing, source.by)} of it that no sample has{some}")
+    return lines
+
+
+def _some(names: Sequence[str], of: int) -> str:
+    more = ", ..." if of > len(names) else ""
+    return f" ({', '.join(names)}{more})" if names else ""
+
+
+def _captions_facts(report: CaptionReport) -> dict[str, Any]:
+    lookup = report.read.lookup if report.read else None
+    return {
+        "named": report.named,
+        "twice": lookup.twice if lookup else 0,
+        "unmatched": report.unmatched,
+        "unnamed": report.unnamed,
+    }
 
 
 def describe(images: str, begun: EncodeBegun) -> list[str]:

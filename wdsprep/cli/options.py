@@ -392,6 +392,40 @@ PACKERS = options(
 )
 JSON = option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 OUTPUT = options("Output", JSON)
+CAPTIONS = options(
+    "Captions",
+    option(
+        "--captions",
+        metavar="TABLE",
+        type=PLACE,
+        help="Give what this table names the captions that it has for them: Parquet, CSV, TSV or "
+        "JSON lines, or a folder or pattern of them, with a column key, source, url or sha256.",
+    ),
+    option(
+        "--captions-by",
+        metavar="COLUMN",
+        show_default="the first of those that it has",
+        help="Find captions in the table by this column.",
+    ),
+    option("--caption-column", show_default="caption", help="Take captions from this column."),
+    option(
+        "--caption-field",
+        metavar="PATH",
+        help="Take captions from this field of the json of each sample, such as meta.long or "
+        "captions.1.",
+    ),
+    option(
+        "--caption-fields",
+        type=Parsed("a,b,...", "wdsprep.text:names"),
+        help="Encode the captions of several fields in one pass, with --latents none, each into a "
+        "dataset of its own.",
+    ),
+    option(
+        "--caption-name",
+        show_default="the field's last part",
+        help="Call the captions by this name, by which a loader knows them.",
+    ),
+)
 SHAPES = "FILE|sdxl|nearest:STEP,MAX"
 RECIPE = options(
     "Model",

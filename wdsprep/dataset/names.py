@@ -14,6 +14,11 @@
 In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
 list of inputs; empty.emb.npy is what becomes of the empty caption, and 256/000000.tar.rows says
 which samples of the image shard those of the tar are, where they are not all, in their order.
+Where captions come from a table, these lie there by the digest of what the table says:
+
+    captions/DIGEST.sqlite      its captions by name
+    captions/table.json         which files those were read from
+    captions/256/000000.jsonl   which of its rows the samples of the unit have taken
 """
 
 import re
@@ -24,7 +29,8 @@ MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
 MANIFEST = "wdsprep.json"
 MANIFEST_HOLD = f"wdsprep{HELD}"
 EDITION = "edition"
-RECEIPTS, INPUTS = "receipts/", "inputs/"
+RECEIPTS, INPUTS, CAPTIONS = "receipts/", "inputs/", "captions/"
+CAPTION_TABLE = f"{CAPTIONS}table.json"
 FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
@@ -32,7 +38,9 @@ RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.
-LATENTS = re.compile(r"(?:rejects/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|tar\.rows|jsonl)")
+LATENTS = re.compile(
+    r"(?:rejects/|captions/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|tar\.rows|jsonl)"
+)
 # What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
 # else packed have the names of those.
 OURS = {
@@ -42,11 +50,16 @@ OURS = {
     ),
     "latents": (
         re.compile(r"receipts/\d+/.+\.json"),
-        re.compile(r"\d+/.+\.tar(\.idx|\.rows)?|rejects/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"),
+        re.compile(
+            r"\d+/.+\.tar(\.idx|\.rows)?|(rejects|captions)/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"
+            r"|captions/([0-9a-f]+\.sqlite|table\.json)"
+        ),
     ),
 }
-_BUCKET = re.compile(r"(?:receipts/|rejects/)?(\d+)/")
-_FOLDER_OR_ENDING = re.compile(r"^(receipts|rejects|inputs)/|\.(jsonl?|tar(\.idx|\.rows)?)$")
+_BUCKET = re.compile(r"(?:receipts/|rejects/|captions/)?(\d+)/")
+_FOLDER_OR_ENDING = re.compile(
+    r"^(receipts|rejects|inputs|captions)/|\.(jsonl?|tar(\.idx|\.rows)?)$"
+)
 _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
 
 
@@ -85,6 +98,14 @@ def index_name(tar: str) -> str:
 
 def rows_name(tar: str) -> str:
     return f"{tar}.rows"
+
+
+def lookup_name(digest: str) -> str:
+    return f"{CAPTIONS}{digest}.sqlite"
+
+
+def taken_name(unit: str) -> str:
+    return f"{CAPTIONS}{unit}.jsonl"
 
 
 def without_index(name: str) -> str:

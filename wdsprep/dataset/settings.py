@@ -69,6 +69,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
     if name == "shapes":
         return f"--shapes are {_listed(now)} (were {_listed(before)})"
+    if name == "captions":
+        return _captions(before, now)
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)
@@ -80,6 +82,13 @@ def _changed(name: str, before: Any, now: Any) -> str:
 
 def _kind(pipeline: str | None) -> str:
     return f"a {pipeline}" if pipeline else "none whose code is run"
+
+
+def _captions(before: str | None, now: str | None) -> str:
+    """Of a digest nobody knows what it is of."""
+    if not before or not now:
+        return "--captions is given (was not)" if now else "no --captions (was given)"
+    return "--captions says other captions than those it was made with"
 
 
 def _listed(shapes: Sequence[Sequence[int]] | None) -> str:

@@ -33,6 +33,7 @@ from wdsprep.dataset.names import (
     rejects_name,
     retry_of_inputs,
     rows_name,
+    taken_name,
     unit_of_receipt,
     without_index,
 )
@@ -308,6 +309,7 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
                 for name in (shard.name, index_name(shard.name), rows_name(shard.name)):
                     store.delete(name)
             store.delete(rejects_name(unit))
+            store.delete(taken_name(unit))
 
 
 def _two_runs(store: Store, unit: str) -> FingerprintError:

@@ -121,13 +121,13 @@ class _Pairs:
             self.rows += 1
             if isinstance(row, RejectedError):
                 raise self._unsound(file, number, f"cannot be read ({row})")
-            name, caption = row.get(by), row.get(column)
+            name, caption = (row.get(each) for each in (by, column))
             if isinstance(name, int) and not isinstance(name, bool):
                 name = str(name)
-            for what, value in ((by, name), (column, caption)):
-                if not isinstance(value, str | None):
-                    why = f"has a {type(value).__name__} for its {what}, not a text"
-                    raise self._unsound(file, number, why)
+            if not (isinstance(name, str | None) and isinstance(caption, str | None)):
+                what, value = (column, caption) if isinstance(name, str | None) else (by, name)
+                why = f"has a {type(value).__name__} for its {what}, not a text"
+                raise self._unsound(file, number, why)
             if name and caption and (text := caption.strip()):
                 yield plain(name), plain(text)
             else:
@@ -198,10 +198,12 @@ def ready_captions(
     tars: TarsSource,
     shards: Sequence[ImageShard],
     places: Sequence[str],
+    *,
+    is_kept: bool,
     told: Callable[[str], object],
 ) -> ReadyCaptions:
-    """Nothing is written to the datasets at `places`, which are looked into; an error where
-    something is not as it has to be."""
+    """Nothing is written to the datasets at `places`; a lookup that is there need not be made, if
+    it `is_kept`. An error where something is not as it has to be."""
     sources = options.sources
     for source in sources:
         if source.field:
@@ -210,14 +212,12 @@ def ready_captions(
         return ReadyCaptions(sources)
     table = CaptionTable.find(options.captions, options.by, options.column)
     _check_names(table.by, tars, shards)
-    reads = [TableRead.of(open_store(place)) for place in places]
-    file = None
-    if reads and reads[0] and reads[0].identity == table.identity and len({*reads}) == 1:
-        read = reads[0]
-    else:
+    known = {TableRead.of(open_store(place)) for place in places} if is_kept else set()
+    read, file = known.pop() if len(known) == 1 else None, None
+    if read is None or read.identity != table.identity:
         read, file = _read(table, told)
     (source,) = sources
-    source = replace(source, by=table.by, digest=read.lookup.digest)
+    source = replace(source, by=table.by, digest=read.lookup.digest, at=places[0])
     return ReadyCaptions([source], options.captions, read, file)
 
 
@@ -276,6 +276,7 @@ def _check_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> N
 class CaptionReport:
     """What became of captions in one dataset."""
 
+    place: str
     source: CaptionSource
     named: int
     """Samples that have a caption from the table or the field."""
@@ -290,15 +291,18 @@ class CaptionReport:
 
 
 def report_of(
-    ready: ReadyCaptions, source: CaptionSource, store: Store, manifest: Manifest
+    ready: ReadyCaptions, source: CaptionSource, place: str, manifest: Manifest
 ) -> CaptionReport:
+    """Which rows nobody has is known of a dataset that is complete."""
     named = manifest.counts.get("named", 0)
-    report = CaptionReport(source=source, named=named, unnamed=manifest.samples - named)
+    unnamed = manifest.samples - named
+    report = CaptionReport(place=place, source=source, named=named, unnamed=unnamed)
     if ready.read is None:
         return report
+    store = open_store(place)
     report = replace(report, table=ready.table, read=ready.read)
-    rows, unnamed = _taken(store, manifest, ready.read.lookup.names)
-    report = replace(report, unnamed_examples=unnamed)
+    rows, keys = _taken(store, manifest, ready.read.lookup.names)
+    report = replace(report, unnamed_examples=keys)
     if not manifest.complete:
         return report
     left = islice((row for row, taken in enumerate(rows) if not taken), EXAMPLES)

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from wdsprep.dataset.names import lookup_name
 from wdsprep.dataset.samples import Sample, at_path
@@ -24,7 +24,7 @@ OWN = "caption"
 CAPTION = "{caption}"
 """What stands in a place for the name of the captions whose text lies there."""
 BY = ("key", "source", "url", "sha256")
-"""What may name a sample in a table: the first of these columns that it has, unless one is given."""
+"""What may name a sample in a table: the first of these columns that it has, or the one given."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -53,7 +53,7 @@ class CaptionSource:
     def open(self) -> "Captions":
         if self.digest:
             return TableCaptions(self.by, open_lookup(self.at, lookup_name(self.digest)))
-        return FieldCaptions(self.field) if self.field else OwnCaptions()
+        return FieldCaptions(self.field) if self.field else Captions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +114,9 @@ class CaptionOptions:
         return CaptionSource(name=self.name or usual, field="" if path == OWN else path)
 
 
+OWN_CAPTIONS = CaptionOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """A caption that was found, and the number of the lookup's row."""
@@ -122,29 +125,29 @@ class Named:
     row: int = -1
 
 
-class Captions(Protocol):
-    """What finds the caption of a sample, for any number of threads; None where it has its own."""
+class Captions:
+    """What finds the caption of a sample, for any number of threads. These are the samples' own."""
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None: ...
-
-
-class OwnCaptions:
-    def find(self, _key: str, _sample: Sample, *, is_packed: bool) -> Named | None:
-        del is_packed
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+        """None where the sample keeps its own."""
+        del key, sample, is_packed
         return None
 
+    def close(self) -> None:
+        """Nothing is looked for any more."""
 
-class FieldCaptions:
+
+class FieldCaptions(Captions):
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def find(self, _key: str, sample: Sample, *, is_packed: bool) -> Named | None:
-        del is_packed
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+        del key, is_packed
         found = captions_of({OWN: at_path(sample.facts, self._path)}, OWN)
         return Named(found[0]) if found else None
 
 
-class TableCaptions:
+class TableCaptions(Captions):
     def __init__(self, by: str, lookup: OpenLookup) -> None:
         self._by, self._lookup = by, lookup
 
@@ -159,6 +162,9 @@ class TableCaptions:
         except FormatError as error:
             raise HopelessError(str(error)) from error
         return Named(*found) if found else None
+
+    def close(self) -> None:
+        self._lookup.close()
 
 
 def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
@@ -182,13 +188,15 @@ class Taken:
     or not; and the keys of some that it does not name. Kept beside the shard: all of these together
     tell which rows nobody has, whatever runs have made the shards."""
 
-    rows: array[int] = field(default_factory=lambda: array("I"))
+    rows: "array[int]" = field(default_factory=lambda: array("I"))
     unnamed: list[str] = field(default_factory=list)
 
-    def note(self, key: str, named: Named | None) -> None:
+    def note_row(self, named: Named | None) -> None:
         if named is not None and named.row >= 0:
             self.rows.append(named.row)
-        elif named is None and len(self.unnamed) < EXAMPLES:
+
+    def note_unnamed(self, key: str) -> None:
+        if len(self.unnamed) < EXAMPLES:
             self.unnamed.append(key)
 
     def to_bytes(self) -> bytes:

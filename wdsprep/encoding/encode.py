@@ -8,8 +8,8 @@ datasets that lack it, so that its images are decoded and its captions encoded o
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -20,6 +20,13 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.state import check_claim, form_there
 from wdsprep.encoding import HALF
+from wdsprep.encoding.caption_table import (
+    CaptionReport,
+    ReadyCaptions,
+    ready_captions,
+    report_of,
+)
+from wdsprep.encoding.captions import CAPTION, OWN_CAPTIONS, CaptionOptions, CaptionSource
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
@@ -54,7 +61,7 @@ from wdsprep.runners.run import (
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart
-from wdsprep.text import at_least, command, plural
+from wdsprep.text import at_least, command, names, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -100,6 +107,8 @@ class EncodeListener:
     begun: Callable[[EncodeBegun], None] = lambda _begun: None
     status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
     heard: Callable[[RunProgress], None] = lambda _progress: None
+    captioned: Callable[[CaptionReport], None] = lambda _report: None
+    """What became of captions that are not the samples' own, for each dataset at the end."""
 
 
 @overload
@@ -135,6 +144,12 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     max_bytes: int | str = 0,
     shapes: Given = Encode.shapes,
     max_crop: float = Encode.max_crop,
+    captions: "str | os.PathLike[str]" = "",
+    captions_by: str = "",
+    caption_column: str = "",
+    caption_field: str = "",
+    caption_fields: str | Sequence[str] = (),
+    caption_name: str = "",
     limit: int = 0,
     batch_size: int | str = Encode.batch_size,
     device: str = EncodeCrewOptions.device,
@@ -166,6 +181,12 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
 
         text = wdsprep.encode("shards/images", latents="none")
 
+    With `captions` of a table, what it names has its caption from there; with `caption_field` all
+    captions are from a field of the json. Several fields at once give a list of text datasets,
+    where `out` has `{caption}` in it:
+
+        alt, long = wdsprep.encode("shards/images", latents="none", caption_fields="alt,long")
+
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
     numbers; `shapes` may be a list of widths and heights too. Interrupted or killed, the same call
     goes on where it was.
@@ -174,6 +195,15 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
     check_alone(latents, resolutions)
+    wanted = CaptionOptions(
+        captions=absolute(captions) if captions else "",
+        by=captions_by,
+        column=caption_column,
+        field=caption_field,
+        fields=names(caption_fields),
+        name=caption_name,
+    )
+    places = places_of(out, resolutions, latents, wanted)
     check_serves(shapes, resolutions)
     how = partial(
         Encode,
@@ -194,8 +224,9 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     )
     outcomes = _encoded(
         absolute(images),
-        {number: absolute(place) for number, place in places_of(out, resolutions, latents).items()},
-        hows=[how(resolution=number) for number in resolutions],
+        [absolute(place) for place in places.values()],
+        hows=[how(resolution=number) for number in resolutions] * len(wanted.sources),
+        captions=wanted,
         options=EncodeCrewOptions(
             runner=runner,
             device=device,
@@ -210,7 +241,8 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
         run_options=RunOptions(limit=limit, overwrite=overwrite, redo_changed=redo_changed),
         listener=listener or EncodeListener(),
     )
-    return outcomes if isinstance(resolution, Sequence) else outcomes[0]
+    is_several = isinstance(resolution, Sequence) or wanted.fields
+    return outcomes if is_several else outcomes[0]
 
 
 def check_alone(latents: str, resolutions: Sequence[int]) -> None:
@@ -226,9 +258,15 @@ def check_alone(latents: str, resolutions: Sequence[int]) -> None:
 
 
 def places_of(
-    out: "str | os.PathLike[str]", resolutions: Sequence[int], latents: str = ""
-) -> dict[int, str]:
-    """Where the latents of each resolution go, or their text."""
+    out: "str | os.PathLike[str]",
+    resolutions: Sequence[int],
+    latents: str = "",
+    captions: CaptionOptions = OWN_CAPTIONS,
+) -> dict[int | str, str]:
+    """Where the latents of each resolution go, or their text; of several captions, by their
+    names."""
+    if captions.fields:
+        return _places_of_captions(os.fspath(out), latents, captions)
     place = os.fspath(out) or (TEXT_PLACE if latents == "none" else LATENTS_PLACE)
     if len(resolutions) > 1 and RESOLUTION not in place:
         raise UsageError(
@@ -236,6 +274,22 @@ def places_of(
             f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
         )
     return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+def _places_of_captions(out: str, latents: str, captions: CaptionOptions) -> dict[int | str, str]:
+    if latents != "none":
+        raise UsageError(
+            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
+            "field by --caption-field"
+        )
+    place = out or f"{TEXT_PLACE}-{CAPTION}"
+    called = [source.name for source in captions.sources]
+    if len(called) > 1 and CAPTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(called)} fields makes a dataset: write "
+            f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
+        )
+    return {name: place.replace(CAPTION, name) for name in called}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +310,7 @@ class _Phase:
     form: Mapping[str, Any]
     source: ImageShards
     wanted: tuple[ImageShard, ...]
+    captions: CaptionSource = field(default_factory=CaptionSource)
 
     @property
     def kind(self) -> DigestKind:
@@ -273,14 +328,16 @@ class _OpenDataset:
 
 def _encoded(
     images: str,
-    places: Mapping[int, str],
+    places: Sequence[str],
     *,
     hows: Sequence[Encode],
+    captions: CaptionOptions,
     options: EncodeCrewOptions,
     run_options: RunOptions,
     listener: EncodeListener,
 ) -> list[Outcome]:
-    phases = [_phase(images, places[how.resolution], how, run_options) for how in hows]
+    both = zip(places, hows, strict=True)
+    phases = [_phase(images, place, how, run_options) for place, how in both]
     hows = [phase.how for phase in phases]
     how = max(hows, key=lambda how: how.resolution)
     options = settled(options, listener.told)
@@ -293,7 +350,14 @@ def _encoded(
     kinds = {phase.kind for phase in phases}
     chosen = {kind: settled_for(how, hashed_with(found, kind), crew.device) for kind in kinds}
     models = {kind: model for kind, (_, model) in chosen.items()}
-    datasets = _opened(phases, models, crew.device, overwrite=run_options.overwrite)
+    ready = _ready(captions, phases, how, run_options, listener)
+    with closing(ready):
+        sources = ready.sources * (len(phases) // len(ready.sources))
+        captioned = zip(phases, sources, strict=True)
+        phases = [replace(phase, captions=source) for phase, source in captioned]
+        datasets = _opened(phases, models, crew.device, overwrite=run_options.overwrite)
+        for dataset in datasets:
+            ready.put(dataset.edition.store)
     recipe, model = chosen[phases[0].kind]
     speeds = Speeds()
     work = EncodeWork(
@@ -328,7 +392,12 @@ def _encoded(
         runner = runner_of(options, crew, units=units, phase=",".join(map(str, places)))
     phases.clear()  # and all the image shards with them
     datasets.clear()
-    return carry_out(runs, runner, work, joint_units(pending), heard)
+    outcomes = carry_out(runs, runner, work, joint_units(pending), heard)
+    for source, place, outcome in zip(sources, places, outcomes, strict=True):
+        if source.settings:
+            report = report_of(ready, source, place, outcome.manifest)
+            listener.captioned(report)
+    return outcomes
 
 
 def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _Phase:
@@ -345,6 +414,25 @@ def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _
     )
 
 
+def _ready(
+    options: CaptionOptions,
+    phases: Sequence[_Phase],
+    how: Encode,
+    run_options: RunOptions,
+    listener: EncodeListener,
+) -> ReadyCaptions:
+    """What there is of captions in datasets that are started over goes with them."""
+    source = phases[0].source
+    return ready_captions(
+        options,
+        tars_of(source.url, int(how.max_bytes)),
+        phases[0].wanted,
+        [phase.latents for phase in phases],
+        is_kept=not run_options.overwrite,
+        told=listener.told,
+    )
+
+
 def _opened(
     phases: Sequence[_Phase], models: Mapping[DigestKind, Model], device: str, *, overwrite: bool
 ) -> list[_OpenDataset]:
@@ -353,7 +441,7 @@ def _opened(
     for phase in phases:
         model = models[phase.kind]
         recipe = replace(phase.how, **choices_for(phase.how, model, device))
-        settings.append(settings_of(model, recipe, phase.form))
+        settings.append(settings_of(model, recipe, phase.form) | phase.captions.settings)
     begins = [True]
     if len(phases) > 1:  # one alone is looked at where it is opened
         stores = [open_store(phase.latents) for phase in phases]
@@ -376,6 +464,7 @@ def _target(phase: _Phase, dataset: _OpenDataset) -> EncodeTarget:
         settings=dataset.settings,
         edition=dataset.edition.mark,
         keeps_content=dataset.manifest.keeps_content,
+        captions=phase.captions,
     )
 
 

@@ -26,6 +26,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.rows import are_plain, rows_bytes, rows_name
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.shapes import shape_name
+from wdsprep.encoding.captions import Taken
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.waiting import Members, WaitingSample, WaitingSamples
@@ -54,6 +55,7 @@ class LatentShard:
         """By shape, the numbers in the image shard of the samples that were added."""
         self._spool = WaitingSamples()
         self._tar: DraftTar | None = None
+        self.taken = Taken()
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
@@ -97,9 +99,11 @@ class LatentShard:
             self._tar = self._draft.tar(latent_shard(self._shard.name))
         return self._tar
 
-    def finish(self, settings: Settings, beside: Files) -> Receipt:
-        """Complete the files; `beside` are those of the empty caption, and what else the receipt is
-        to have among its files. The receipt of the shard."""
+    def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
+        """Complete the shard; `files` are those of the empty caption, and what else the receipt is
+        to have among its files by their digests, `beside` those that are written with it. The
+        receipt of the shard."""
+        kind = DigestKind.of(settings)
         for one in chain.from_iterable(self._waiting.values()):
             self._begun().add(one.key, self._spool.members(one))
         receipt = Receipt(
@@ -112,9 +116,13 @@ class LatentShard:
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
-            files={rejects_name(self._shard.name): self.rejects.digest, **beside},
+            files={
+                rejects_name(self._shard.name): self.rejects.digest,
+                **files,
+                **{name: kind.hex(data) for name, data in beside.items()},
+            },
         )
-        return self._draft.finish(receipt, self._rows_beside())
+        return self._draft.finish(receipt, {**beside, **self._rows_beside()})
 
     def _rows_beside(self) -> dict[str, bytes]:
         """A file, where the samples are not all of the image shard's, in its order."""

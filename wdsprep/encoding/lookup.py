@@ -15,8 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 
@@ -108,15 +106,17 @@ class _Sorted:
         self.examples: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        for name, same in groupby(self._rows, key=itemgetter(0)):
-            caption = next(same)[1]
-            if next(same, None):
+        before, times = None, 0
+        for name, caption in self._rows:
+            times = times + 1 if name == before else 1
+            if times == 1:
+                self.digest.update(f"{len(name)},{len(caption)}:{name}{caption}".encode())
+                yield name, caption, self.names
+                self.names += 1
+            elif times == 2:
                 self.twice += 1
-                if self.twice <= EXAMPLES:
-                    self.examples.append(name)
-            self.digest.update(f"{len(name)},{len(caption)}:{name}{caption}".encode())
-            yield name, caption, self.names
-            self.names += 1
+                self.examples += [name] if self.twice <= EXAMPLES else []
+            before = name
 
 
 class OpenLookup:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.captions import Taken
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool
@@ -22,7 +23,7 @@ class TextPass:
     def __init__(self) -> None:
         self._spool = Spool()
         self._places: dict[str, tuple[int, int]] = {}
-        self.rejects, self.counts = _Lost(), Counter[str]()
+        self.rejects, self.counts, self.taken = _Lost(), Counter[str](), Taken()
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
         own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
@@ -56,7 +57,7 @@ class ImagePass:
 
     def __init__(self, output: LatentShard, texts: TextPass) -> None:
         self._output, self._texts = output, texts
-        self.rejects, self.counts = output.rejects, output.counts
+        self.rejects, self.counts, self.taken = output.rejects, output.counts, output.taken
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
         self._output.add(key, sample, self._texts.joined(key, result))

@@ -1,10 +1,11 @@
 """What a worker of `encode` is made from, without loading what it works with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
+from wdsprep.encoding.captions import CaptionSource
 from wdsprep.limits import MAX_NBYTES
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class EncodeTarget:
     """The mark of the dataset's."""
     keeps_content: bool = True
     """Whether receipts say what foreign tars held."""
+    captions: CaptionSource = field(default_factory=CaptionSource)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

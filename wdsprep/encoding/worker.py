@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.names import taken_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
@@ -32,6 +33,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
+from wdsprep.encoding.captions import Captions, CaptionSource, Named
 from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
@@ -67,7 +69,10 @@ class Fed:
 
     key: str
     sample: Sample
+    named: Named | None
     result: Pending
+    outputs: Sequence[int]
+    """The numbers of those that the results are for."""
 
 
 class Feeder:
@@ -81,16 +86,16 @@ class Feeder:
         shard: ImageShard,
         content: Content,
         part: Part,
-        cuts: Sequence[int],
+        captioned: Sequence[tuple[Captions, Sequence[int]]],
     ) -> None:
-        """`cuts` are those of the engine's that are made of each image. Where no `part` of a sample
-        is its image, that is passed over."""
+        """`captioned` are where captions are found, and which of the engine's cuts of each image go
+        with them. Where no `part` of a sample is its image, that is passed over."""
         self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
         has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
         self._source = source if has_images else replace(source, has_images=False)
         self.left_out, self._content = LeftOut(), content
-        self._part, self._cuts = part, cuts
+        self._part, self._captioned = part, captioned
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
 
@@ -118,19 +123,26 @@ class Feeder:
                     for key, row in chain(first, rows):
                         if self._stopped:
                             return
-                        self.entries.put(self._feed(key, row))
+                        for entry in self._feed(key, row):
+                            self.entries.put(entry)
         except Exception as error:  # noqa: BLE001  raised again where the entries are read
             self.entries.put(error)
         else:
             self.entries.put(None)
 
-    def _feed(self, key: str, row: Sample | Refusal) -> Fed | Reject:
+    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | Reject]:
         if isinstance(row, Refusal):
-            return row.to_reject(key)
+            yield row.to_reject(key)
+            return
         if leads_out(key):
-            return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        result = self._engine.put(key, row.image, row.caption, self._part, self._cuts)
-        return Fed(key, replace(row, image=b""), result)
+            yield Reject(key=key, source=row.source, code=Code.BAD_KEY)
+            return
+        bare, is_packed = replace(row, image=b""), not self._shard.is_foreign
+        for captions, cuts in self._captioned:
+            named = captions.find(key, row, is_packed=is_packed)
+            sample = replace(bare, captions=(named.caption,)) if named else bare
+            result = self._engine.put(key, row.image, sample.caption, self._part, cuts)
+            yield Fed(key, sample, named, result, cuts)
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
@@ -225,7 +237,10 @@ class _Dataset:
 
     def finished(self, making: Making, content: Content) -> Receipt:
         files = content.file if making.keeps_content else {}
-        return making.output.finish(self._target.settings, {**self._empty, **files})
+        beside = {}
+        if self._target.captions.digest:
+            beside[taken_name(making.shard.name)] = making.output.taken.to_bytes()
+        return making.output.finish(self._target.settings, {**self._empty, **files}, beside)
 
 
 class EncodeWorker:
@@ -248,9 +263,13 @@ class EncodeWorker:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
         self._datasets = [_Dataset(target, empty) for target in work.targets]
+        self._sources = [target.captions for target in work.targets]
+        self._captions = {source: source.open() for source in {*self._sources}}
 
     def close(self) -> None:
         self._engine.close()
+        for captions in self._captions.values():
+            captions.close()
 
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
         """Write all of a shard for each dataset that lacks it, the receipts last."""
@@ -301,13 +320,20 @@ class EncodeWorker:
     ) -> Iterator[None]:
         """`outputs` are by the number of the cut."""
         with Feeder(
-            self._engine, self._source, shard, content, part, cuts=tuple(outputs)
+            self._engine, self._source, shard, content, part, self._captioned(outputs)
         ) as feeder:
-            yield from self._drain(feeder, tuple(outputs.values()))
+            yield from self._drain(feeder, outputs)
             for output in outputs.values():
                 output.counts.update(feeder.left_out.counts())
 
-    def _drain(self, feeder: Feeder, outputs: Sequence[Taking]) -> Iterator[None]:
+    def _captioned(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
+        """Those whose captions come from the same source, with what finds them."""
+        together: dict[CaptionSource, list[int]] = {}
+        for number in numbers:
+            together.setdefault(self._sources[number], []).append(number)
+        return [(self._captions[source], same) for source, same in together.items()]
+
+    def _drain(self, feeder: Feeder, outputs: Mapping[int, Taking]) -> Iterator[None]:
         """Write what comes back; yields from time to time, and whenever nothing does."""
         told = time.monotonic()
         while True:
@@ -322,7 +348,7 @@ class EncodeWorker:
             if isinstance(entry, Exception):
                 raise entry
             if isinstance(entry, Reject):
-                for output in outputs:
+                for output in outputs.values():
                     output.rejects.add(entry)
             else:
                 yield from self._write(entry, outputs)
@@ -330,13 +356,13 @@ class EncodeWorker:
                 told = time.monotonic()
                 yield
 
-    def _write(self, fed: Fed, outputs: Sequence[Taking]) -> Iterator[None]:
+    def _write(self, fed: Fed, outputs: Mapping[int, Taking]) -> Iterator[None]:
         with fed.result as pending:
             while not wait([pending], PROGRESS_S).done:
                 self._engine.check()
                 yield
-            for output, made in zip(outputs, pending.result(), strict=True):
-                _take(output, fed, made)
+            for number, made in zip(fed.outputs, pending.result(), strict=True):
+                _take(outputs[number], fed, made)
 
     def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
         stats = self._engine.stats
@@ -361,10 +387,15 @@ class EncodeWorker:
 
 
 def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:
+    output.taken.note_row(fed.named)
     try:
         if isinstance(made, RejectedError):
             raise made
         output.add(fed.key, fed.sample, made)
+        if fed.named:
+            output.counts["named"] += 1
+        else:
+            output.taken.note_unnamed(fed.key)
     except RejectedError as refused:
         source, code, detail = fed.sample.source, refused.code, refused.detail
         output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))

@@ -1,0 +1,310 @@
+"""Other captions: out of a table or a field of the json, in place of the samples' own."""
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.kit.encodes import command, encode_here, image_samples, latents_of, pictures
+from tests.kit.packs import manifest_of, pack, tree, write_files
+from wdsprep.checks.verify import verify
+from wdsprep.encoding.caption_table import CaptionReport
+from wdsprep.encoding.encode import EncodeListener
+from wdsprep.encoding.lookup import LookupFile
+from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
+from wdsprep.runners.run import Outcome
+
+FEW = 12
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve pictures in shards of 6, with digests, and facts of most."""
+    root = tmp_path_factory.mktemp("few")
+    source = pictures(root / "downloads", range(FEW))
+    write_files(source, {
+        f"photo-{n:04d}.json": json.dumps(
+            {"url": f"https://a.example/{n}", "long": f"a long text {n}", "more": [f"more {n}"]}
+        )
+        for n in range(1, FEW)
+    })  # fmt: skip
+    options = ("--buckets", "64", "--samples-per-shard", "6", "--compute-hash", "sha256")
+    return pack(source, root / "images", *options)
+
+
+def facts_of(images: Path) -> dict[str, dict[str, Any]]:
+    return {key: json.loads(fields["json"]) for key, fields in image_samples(images).items()}
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def text_here(images: Path, out: Path, **options: Any) -> Outcome:
+    return encode_here(images, out, **{"latents": "none", "resolution": 0, **options})
+
+
+def captions_in(out: Path) -> dict[str, str]:
+    samples = latents_of(out)
+    assert all(sample["json"]["caption"] == sample["txt"] for sample in samples.values())
+    return {key: sample["txt"] for key, sample in samples.items()}
+
+
+def reported(images: Path, out: Path, **options: Any) -> CaptionReport:
+    found: list[CaptionReport] = []
+    text_here(images, out, listener=EncodeListener(captioned=found.append), **options)
+    (report,) = found
+    return report
+
+
+# --- whom a table names
+
+
+def test_what_a_table_names_has_its_caption_and_all_else_keeps_its_own(
+    few: Path, tmp_path: Path
+) -> None:
+    """In latents as in text alone, whose arrays are the same."""
+    keys = sorted(facts_of(few))
+    own = {key: fields["txt"].decode() for key, fields in image_samples(few).items()}
+    table = parquet(
+        tmp_path / "new.parquet",
+        score=[1.0, 2.0, 3.0],
+        caption=[" a new text ", "", "another: 雪"],
+        key=[keys[3], keys[4], keys[7]],
+    )
+    encode_here(few, tmp_path / "latents", captions=table)
+    made = encode_here(few, tmp_path / "text", latents="none", captions=table)
+    assert captions_in(tmp_path / "latents") == captions_in(tmp_path / "text") == {
+        **own, keys[3]: "a new text", keys[7]: "another: 雪"
+    }  # fmt: skip
+    assert made.manifest.counts["named"] == 2
+    text, latents = latents_of(tmp_path / "text"), latents_of(tmp_path / "latents")
+    assert all((text[key]["emb.npy"] == latents[key]["emb.npy"]).all() for key in keys)
+    assert not verify(few, tmp_path / "latents").findings
+
+
+def test_a_table_is_found_by_number_source_url_and_digest_in_any_format(
+    few: Path, tmp_path: Path
+) -> None:
+    facts = facts_of(few)
+    keys = sorted(facts)
+    six = facts[keys[6]]
+    tables = tmp_path / "tables"
+    write_files(tables, {
+        "by-source.csv": f'caption,source\n"one, two",{facts[keys[2]]["source"]}\n',
+        "by-url.jsonl": json.dumps({"caption": "six", "url": six["meta"]["url"]}) + "\n",
+        "by-digest.tsv": f"sha256\tother\ttext\n{six['sha256']}\t\tsixth\n",
+    })  # fmt: skip
+    parquet(tables / "by-number.parquet", key=[int(keys[8])], caption=["eight"])
+    named: dict[str, dict[str, Any]] = {
+        "by-source.csv": {}, "by-url.jsonl": {}, "by-number.parquet": {},
+        "by-digest.tsv": {"caption_column": "text", "captions_by": "sha256"},
+    }  # fmt: skip
+    found: dict[str, set[tuple[str, str]]] = {}
+    own = {(key, fields["txt"].decode()) for key, fields in image_samples(few).items()}
+    for name, options in named.items():
+        text_here(few, tmp_path / name, captions=tables / name, **options)
+        found[name] = {*captions_in(tmp_path / name).items()} - own
+    assert found == {
+        "by-source.csv": {(keys[2], "one, two")},
+        "by-url.jsonl": {(keys[6], "six")},
+        "by-digest.tsv": {(keys[6], "sixth")},
+        "by-number.parquet": {(keys[8], "eight")},
+    }
+
+
+def test_tars_of_others_are_named_by_their_keys_and_sources(few: Path, tmp_path: Path) -> None:
+    del few
+    source = pictures(tmp_path / "in", range(3))
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars/a.tar", "w") as tar:
+        for number in range(3):
+            for end in ("jpg", "txt"):
+                tar.add(source / f"photo-{number:04d}.{end}", f"{number:09d}.{end}")
+    csv = tmp_path / "new.csv"
+    csv.write_text("key,source,caption\n1,a.tar/000000002,new\n")
+    for by, wanted in (("key", "000000001"), ("source", "000000002")):
+        out = tmp_path / by
+        text_here(tmp_path / "tars", out, resolution=64, captions=csv, captions_by=by)
+        assert [key for key, text in captions_in(out).items() if text == "new"] == [wanted]
+
+
+# --- what is told, whatever runs it takes
+
+
+def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too(
+    few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = sorted(facts_of(few))
+    rows = [*((key, f"new {key}") for key in keys[1:]), (keys[5], "a later row"), (keys[5], "2")]
+    rows += [("none", "nobody's"), ("nobody", "nobody's"), (keys[0], " "), ("", "of no sample")]
+    table = tmp_path / "new.csv"
+    table.write_text("key,caption\n" + "".join(f"{key},{text}\n" for key, text in rows))
+    whole = reported(few, tmp_path / "whole", captions=table)
+    assert (whole.named, whole.unnamed, whole.unnamed_examples) == (11, 1, (keys[0],))
+    assert (whole.unmatched, whole.unmatched_examples) == (2, ("nobody", "none"))
+    assert whole.read is not None
+    assert (whole.read.rows, whole.read.blank) == (17, 2)
+    assert (whole.read.lookup.twice, whole.read.lookup.examples) == (1, (keys[5],))
+    assert captions_in(tmp_path / "whole")[keys[5]] == f"new {keys[5]}"
+
+    begun = reported(few, tmp_path / "again", captions=table, limit=6)
+    assert (begun.named, begun.unmatched) == (5, None)
+    assert command(few, tmp_path / "again", "--latents", "none", "--captions", str(table)) == 0
+    told = capsys.readouterr().out
+    assert (
+        f"11 captions from {table}, by key; 1 sample not in it, with their own ({keys[0]})" in told
+    )
+    assert "2 keys of it that no sample has (nobody, none)" in told
+    assert f"1 key twice in it, where the first row holds ({keys[5]})" in told
+    assert "2 rows of it without a key or a caption" in told
+    assert tree(tmp_path / "again") == tree(tmp_path / "whole")
+
+
+def test_a_table_is_read_once_and_again_only_where_it_has_changed(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, read = sorted(facts_of(few)), list[str]()
+    monkeypatch.setattr(LookupFile, "__init__", _counted(LookupFile.__init__, read))
+    table = parquet(tmp_path / "new.parquet", key=keys[:2], caption=["a", "b"])
+    text_here(few, tmp_path / "out", captions=table, limit=6)
+    text_here(few, tmp_path / "out", captions=table)
+    assert len(read) == 1
+    # The same in another order, with more beside it, is the same table.
+    parquet(table, caption=["b", "a"], score=[1, 2], key=[keys[1], keys[0]])
+    text_here(few, tmp_path / "out", captions=table)
+    assert len(read) == 2
+    before = tree(tmp_path / "out")
+    parquet(table, key=keys[:2], caption=["a", "c"])
+    with pytest.raises(FingerprintError, match="--captions says other captions than those"):
+        text_here(few, tmp_path / "out", captions=table)
+    with pytest.raises(FingerprintError, match=r"no --captions \(was given\)"):
+        text_here(few, tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+    text_here(few, tmp_path / "out", captions=table, overwrite=True)
+    assert captions_in(tmp_path / "out")[keys[1]] == "c"
+    assert len([*(tmp_path / "out/captions").glob("*.sqlite")]) == 1
+
+
+def _counted(function: Callable[..., None], calls: list[str]) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        calls.append("read")
+        function(*arguments)
+
+    return call
+
+
+def test_a_lookup_that_is_damaged_is_told_and_made_again_once_deleted(
+    few: Path, tmp_path: Path
+) -> None:
+    keys, out = sorted(facts_of(few)), tmp_path / "out"
+    table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
+    text_here(few, out, captions=table, limit=6)
+    (lookup,) = (out / "captions").glob("*.sqlite")
+    lookup.write_bytes(b"x" * lookup.stat().st_size)
+    done = text_here(few, out, captions=table)
+    (failed,) = done.quarantined
+    assert f"{lookup} is damaged" in failed.reason
+    lookup.unlink()
+    assert text_here(few, out, captions=table).manifest.counts["named"] == FEW
+
+
+# --- out of the json
+
+
+def test_several_fields_at_once_make_what_a_run_for_each_makes(few: Path, tmp_path: Path) -> None:
+    facts = facts_of(few)
+    fields = ("caption", "meta.long", "meta.more.0")
+    made = text_here(few, tmp_path / "text-{caption}", caption_fields=",".join(fields))
+    assert isinstance(made, list)
+    assert [outcome.manifest.settings.get("caption_name") for outcome in made] == [
+        None,
+        "long",
+        "0",
+    ]
+    for field in fields:
+        name = field.rpartition(".")[2]
+        text_here(few, tmp_path / name, caption_field=field)
+        assert tree(tmp_path / f"text-{name}") == tree(tmp_path / name)
+    text_here(few, tmp_path / "own")
+    assert tree(tmp_path / "own") == tree(tmp_path / "caption")
+    assert captions_in(tmp_path / "long") == {
+        key: said["meta"].get("long", said["caption"]) for key, said in facts.items()
+    }
+
+
+def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
+    few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--latents", "none", "--caption-field", "long", "--caption-name", "qwen")
+    assert command(few, tmp_path / "out", *words) == 0
+    settings = manifest_of(tmp_path / "out").settings
+    assert (settings["caption_field"], settings["caption_name"]) == ("long", "qwen")
+    told = capsys.readouterr().out
+    assert "11 captions from the field long; 1 sample not in it, with their own" in told
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"captions": "t/none.csv"}, SourceError, "t/none.csv is not there: look at the path"),
+        ({"captions": "t/empty.csv"}, SourceError, "empty.csv is empty: name a table"),
+        ({"captions": "t/head.csv"}, SourceError, "head.csv has no row: name a table"),
+        ({"captions": "t/text.parquet"}, SourceError, "is no sound Parquet file"),
+        ({"captions": "t/a.jpg"}, SourceError, "a.jpg is no table: give .parquet, .csv"),
+        ({"captions": "t/pictures"}, SourceError, "pictures holds no table"),
+        ({"captions": "t/names.csv"}, UsageError, "has name, caption, and nothing that names"),
+        ({"captions": "t/text.csv"}, UsageError, "has no column 'caption' .--caption-column.: it"),
+        ({"captions": "t/good.csv", "captions_by": "url"}, UsageError, "no column 'url' .--captio"),
+        ({"captions": "t/good.csv", "captions_by": "id"}, UsageError, "give one of key, source"),
+        ({"captions": "t/list.jsonl"}, SourceError, "row 1 of .* has a list for its caption, not"),
+        ({"captions": "t/true.jsonl"}, SourceError, "row 0 of .* has a bool for its key, not a te"),
+        ({"captions": "t/broken.jsonl"}, SourceError, "row 1 of .* cannot be read"),
+        ({"captions": "t/blank.csv"}, SourceError, "has no row with a key and a caption"),
+        ({"captions": "t/by.csv"}, UsageError, "is by sha256, which the samples of .* lack: p"),
+        ({"captions": "t/good.csv", "caption_field": "long"}, UsageError, "both say which"),
+        ({"captions_by": "key"}, UsageError, "--captions-by is for a table: give --captions"),
+        ({"caption_field": "meta.lnog"}, UsageError, "none of the first samples of .* meta.long"),
+        ({"caption_field": "meta..long"}, UsageError, "is no path in a json"),
+        ({"caption_field": "long", "caption_name": "a/b"}, UsageError, "cannot be called 'a/b'"),
+        ({"caption_fields": "a,meta.a"}, UsageError, "two of --caption-fields end in 'a'"),
+        ({"caption_fields": "a,b"}, UsageError, "write {caption} where their names differ"),
+        ({"caption_fields": "a,b", "latents": "mean"}, UsageError, "give --latents none too"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_before_anything_is_written(
+    undigested: Path, tmp_path: Path, options: dict[str, Any], error: type[WdsprepError], words: str
+) -> None:
+    if "captions" in options:
+        options = {**options, "captions": undigested.parent / options["captions"]}
+    with pytest.raises(error, match=words) as refused:
+        text_here(undigested, tmp_path / "out", **{"resolution": 64, **options})
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def undigested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images without digests, and tables of which most are of no use."""
+    root = tmp_path_factory.mktemp("undigested")
+    source = pictures(root / "downloads", range(2))
+    write_files(source, {f"photo-{n:04d}.json": json.dumps({"long": "text"}) for n in range(2)})
+    rows = [{"key": "1", "caption": "a"}, {"key": "2", "caption": ["b"]}]
+    write_files(root / "t", {
+        "empty.csv": "", "head.csv": "key,caption\n", "text.parquet": "key,caption\n1,a\n",
+        "a.jpg": "1", "pictures/a.jpg": "1", "names.csv": "name,caption\n1,a\n",
+        "text.csv": "key,text\n1,a\n", "good.csv": "key,caption\n1,a\n",
+        "list.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
+        "true.jsonl": '{"key": true, "caption": "a"}\n', "blank.csv": "key,caption\n1,\n,a\n",
+        "broken.jsonl": '{"key": "1", "caption": "a"}\n{"key"\n', "by.csv": "sha256,caption\nf,a\n",
+    })  # fmt: skip
+    return pack(source, root / "images", "--buckets", "64")
