@@ -17,6 +17,9 @@ pipeline's own `encode_prompt` and VAE. A note says how busy the device is, whic
 Two resolutions: 256 and 512 in one pass, beside a run for each. What counts is the CPU time of all
 processes with an encoder that costs nothing, starts included, which is to be 0.6 of that or less.
 
+Text alone: the captions of small images with an encoder that costs nothing, from first batch to
+last, beside the same with the images. It is to be 5 times as fast or more.
+
 Layouts: that loop with channels_last, which `encode` takes on a GPU, and contiguous.
 """
 
@@ -63,6 +66,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     make_images(home, count)
     yield _free(home, count)
     yield _both(home, count)
+    yield _text(home, round(20_000 * scale))
     yield from _models(home, round(100 * scale))
     yield _family(home, round(32 * scale))
 
@@ -117,6 +121,31 @@ def _both(home: Path, count: int) -> Group:
             )
         ],
         targets={"a run for each": 1 / 0.6},
+    )
+
+
+def _text(home: Path, count: int) -> Group:
+    small = home / "small"
+    small.mkdir()
+    make_images(small, count, 256)
+    return Group(
+        name="encode-text",
+        title="captions of 256 px images, an encoder that costs nothing, start left out",
+        unit="captions",
+        count=count,
+        rivals=[
+            Rival(
+                name=name,
+                command=call(text, small, count, latents),
+                role=role,
+                leaves=small / "latents",
+            )
+            for name, latents, role in (
+                ("wdsprep encode --latents none", "none", Role.OURS),
+                ("with the images", "auto", Role.RIVAL),
+            )
+        ],
+        targets={"with the images": 5.0},
     )
 
 
@@ -266,6 +295,14 @@ def free(home: str, runner: str) -> None:
     encoding.make_encoder = make_free
     workers = 1 if runner == "ray" else 0
     took(_encode(home, model="tiny", runner=runner, workers=workers, batch_size=64))
+
+
+def text(home: str, count: int, latents: str) -> None:
+    from tools.benches.encode_peers import make_free
+    from wdsprep.encoding import encode as encoding
+
+    encoding.make_encoder = make_free
+    took(_encode(home, count, model="tiny", runner="local", batch_size=64, latents=latents))
 
 
 def both(home: str, passes: list[list[int]]) -> None:

@@ -256,21 +256,20 @@ def sd_batch(
 
 
 def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
-    return FreeEncoder(recipe.resolution)
+    return FreeEncoder(recipe.resolution, has_images=recipe.latents != "none")
 
 
 class FreeEncoder:
     """The same dummy as an encoder of wdsprep: what is left is all that is not the models."""
 
-    def __init__(self, resolution: int) -> None:
+    def __init__(self, resolution: int, *, has_images: bool = True) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
         self.is_compiled = self.is_split = self.groups_texts = False
         self.has_text, self.text_batch_size = True, 0
-        self.fields = (
-            Field(name="latent.npy", dtype="<f2", shape=(4, side, side)),
-            Field(name="emb.npy", dtype="<f2", shape=(77, 1024)),
-        )
+        latent = Field(name="latent.npy", dtype="<f2", shape=(4, side, side))
+        emb = Field(name="emb.npy", dtype="<f2", shape=(77, 1024))
+        self.fields = (latent, emb) if has_images else (emb,)
 
         self._drawn: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -290,7 +289,7 @@ class FreeEncoder:
         pass
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:  # noqa: ARG002
-        return self._made("emb.npy", self.fields[1].shape, len(texts))
+        return self._made("emb.npy", self.fields[-1].shape, len(texts))
 
     def _made(self, name: str, shape: tuple[int, ...], count: int) -> Encoded:
         """Numbers that are drawn once."""
@@ -300,4 +299,4 @@ class FreeEncoder:
         return Encoded(arrays=made, ok=torch.ones(count, dtype=torch.bool))
 
     def empty(self) -> dict[str, torch.Tensor]:
-        return {"emb.npy": torch.zeros(self.fields[1].shape).half()}
+        return {"emb.npy": torch.zeros(self.fields[-1].shape).half()}

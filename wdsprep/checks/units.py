@@ -27,7 +27,6 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.rows import (
-    are_packed,
     are_plain,
     may_have_rows,
     positions_of,
@@ -215,8 +214,8 @@ class _Checker:
                 return  # what is wrong is said of these
             name = rows_name(shard.name)
             data = self._there(name)
-            if are_packed(self._receipt, (*keys, *rejected)):
-                positions = positions_of(keys, rejected)
+            positions = positions_of(self._receipt, keys, rejected)
+            if positions is not None:
                 wanted = b"" if are_plain(positions) else rows_bytes(positions)
                 if data != wanted and data:
                     self._find(name, Kind.INDEX, "its numbers are not those that the keys tell")

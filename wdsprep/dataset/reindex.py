@@ -9,7 +9,6 @@ from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.rows import (
-    are_packed,
     are_plain,
     may_have_rows,
     positions_of,
@@ -74,10 +73,8 @@ def write_rows(store: Store, receipt: Receipt) -> dict[str, int]:
     (shard,) = receipt.shards
     keys = _keys(store, shard.name)
     rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
-    if not are_packed(receipt, (*keys, *rejected)):
-        return {}
-    positions = positions_of(keys, rejected)
-    if are_plain(positions):
+    positions = positions_of(receipt, keys, rejected)
+    if positions is None or are_plain(positions):
         return {}
     name = rows_name(shard.name)
     write_bytes(store, name, rows_bytes(positions))

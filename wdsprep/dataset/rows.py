@@ -8,12 +8,13 @@ keys tell the numbers as well, since they rise in an image shard.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.names import LATENTS, latent_shard, rows_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.shapes import shape_ranges, shapes_of
 from wdsprep.errors import FormatError
 from wdsprep.text import plural
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "are_packed",
     "are_plain",
     "may_have_rows",
     "positions_of",
@@ -46,19 +46,22 @@ def may_have_rows(receipt: Receipt) -> bool:
     return receipt.dataset == "latents" and is_reordered
 
 
-def are_packed(receipt: Receipt, keys: Iterable[str]) -> bool:
-    """Whether these are keys that pack gave to the samples of the image shard of this unit."""
-    if receipt.content or not LATENTS.fullmatch(latent_shard(receipt.unit)):
-        return False
-    number = receipt.unit.partition("/")[2].partition("_")[0]
-    return all(key.isdecimal() and key.startswith(number) for key in keys)
-
-
-def positions_of(keys: Sequence[str], rejected: Iterable[str]) -> list[int]:
-    """Of each of the `keys` the number among them all, where the keys of the image shard rise."""
-    both = sorted([*keys, *rejected], key=key_order)
+def positions_of(
+    receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
+) -> list[int] | None:
+    """The number of each of the `keys` among all of the image shard, where keys tell it: where they
+    are those that pack gave, so that they rise there, and here in each shape."""
+    stem = receipt.unit.partition("/")[2].partition("_")[0]
+    is_packed = LATENTS.fullmatch(latent_shard(receipt.unit)) and not receipt.content
+    both = [*keys, *rejected]
+    if not is_packed or not all(key.isdecimal() and key.startswith(stem) for key in both):
+        return None
+    both.sort(key=key_order)
     numbers = {key: number for number, key in enumerate(both)}
-    return [numbers[key] for key in keys]
+    found = [numbers[key] for key in keys]
+    runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
+    rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))
+    return found if all(rises) else None
 
 
 def rows_bytes(positions: Iterable[int]) -> bytes:
