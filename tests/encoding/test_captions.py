@@ -58,7 +58,8 @@ def captions_in(out: Path) -> dict[str, str]:
 
 def reported(images: Path, out: Path, **options: Any) -> CaptionReport:
     found: list[CaptionReport] = []
-    text_here(images, out, listener=EncodeListener(captioned=found.append), **options)
+    listener = EncodeListener(captioned=lambda _outcome, report: found.append(report))
+    text_here(images, out, listener=listener, **options)
     (report,) = found
     return report
 

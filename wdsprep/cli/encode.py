@@ -22,7 +22,6 @@ from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.store.base import absolute
 from wdsprep.text import human_bytes, human_counts, plural
 
 CAPTIONLESS = (
@@ -49,7 +48,7 @@ class EncodeShow(RunShow):
         if len(places) > 1:  # each image is counted for each
             self.counted = "sample"
         self._speeds = Speeds()
-        self._captions: dict[str, CaptionReport] = {}
+        self._captions: list[tuple[Outcome, CaptionReport]] = []
         self.listener = EncodeListener(
             told=self.told,
             compared=self.compared,
@@ -59,8 +58,11 @@ class EncodeShow(RunShow):
             captioned=self._note_captions,
         )
 
-    def _note_captions(self, report: CaptionReport) -> None:
-        self._captions[report.place] = report
+    def _note_captions(self, outcome: Outcome, report: CaptionReport) -> None:
+        self._captions.append((outcome, report))
+
+    def _report(self, outcome: Outcome) -> CaptionReport | None:
+        return next((report for other, report in self._captions if other is outcome), None)
 
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
@@ -111,7 +113,7 @@ class EncodeShow(RunShow):
             lines.append(f"in {plural(len(shapes), 'shape')}: {human_counts(shapes, 8)}")
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
-        if report := self._captions.get(absolute(place)):
+        if report := self._report(outcome):
             lines += captions_lines(report)
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
@@ -162,7 +164,7 @@ class EncodeShow(RunShow):
     def facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
         rates = self._speeds.rates()
-        report = self._captions.get(absolute(self._place(outcome)))
+        report = self._report(outcome)
         return {
             "broken_tars": outcome.broken_tars,
             "captions": _captions_facts(report) if report else None,

@@ -276,7 +276,6 @@ def _check_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> N
 class CaptionReport:
     """What became of captions in one dataset."""
 
-    place: str
     source: CaptionSource
     named: int
     """Samples that have a caption from the table or the field."""
@@ -296,7 +295,7 @@ def report_of(
     """Which rows nobody has is known of a dataset that is complete."""
     named = manifest.counts.get("named", 0)
     unnamed = manifest.samples - named
-    report = CaptionReport(place=place, source=source, named=named, unnamed=unnamed)
+    report = CaptionReport(source=source, named=named, unnamed=unnamed)
     if ready.read is None:
         return report
     store = open_store(place)

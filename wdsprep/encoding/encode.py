@@ -107,7 +107,7 @@ class EncodeListener:
     begun: Callable[[EncodeBegun], None] = lambda _begun: None
     status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
     heard: Callable[[RunProgress], None] = lambda _progress: None
-    captioned: Callable[[CaptionReport], None] = lambda _report: None
+    captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
     """What became of captions that are not the samples' own, for each dataset at the end."""
 
 
@@ -396,7 +396,7 @@ def _encoded(
     for source, place, outcome in zip(sources, places, outcomes, strict=True):
         if source.settings:
             report = report_of(ready, source, place, outcome.manifest)
-            listener.captioned(report)
+            listener.captioned(outcome, report)
     return outcomes
 
 
