@@ -274,10 +274,10 @@ def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_othe
 ) -> None:  # fmt: skip
     finish = LatentShard.finish
 
-    def die(output: LatentShard, settings: Settings, files: Mapping[str, str]) -> Receipt:
+    def die(output: LatentShard, settings: Settings, *files: Mapping[str, Any]) -> Receipt:
         if settings["resolution"] == 128:
             raise HopelessError("the worker has died")
-        return finish(output, settings, files)
+        return finish(output, settings, *files)
 
     monkeypatch.setattr(LatentShard, "finish", die)
     low, high = both(images, tmp_path)
