@@ -28,3 +28,9 @@ def own(images: Path, tmp_path: Path) -> Path:
     """A copy of the images, to damage."""
     shutil.copytree(images.parent, tmp_path / "own")
     return tmp_path / "own/images"
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at all samples find is kept for one test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))

@@ -115,8 +115,22 @@ def test_what_has_no_mirror_images_cannot_be_flipped(made: dict[str, Path]) -> N
         load(made["alone"], flip=0.5)
     with pytest.raises(UsageError, match="a rate is from 0 to 1"):
         load(made["both"], flip=2)
-    with pytest.raises(UsageError, match="leave flip= out"):
-        load(made["images"], encode=wdsprep.Encode(resolution=64, model="tiny", flip=True))
+
+
+def test_what_chance_mirrors_on_the_way_is_what_is_stored(made: dict[str, Path]) -> None:
+    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", flip=True)
+    options = {"flip": 0.4, "epochs": 2, "drop_text": 0.2}
+    stored = list(load(made["sampled"], **options))
+    loader = load(made["images"], encode=how, **options)
+    assert loader.state_dict() == load(made["sampled"], **options).state_dict()
+    for one, other in zip(loader, stored, strict=True):
+        assert one["key"] == other["key"]
+        assert torch.equal(one["latent"], other["latent"])
+        assert torch.equal(one["emb"], other["emb"])
+    with pytest.raises(UsageError, match="ask for latent, and give flip="):
+        load(made["images"], encode=how, fields=("latent_flipped",))
+    with pytest.raises(UsageError, match="tee= keeps no mirror images"):
+        load(made["images"], encode=how, tee="somewhere")
 
 
 def test_moments_are_mirrored_before_they_are_sampled(

@@ -422,13 +422,67 @@ def test_other_shapes_never_mix_with_what_is_there(images: Path, latents: Path) 
     assert tree(latents) == before
 
 
-def test_what_is_encoded_on_the_way_has_no_shapes_yet(images: Path) -> None:
-    for how in ({"shapes": NEAREST}, {"max_crop": 0.5}):
-        encode = wdsprep.Encode(resolution=64, model="tiny", **how)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="encode= makes squares alone: leave out shapes="):
-            wdsprep.load(str(images), encode=encode, global_batch=2)
-        with pytest.raises(UsageError, match="encode= makes squares alone: leave out shapes="):
-            wdsprep.stream(str(images), encode=encode, global_batch=2, trainers=1)
+# --- on the way to a trainer
+
+
+def on_the_way(images: Path, **options: Any) -> Any:
+    how = {"shapes": NEAREST, "max_crop": MAX_CROP} | options.pop("how", {})
+    encode = wdsprep.Encode(resolution=64, model="tiny", device="cpu", **how)
+    return wdsprep.load(images, encode=encode, **({"global_batch": 8} | options))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert list(one) == list(other)
+        for name, value in other.items():
+            same = (
+                torch.equal(one[name], value) if name in ("latent", "emb") else one[name] == value
+            )
+            assert same, name
+
+
+@pytest.mark.parametrize("how", [{}, {"max_crop": 1.0}, {"shapes": ()}])
+def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
+    images: Path, latents: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """And so are the states. What no shape takes has left the order, as it leaves the shards."""
+    stored = latents
+    if how:
+        stored = tmp_path / "stored"
+        encode_here(images, stored, **({"shapes": NEAREST, "max_crop": MAX_CROP} | how))
+    fields = ("latent", "emb", "key", "json", *(() if "shapes" in how else ("shape",)))
+    options = {"epochs": 2, "global_batch": 8, "drop_text": 0.2, "fields": fields}
+    loader, wanted = on_the_way(images, how=how, **options), wdsprep.load(stored, **options)
+    assert loader.state_dict() == wanted.state_dict()
+    assert_same(loader, wanted)
+    share = {"rank": 1, "world_size": 2, "global_batch": 16, "shape_batch": 8}
+    if not how:
+        assert_same(on_the_way(images, **share), wdsprep.load(stored, **share))
+
+
+def test_shards_of_shapes_are_kept_as_encode_writes_them(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    """With what was rejected, and all of it after an encode has made the rest: a shard of which
+    every image is."""
+    kept = tmp_path / "kept"
+    for _ in on_the_way(images, tee=str(kept), epochs=40, global_batch=16):
+        pass
+    there = manifest_of(kept).shards
+    assert len(there) == len(manifest_of(latents).shards)
+    assert len(rejected(kept)) > COUNT / 10
+    for shard in there:
+        assert (kept / shard.name).read_bytes() == (latents / shard.name).read_bytes()
+    encode_here(images, kept, shapes=NEAREST, max_crop=MAX_CROP)
+    assert tree(kept) == tree(latents)
+
+
+def test_a_condition_leaves_samples_of_every_shape(images: Path, latents: Path) -> None:
+    wide = list(on_the_way(images, where="width > height", epochs=30))
+    assert all(batch["shape"].width >= batch["shape"].height for batch in wide)
+    facts = {key: sample["json"] for key, sample in latents_of(latents).items()}
+    served = {key for batch in wide for key in batch["key"]}
+    assert served == {key for key, one in facts.items() if one["width"] > one["height"]}
 
 
 def test_the_summary_tells_the_shapes(

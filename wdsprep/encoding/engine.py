@@ -160,13 +160,19 @@ class _Row:
     @property
     def noise(self) -> str:
         """What the noise of its latents depends on."""
-        return f"{self.ticket.key}:flipped" if self.is_mirrored else self.ticket.key
+        key = self.ticket.key
+        return noise_of_mirrored(key) if self.is_mirrored else key
 
     def take(self, made: Arrays) -> None:
         if self.is_mirrored:
             made = {FLIPPED: made[LATENT]}
         into = self.ticket.text if self.cut == CAPTION else self.ticket.images[self.cut]
         into.update(made)
+
+
+def noise_of_mirrored(key: str) -> str:
+    """What the noise of the latents of a mirror image depends on."""
+    return f"{key}:flipped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,16 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import settings_of, settled_for
-from wdsprep.encoding.models.find import Model, check_resolution, find_model, hashed_with
-from wdsprep.encoding.recipe import Encode, Recipe, check_on_the_way
+from wdsprep.encoding.models.find import (
+    Model,
+    check_resolution,
+    check_shapes,
+    find_model,
+    hashed_with,
+)
+from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
+from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.tars import TarsSource
@@ -55,10 +62,10 @@ class Encoding:
 def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
-    check_on_the_way(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
+    check_shapes(model, encode.sizes)
     recipe, model = settled_for(encode, model, device.partition(":")[0])
     return Encoding(
         model=model,
@@ -74,7 +81,7 @@ _SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what membe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A sample without the bytes of its image, and the square that was cut out of it."""
+    """A sample without the bytes of its image, and what was cut out of it."""
 
     sample: Sample
     crop: Crop
@@ -85,14 +92,14 @@ class Prepared:
 
 
 def prepared(
-    found: TarSample, tar: str, *, resolution: int, max_area: int, max_nbytes: int
+    found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
 ) -> Prepared:
     """A RejectedError for what `encode` would reject as well."""
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
     check_nbytes("the image", len(row.image), max_nbytes)
-    made = crop(row.image, resolution, max_area=max_area)
+    made = crop(row.image, shapes, max_area=max_area)
     return Prepared(sample=replace(row, image=b""), crop=made)
 
 

@@ -111,19 +111,3 @@ class Encode(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "batch_size", auto(self.batch_size))
-
-
-def check_on_the_way(encode: Encode) -> None:
-    """The order has to know the shape of each image before any of them is read, and does not."""
-    if encode.sizes or encode.max_crop < 1:
-        raise UsageError(
-            "encode= makes squares alone: leave out shapes= and max_crop=, or make the latents "
-            "first, with wdsprep.encode(shapes=...)"
-        )
-    if encode.latents == "none":
-        raise UsageError(
-            'encode= makes latents of images: leave latents="none" out, or make text first, with '
-            'wdsprep.encode(latents="none")'
-        )
-    if encode.flip:
-        raise UsageError("encode= mirrors no images: leave flip= out, or use wdsprep.encode(flip=)")

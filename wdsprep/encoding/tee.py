@@ -12,10 +12,12 @@ A shard has all its samples from one process or it is left alone, as is one that
 `wdsprep encode` sees which receipts are missing, and makes the rest.
 """
 
+import io
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,19 +25,27 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
+from wdsprep.dataset.tar import END
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.latent_shard import LatentShard, members_of, write_empty
-from wdsprep.encoding.on_the_way import Encoding
+from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
+from wdsprep.encoding.on_the_way import Encoding, prepared, reject_of
 from wdsprep.encoding.pending import pending_shards, take_back
 from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
+from wdsprep.errors import FormatError
+from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart, stream
+from wdsprep.text import command
 
 CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
@@ -49,6 +59,7 @@ class Gathering:
 
     samples: WaitingSamples = field(default_factory=WaitingSamples)
     come: dict[int, WaitingSample | Reject] = field(default_factory=dict)
+    shapes: dict[int, str] = field(default_factory=dict)
 
 
 class Tee:
@@ -59,11 +70,14 @@ class Tee:
         url: str,
         images: str,
         names: Sequence[str],
+        sizes: Sequence[int],
         encoding: Encoding,
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`names` are the image shards by number, `empty` makes the empty caption's arrays."""
-        source = find_image_shards(images, encoding.recipe.resolution)
+        """`names` are the image shards by number, `sizes` how many samples of each pass, `empty`
+        makes the empty caption's arrays."""
+        recipe = encoding.recipe
+        source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
         url = absolute(url)
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
@@ -78,8 +92,10 @@ class Tee:
         take_back(self._edition, found.stale)
         self._manifest = found.manifest
         left = {shard.item.name: shard for shard in found.shards}
+        self._sizes = sizes
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)
+        self._shapes = fields_by_shape(encoding.settings)
         self._empty = write_empty(
             self._edition, self._fields, empty, DigestKind.of(encoding.settings)
         )
@@ -94,7 +110,9 @@ class Tee:
         come = self._coming(shard)
         if come is None or index in come.come:
             return
-        members = members_of(self._fields, key, sample, result, is_packed=True)
+        shape = come.shapes[index] = shape_of(result) if self._shapes else ""
+        arrays = self._shapes.get(shape, self._fields)
+        members = members_of(arrays, key, sample, result, is_packed=True)
         come.come[index] = come.samples.put(key, members, cut=result.tokens.cut)
         self._check(shard)
 
@@ -124,7 +142,7 @@ class Tee:
         self._gathered.pop(shard).samples.close()
 
     def _check(self, shard: int) -> None:
-        if len(self._gathered[shard].come) == self._left[shard].item.samples:
+        if len(self._gathered[shard].come) == self._sizes[shard]:
             made = self._gathered.pop(shard)
             self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
 
@@ -146,14 +164,49 @@ class Tee:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
-        with Draft(self._edition, shard.name, self._encoding.settings) as draft:
-            output = LatentShard(draft, shard, self._fields)
-            for _, one in sorted(made.come.items()):
+        come = made.come | self._refused_by_size(shard, made.come)
+        settings = self._encoding.settings
+        with (
+            Draft(self._edition, shard.name, settings) as draft,
+            closing(LatentShard(draft, shard, self._fields, self._shapes)) as output,
+        ):
+            for index, one in sorted(come.items()):
                 if isinstance(one, Reject):
                     output.rejects.add(one)
                 else:
-                    output.add_members(one.key, made.samples.members(one), cut=one.cut)
-            output.finish(self._encoding.settings, self._empty)
+                    members, shape = made.samples.members(one), made.shapes[index]
+                    output.add_members(one.key, members, cut=one.cut, shape=shape)
+            output.finish(settings, self._empty)
+
+    def _refused_by_size(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
+        """Those that no shape takes, which never pass: what `encode` writes down of them."""
+        found: dict[int, Reject] = {}
+        missing = [index for index in range(shard.item.samples) if index not in come]
+        if not missing:
+            return found
+        store, name = open_store(self._source.url), shard.item.name
+        offsets = decode_index(store.read(index_name(name)), index_name(name))
+        recipe = self._encoding.recipe
+        for index in missing:
+            start, end = offsets[index : index + 2]
+            data = store.read(name, start=start, nbytes=end - start) + END
+            (sample,) = read_samples(stream_tape(io.BytesIO(data)), name)
+            try:
+                prepared(
+                    sample,
+                    name,
+                    shapes=cut_of(self._encoding.settings),
+                    max_area=recipe.max_area,
+                    max_nbytes=int(recipe.max_bytes),
+                )
+            except RejectedError as refused:
+                found[index] = reject_of(sample, name, refused)
+            else:
+                raise FormatError(
+                    f"{self._source.url}/{name}: the json of {sample.key} does not say the size of "
+                    f"its image: run {command('verify', self._source.url)}"
+                )
+        return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
         """A receipt says what a shard was made of, so that is looked at once more."""

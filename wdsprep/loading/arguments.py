@@ -201,7 +201,8 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
                 f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
                 "latent, with flip="
             )
-        if flip and FLIPPED not in {field.name for field in dataset.served}:
+        is_stored = "made" not in names  # and no image that is mirrored before it is encoded
+        if flip and is_stored and FLIPPED not in {field.name for field in dataset.fields}:
             raise UsageError(
                 f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
                 "with --flip"

@@ -14,8 +14,6 @@ shard and a number among those of the shape, and `Dataset.located` says where th
 The same holds for other parts of a dataset (`parts`).
 """
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.arrays import LATENT, Field, fields_of
-from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS, MANIFEST, index_name, latent_shard
 from wdsprep.dataset.reindex import is_older, is_whole
@@ -37,7 +35,7 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading import order
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.parts import DatasetPart, in_shapes
+from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_shards
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
@@ -123,9 +121,11 @@ class Dataset:
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The arrays of a sample, the first members of it; none but in latent shards."""
+        if self.kind != "latents":
+            return ()
         if self.size is not None:
             return fields_in_shape(self.settings, self.size)
-        return fields_of(self.settings["layout"]) if self.kind == "latents" else ()
+        return fields_of(self.settings["layout"])
 
     @property
     def beside(self) -> "tuple[Dataset, ...]":
@@ -152,6 +152,11 @@ class Dataset:
     def whole(self) -> "Dataset":
         """All of the opened stream, whose files these are."""
         return self if self.part is None else self.part.whole
+
+    @property
+    def files(self) -> "Dataset":
+        """What is read: the whole, or the images that its latents are made from on the way."""
+        return self.whole.images or self.whole
 
     @property
     def size(self) -> Size | None:
@@ -315,7 +320,9 @@ def of_manifest(
         contents=tuple(shard.digest for shard in shards),
         sizes=np.array([shard.samples for shard in shards], np.int64),
         nbytes=sum(shard.nbytes for shard in shards),
-        digest=digest_of((shard.name, shard.samples, made_of[shard.name]) for shard in shards),
+        digest=digest_of_shards(
+            (shard.name, shard.samples, made_of[shard.name]) for shard in shards
+        ),
         want=want,
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),
@@ -361,50 +368,28 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def digest_of(parts: Iterable[tuple[str, int, str | int]]) -> str:
-    """By what a dataset is known: of each shard its name, its samples, and what tells of these."""
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
-
-
-def to_encode(images: Dataset, resolution: int) -> Dataset:
-    """The images of the phase, in the order of their latents."""
+def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """The latents that images will be: those of the phase, in the order of the stored ones."""
     if images.kind != "images":
         raise UsageError(
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
             '"wdsprep pack" has made'
         )
-    return of_phase(images, resolution)
+    chosen = of_phase(images, settings)
+    return replace(chosen, kind="latents", settings=settings, images=chosen)
 
 
-def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """The latents that images will be."""
-    return replace(images, kind="latents", settings=settings, images=images)
-
-
-def of_phase(images: Dataset, resolution: int) -> Dataset:
-    """The images that are large enough."""
-    phase = set(map(str, buckets_of_phase(resolution, images.settings["buckets"])))
+def of_phase(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """The images that may be large enough for latents of these settings."""
+    phase = set(map(str, buckets_encoded(settings, images.settings["buckets"])))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
     if not chosen:
         there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
         raise UsageError(
-            f"{images.store.url}: none of the buckets to load ({there}) is of {resolution} pixels"
+            f"{images.store.url}: none of the buckets to load ({there}) is of "
+            f"{settings['resolution']} pixels"
         )
-    names = tuple(images.names[n] for n in chosen)
-    sizes = images.sizes[chosen]
-    contents = tuple(images.contents[n] for n in chosen)
-    share = int(sizes.sum()) / images.samples
-    digest = digest_of(zip(names, sizes.tolist(), contents, strict=True))
-    return replace(
-        images,
-        made_of=contents,
-        inputs=sizes,
-        names=names,
-        sizes=sizes,
-        contents=contents,
-        nbytes=round(images.nbytes * share),
-        digest=digest,
-    )
+    return of_shards(images, chosen)
 
 
 def _of_tars(
@@ -439,7 +424,7 @@ def _of_tars(
         contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
         sizes=np.array(sizes, np.int64),
         nbytes=sum(nbytes),
-        digest=digest_of(zip(names, sizes, nbytes, strict=True)),
+        digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
         want=want,
         join=join,
     )

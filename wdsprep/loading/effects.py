@@ -20,6 +20,7 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.images.shapes import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
@@ -39,9 +40,7 @@ Empty = dict[str, torch.Tensor]
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
     """`drop_text` is the rate at which captions are left out, `flip` that at which images are
-    mirrored, `pixels` the side of a crop. `captions` are names with their weights, of which each
-    sample has one by chance: of text datasets, or of places in the json. `empty` are the arrays of
-    the empty caption, by stream and choice."""
+    mirrored, `pixels` the side of a crop, and `cut` how images are cut for the models."""
 
     datasets: tuple[Dataset, ...]
     seed: int
@@ -49,6 +48,7 @@ class Effects:
     drop_text: float = 0.0
     flip: float = 0.0
     pixels: int = 0
+    cut: Shapes | None = None
     max_area: int = MAX_AREA
     max_nbytes: int = MAX_NBYTES
     captions: tuple[tuple[str, float], ...] = ()
@@ -77,7 +77,7 @@ class Effects:
         return prepared(
             found,
             tar,
-            resolution=self.pixels,
+            shapes=self.cut or Shapes.square(self.pixels),
             max_area=self.max_area,
             max_nbytes=self.max_nbytes,
         )
@@ -93,7 +93,7 @@ class Effects:
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
         latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments
-        hit = torch.tensor(self._hit("flip", self.flip, batch, rows), dtype=torch.int64)
+        hit = torch.tensor(self.mirrored(batch, rows), dtype=torch.int64)
         latent[hit] = flipped[hit]
 
     def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
@@ -125,6 +125,9 @@ class Effects:
 
     def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
         return self._hit("drop_text", self.drop_text, batch, rows)
+
+    def mirrored(self, batch: Batch, rows: range) -> Sequence[int]:
+        return self._hit("flip", self.flip, batch, rows) if self.flip else ()
 
     def _hit(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
         """The rows that chance picks at this rate."""

@@ -21,13 +21,14 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.engine import Result, noise_of_mirrored
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.on_the_way import Encoding
 from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
 from wdsprep.encoding.tee import Tee
 from wdsprep.errors import FormatError
+from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LONGEST, LoadPlan
 from wdsprep.loading.grid import short
@@ -79,8 +80,13 @@ class EncodingReader:
             yield self._finished(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
+        """Where chance has it, with the mirror image in place of the image, and its noise."""
         captions = [made.sample.caption for made in batch.out["made"]]
-        return self.encoder.begin(batch.out["pixels"], captions, batch.keys)
+        pixels, noises = batch.out["pixels"], list(batch.keys)
+        for row in self.plan.effects.mirrored(batch, range(len(batch))):
+            pixels[row] = pixels[row].flip(-1)
+            noises[row] = noise_of_mirrored(noises[row])
+        return self.encoder.begin(pixels, captions, noises)
 
     def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
         return batch, self.rows(batch, begun)
@@ -130,6 +136,7 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
         drop_text=0.0,
         captions=(),
         pixels=settings["resolution"],
+        cut=cut_of(settings),
         max_area=settings.get("max_area", MAX_AREA),
         max_nbytes=settings.get("max_bytes", MAX_NBYTES),
         empty=(),
@@ -142,15 +149,16 @@ class BatchLayout:
     """Lays rows out as the batches that stored latents would give."""
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._effects, self._pad = plan.effects, plan.pad
+        self._effects = replace(plan.effects, flip=0.0)  # which is done where images are read
+        self._pad = plan.pad
         self._fields = plan.datasets[0].fields
         shelves = open_shelves(plan) if any(d.joined for d in plan.datasets) else ()
         self._reader = Reader(
             datasets=plan.datasets,
             shelves=shelves,
             names=plan.names,
-            effects=plan.effects,
-            memory=Memory(pin=plan.pinned, keep=2 * (READY + 4)),
+            effects=self._effects,
+            memory=memory,
         )
         own = (taking for takings in self._reader.takings for taking in takings[0] if taking)
         self._own = {name for taking in own for name in taking.names}
@@ -251,8 +259,10 @@ class Session:
 def open_tee(
     url: str, plan: LoadPlan, encoding: Encoding, empty: Callable[[], Mapping[str, torch.Tensor]]
 ) -> Tee | None:
-    images = plan.datasets[0]
-    return Tee(url, images.store.url, images.names, encoding, empty) if url else None
+    images = plan.datasets[0].whole
+    if not url:
+        return None
+    return Tee(url, images.store.url, images.names, images.sizes.tolist(), encoding, empty)
 
 
 def _close(encoder: BatchEncoder, tee: Tee | None) -> None:

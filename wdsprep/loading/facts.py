@@ -60,7 +60,7 @@ def look_at_all(
     dataset: Dataset, found: Callable[[SomeFacts], Found]
 ) -> Iterator[tuple[int, list[Found]]]:
     """What is found in each piece of each shard, shard by shard; in threads."""
-    whole = dataset.whole
+    whole = dataset.files
     reader = _Reader(whole)
     threads = FETCHERS if isinstance(whole.store, S3Store) else max(2, usable_cpus())
     waiting: deque[tuple[int, Future[list[Found]]]] = deque()

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.digests import FIRST_FORM
 from wdsprep.dataset.state import form_there
 from wdsprep.errors import FingerprintError, FormatError, UsageError
@@ -44,16 +45,10 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import (
-    Places,
-    Streams,
-    of_phase,
-    open_all,
-    order_streams,
-    to_be_encoded,
-    to_encode,
-)
+from wdsprep.loading.catalog import Streams, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
+from wdsprep.loading.grid import short
+from wdsprep.loading.images_in_shapes import latents_of
 from wdsprep.loading.kept import kept_folder
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
@@ -139,21 +134,26 @@ def load(
     global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
     pixels, step = whole("pixels", pixels), whole("step", step)
     threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
-    datasets = open_all(streams, join)
+    datasets, cached = open_all(streams), cache_dir(cache, cache_nbytes)
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None:
+        if tee and len({dataset.whole for dataset in datasets}) > 1:
+            raise UsageError("tee= is for one dataset: encode a mixture without it")
         if tee:
             encoding = encoding.in_form(form_there(tee))
-        if tee and len(datasets) > 1:
-            raise UsageError("tee= is for one dataset: encode a mixture without it")
+        if tee and encoding.recipe.flip:
+            raise UsageError("tee= keeps no mirror images: leave out Encode(flip=), or tee=")
         if tee and (where or datasets[0].where):
             raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
-        datasets = tuple(to_be_encoded(each, encoding.settings) for each in datasets)
+        datasets = tuple(
+            part for d in datasets for part in latents_of(d, encoding.settings, kept_folder(cached))
+        )
     if pixels > 0:
-        datasets = tuple(of_phase(d, pixels) if d.kind == "images" else d for d in datasets)
-    cached = cache_dir(cache, cache_nbytes)
+        datasets = tuple(
+            of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
+        )
     datasets = those_where(datasets, where, kept_folder(cached))
     threads = threads or threads_for(encoding)
     effects = effects_of(
@@ -178,6 +178,9 @@ def load(
         also=effects.parameters,
         also_places={name: each.store.url for name, each in effects.joined.items()},
     )
+    names = () if raw else names_of(datasets, fields, pixels)
+    if encoding is not None and short(FLIPPED) in names:
+        raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
     rank, world = placed(rank, world_size)
     order.check(step, rank=rank, world=world)
     plan = LoadPlan(
@@ -186,7 +189,7 @@ def load(
         rank=rank,
         world=world,
         epochs=whole_or_none("epochs", epochs),
-        names=() if raw else names_of(datasets, fields, pixels),
+        names=names,
         effects=effects,
         raw=raw,
         threads=threads,

@@ -6,7 +6,8 @@ which then lie in an array or in a file that is mapped.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,10 +104,54 @@ def in_shapes(
     return tuple(found)
 
 
-def of_shape(digest: str, size: Size, counts: NDArray[np.int32]) -> str:
-    """The digest of a shape's samples, by the whole dataset's and how many each shard has."""
-    known = f"{digest} {shape_name(size)} ".encode() + counts.astype("<i4").tobytes()
-    return hashlib.sha256(known).hexdigest()
+def without_rejects(
+    images: "Dataset",
+    settings: Mapping[str, Any],
+    shapes: Sequence[Size],
+    counts: NDArray[np.int32],
+    positions: Positions,
+) -> "tuple[Dataset, ...]":
+    """The latents that images will be where some are rejected, or go to several shapes: what
+    `encode` would store, by how many samples of each shard go where. `counts` and `positions` are
+    as in `in_shapes`; without shapes there is one column."""
+    left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
+    sizes = counts[left].sum(axis=1, dtype=np.int64)
+    images = of_shards(images, left)
+    whole = replace(
+        images,
+        kind="latents",
+        sizes=sizes,
+        digest=digest_of_shards(zip(images.names, sizes.tolist(), images.contents, strict=True)),
+        settings=settings,
+        images=images,
+    )
+    starts = np.append(positions.starts[left], positions.starts[-1])
+    positions = replace(positions, starts=starts)
+    if shapes:
+        return in_shapes(whole, shapes, counts[left], positions)
+    shards = np.arange(len(left), dtype=np.int32)
+    part = DatasetPart(whole, shards, starts[:-1], positions.numbers)
+    return (_of_part(whole, part, sizes, whole.digest),)
+
+
+def of_shards(dataset: "Dataset", shards: Iterable[int]) -> "Dataset":
+    """A dataset of these shards alone."""
+    some = list(map(int, shards))
+    names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
+    sizes = dataset.sizes[some]
+    return replace(
+        dataset,
+        names=names,
+        sizes=sizes,
+        contents=contents,
+        nbytes=round(dataset.nbytes * (int(sizes.sum()) / dataset.samples)),
+        digest=digest_of_shards(zip(names, sizes.tolist(), contents, strict=True)),
+    )
+
+
+def digest_of_shards(parts: Iterable[tuple[str, int, str | int]]) -> str:
+    """What a dataset is known by: the name of each shard, its samples, and what it is made of."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":
@@ -130,8 +175,12 @@ def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":
 
 
 def _of_part(dataset: "Dataset", part: DatasetPart, sizes: Ints, digest: str) -> "Dataset":
+    """With the same samples of the images that latents are yet to be made from."""
     nbytes = round(dataset.nbytes * (int(sizes.sum()) / dataset.samples))
-    return replace(dataset, sizes=sizes, nbytes=nbytes, digest=digest, part=part)
+    images = dataset.images
+    if images is not None:
+        images = _of_part(images, part._replace(whole=images.whole), sizes, digest)
+    return replace(dataset, sizes=sizes, nbytes=nbytes, digest=digest, part=part, images=images)
 
 
 def _common(part: DatasetPart, sizes: Ints, keep: Positions) -> tuple[Numbers, Ints, Ints]:

@@ -100,8 +100,8 @@ class Reader:
         for item in dataset.served:
             self._begin_array(batch, item)
         if self.effects.pixels and "pixels" in self.names:
-            side = self.effects.pixels
-            self._begin_tensor(batch, "pixels", torch.uint8, (3, side, side))
+            width, height = dataset.size or (self.effects.pixels,) * 2
+            self._begin_tensor(batch, "pixels", torch.uint8, (3, height, width))
         for name in self.names:
             if name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
@@ -396,6 +396,8 @@ class Reader:
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)
+        if made.crop.pixels.shape != batch.out["pixels"].shape[1:]:
+            return "its image is not of the size that its json says"
         batch.out["pixels"][row] = made.crop.pixels
         batch.out["made"][row] = made.without_pixels()
         return ""

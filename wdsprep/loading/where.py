@@ -368,7 +368,7 @@ def in_short(plain: str) -> str:
 
 def _kept(whole: Dataset, condition: Condition, folder: Path) -> Positions:
     """What meets the condition, looked for once."""
-    what = "where", *whole.names, *whole.contents, condition.plain
+    what = "where", *whole.files.names, *whole.files.contents, condition.plain
 
     def make(writer: KeptWriter, path: Path) -> None:
         _look(whole, condition, writer, path)
@@ -391,8 +391,8 @@ def _look(whole: Dataset, condition: Condition, writer: KeptWriter, path: Path) 
     _log.info(
         "%s: reading the json of %s (the dataset has %s) for where=%r; what meets it is kept in %s",
         whole.store.url,
-        plural(whole.samples, "sample"),
-        human_bytes(whole.nbytes),
+        plural(whole.files.samples, "sample"),
+        human_bytes(whole.files.nbytes),
         in_short(condition.plain),
         path,
     )

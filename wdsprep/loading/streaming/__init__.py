@@ -30,7 +30,7 @@ from typing import Any
 import ray
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.encoding.recipe import Encode, check_on_the_way
+from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import UsageError
 from wdsprep.loading.arguments import FULL
 from wdsprep.loading.catalog import Stream, as_streams
@@ -83,7 +83,6 @@ def stream(
     least and the most workers of a stage, by default up to what the cluster has; `gpus_per_encoder`
     below 1 lets encoders share a GPU.
     """
-    check_on_the_way(encode)
     streams = [replace(each, url=absolute(os.fspath(each.url))) for each in as_streams(images)]
     tee = tee and absolute(tee)  # workers and trainers may run in other folders
     stack = ExitStack()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import OF_SIZES, Field
+from wdsprep.dataset.arrays import FLIPPED, OF_SIZES, Field
 from wdsprep.encoding.step_batches import BatchEncoder
 from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.memory import Batch
@@ -120,7 +120,7 @@ class EncodeStage:
         )
         self._encoding = EncodingReader(pieces.plan, encoder)
         fields = pieces.plan.datasets[0].fields
-        self._fields = tuple(field for field in fields if field.name not in OF_SIZES)
+        self._fields = tuple(field for field in fields if field.name not in (FLIPPED, *OF_SIZES))
         self._pin = is_cuda
         self._encoder = encoder
 

@@ -1,0 +1,111 @@
+"""The latents that images will be, known before any of them is opened.
+
+Squares are easy: every image of a phase is large enough for one, so the samples are those of the
+image shards. Where there are shapes, or a limit to what a crop may lose, the width and height in
+the json of a sample say where it goes, or that it is rejected, as `encode` would say
+(`Shapes.fit`). They are read once and kept: how many samples of each shard have which shape, and
+which these are. From there on all is as with stored latents.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import Size, shape_name, shapes_of
+from wdsprep.errors import UsageError
+from wdsprep.images.shapes import Shapes, cut_of
+from wdsprep.loading.catalog import Dataset, to_be_encoded
+from wdsprep.loading.facts import SomeFacts, look_at_all
+from wdsprep.loading.kept import KeptWriter, kept
+from wdsprep.loading.parts import Numbers, Positions, RunningDigest, without_rejects
+from wdsprep.text import human_bytes, plural
+
+NOWHERE = -1
+"""In place of the number of a shape: rejected."""
+_log = logging.getLogger("wdsprep")
+
+
+def latents_of(images: Dataset, settings: Mapping[str, Any], folder: Path) -> tuple[Dataset, ...]:
+    """A dataset for each shape of which there are images; one where all are squares."""
+    latents = to_be_encoded(images, settings)
+    shapes = shapes_of(settings)
+    if not shapes and settings.get("max_crop", 1.0) == 1:
+        return (latents,)
+    chosen, cut = latents.files, cut_of(settings)
+    what = "shapes", *chosen.names, *chosen.contents, repr(cut)
+    found = kept(folder, what, lambda writer, path: _look(chosen, cut, writer, path))
+    counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
+    if not counts.any():
+        raise UsageError(
+            f"{images.store.url}: all images are too small, or would lose too much: choose a lower "
+            "resolution, other shapes or a greater max_crop"
+        )
+    if rejected := chosen.samples - int(counts.sum()):
+        _log.warning(
+            "%s: %s of %s: too small, or more than max_crop would be lost: left out",
+            images.store.url,
+            plural(rejected, "image"),
+            f"{chosen.samples:,}",
+        )
+    positions = Positions(
+        numbers=found.arrays["numbers"],
+        starts=found.arrays["starts"],
+        digest=found.facts["digest"],
+    )
+    return without_rejects(chosen, settings, cut.sizes if shapes else (), counts, positions)
+
+
+def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
+    _log.info(
+        "%s: reading the sizes of %s (the dataset has %s) for %s; their shapes are kept in %s",
+        images.store.url,
+        plural(images.samples, "image"),
+        human_bytes(images.nbytes),
+        ", ".join(map(shape_name, cut.sizes)),
+        path,
+    )
+    fit = lru_cache(1 << 16)(lambda size: _shape(cut, size))
+
+    def shapes_in(some: SomeFacts) -> NDArray[np.int16]:
+        return np.array([fit(_size(facts)) for facts in some.facts], np.int16)
+
+    counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
+    digest = RunningDigest()
+
+    def numbers() -> Iterator[Numbers]:
+        for shard, pieces in look_at_all(images, shapes_in):
+            found = np.concatenate([np.empty(0, np.int16), *pieces])
+            by_shape = np.argsort(found, kind="stable")
+            own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)
+            counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
+            digest.update(own)
+            yield own
+
+    writer.add("numbers", "<u4", numbers())
+    starts = np.cumsum([0, *counts.sum(axis=1, dtype=np.int64)])
+    writer.add("starts", "<i8", [starts])
+    writer.add("counts", "<i4", [counts])
+    writer.facts["digest"] = digest.of(starts)
+
+
+def _size(facts: Mapping[str, Any] | None) -> Size:
+    """Width and height of the image; zeros where nothing says."""
+    width, height = ((facts or {}).get(name) for name in ("width", "height"))
+    if type(width) is int and type(height) is int and min(width, height) > 0:
+        return width, height
+    return 0, 0
+
+
+def _shape(cut: Shapes, size: Size) -> int:
+    """The number of the shape that an image of this size goes to."""
+    try:
+        fit = cut.fit(*size) if all(size) else None
+    except RejectedError:
+        fit = None
+    return NOWHERE if fit is None else cut.sizes.index((fit.width, fit.height))
