@@ -370,10 +370,11 @@ class Reader:
         if taking.texts:
             try:
                 facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
-                made["json"] = facts_bytes(facts[0] | facts[1])
+                made["json"] = facts_bytes(taking.facts(*facts))
             except (ValueError, TypeError, RecursionError):
                 return DAMAGED_JSON
-            made["txt"] = sample.fields.get("txt", b"")
+            if "txt" in taking.texts:
+                made["txt"] = sample.fields.get("txt", b"")
         return ""
 
     def _of_others(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
@@ -411,7 +412,8 @@ class Reader:
                     batch.out[name][row] = self._caption(batch, row, sample)
                 else:
                     facts = parse_json(sample.fields.get("json", b"{}"))
-                    batch.out[name][row] = facts if not slot else batch.out[name][row] | facts
+                    made = batch.out[name]
+                    made[row] = taking.facts(made[row], facts) if slot else facts
         except (ValueError, TypeError, RecursionError):  # a hostile one is nested 1,000 deep
             return DAMAGED_JSON
         return ""

@@ -8,7 +8,7 @@ dataset for all that is made of captions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import FLIPPED, MASK, Field, text_fields
 from wdsprep.errors import UsageError
@@ -27,20 +27,26 @@ USUAL = "caption"
 @dataclass(frozen=True, eq=False)
 class Taking:
     """What is read of the samples of a dataset: the arrays, and what is kept of their texts.
-    `fields` are all arrays of a sample; it is read whole where that is how it is served."""
+    `fields` are all arrays of a sample; it is read whole where that is how it is served. What the
+    json of several samples says is put together; `yields` is whether others know better."""
 
     fields: tuple[Field, ...]
     names: tuple[str, ...]
     texts: tuple[str, ...]
     is_whole: bool
+    yields: bool
+
+    def facts(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """The json of a sample, with what that of those beside it says."""
+        return {**own, **others} if self.yields else {**others, **own}
 
 
 @lru_cache(512)
 def _taking(
-    fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], is_whole: bool
+    fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
 ) -> Taking:
     """The same one for the same, so that rows of several streams are checked together."""
-    return Taking(fields, names, texts, is_whole)
+    return Taking(fields, names, texts, *flags)
 
 
 Takings = tuple[tuple[Taking | None, ...], ...]
@@ -63,10 +69,10 @@ def takings_of(
         for given, of_texts in by_choice:
             own = tuple(name for name, giver in given.items() if giver == slot)
             taken = own if wanted is None else tuple(name for name in own if name in wanted)
-            kept = texts if slot == of_texts else facts if slot == 0 else ()
-            is_one = slot == 0 or taken or kept
+            kept = texts if slot == of_texts else facts if own or not slot else ()
             is_whole = raw or not part.fields
-            row.append(_taking(part.fields, taken, kept, is_whole) if is_one else None)
+            made = _taking(part.fields, taken, kept, is_whole, slot > of_texts)
+            row.append(made if slot == 0 or taken or kept else None)
         found.append(tuple(row))
     return tuple(found)
 

@@ -1,0 +1,367 @@
+"""Datasets of the same images, joined: the batches of one dataset that has it all."""
+
+import itertools
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import wdsprep
+from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
+from tests.kit.latent_sets import array_of, field, flat, keys
+from tests.kit.packs import upload
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.loading.catalog import Stream
+
+BATCH = 8
+IMAGES = Images()
+SHAPED = Images(shapes=((48, 80), (64, 64), (80, 48)), sizes=(40, 33, 50))
+ALL = ("latent", "pooled", "emb", "mask", "txt", "json", "key")
+LOST = {0: (0, 7, 59), 2: (3,), 3: (58, 59)}
+LOST_TEXT = {1: (5,), 2: (3, 4), 4: tuple(range(60))}
+LOST_BOTH = {0: LOST[0], 1: (5,), 2: (3, 4), 3: LOST[3], 4: tuple(range(60))}
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for one, two in zip(found, wanted, strict=True):
+        assert list(one) == list(two)
+        for name, value in one.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            same = torch.equal(value, two[name]) if is_tensor else value == two[name]
+            assert same, name
+
+
+Three = tuple[str, str, str]
+
+
+def three(folder: Path, images: Images, text: Any, *losts: Any) -> Three:
+    """One dataset with all, and its latents and text each in one of their own."""
+    both, latents, texts = (str(folder / name) for name in ("both", "latents", "texts"))
+    lost, lost_text, lost_both = losts or ({}, {}, {})
+    write_part(both, images, (*LATENTS, *text), rejects=lost_both)
+    write_part(latents, images, LATENTS, rejects=lost)
+    write_part(texts, images, text, rejects=lost_text)
+    return both, latents, texts
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Three:
+    return three(tmp_path_factory.mktemp("plain"), IMAGES, VARIED)
+
+
+@pytest.fixture(scope="module")
+def rejected(tmp_path_factory: pytest.TempPathFactory) -> Three:
+    """Some samples are lacking here, some there, some in both, and a shard has no text at all."""
+    return three(tmp_path_factory.mktemp("rejected"), IMAGES, VARIED, LOST, LOST_TEXT, LOST_BOTH)
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Three:
+    lost, of_text = {0: (1, 2), 1: (32,)}, {1: (0,), 2: (7,)}
+    both = {0: (1, 2), 1: (0, 32), 2: (7,)}
+    return three(tmp_path_factory.mktemp("shaped"), SHAPED, TEXT, lost, of_text, both)
+
+
+# The same batches as of one dataset with both
+
+
+@pytest.mark.parametrize("kind", ["plain", "rejected", "shaped"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fields": ("emb", "key")},
+        {"fields": ("latent", "txt")},
+        {"fields": ("json", "key", "emb"), "drop_text": 0.4},
+        {"epochs": 3, "seed": 5, "run": 1, "window": 16},
+    ],
+)
+def test_joined_they_give_the_batches_of_one_dataset(
+    kind: str, options: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    both, latents, texts = request.getfixturevalue(kind)
+    assert_same(load(latents, join=texts, **options), load(both, **options))
+
+
+@pytest.mark.parametrize("pad", ["full", "longest"])
+def test_all_of_a_batch_is_the_same_and_captions_are_dropped_alike(plain: Three, pad: str) -> None:
+    both, latents, texts = plain
+    options = {"fields": ALL, "drop_text": 0.3, "pad": pad, "epochs": 2}
+    assert_same(load(latents, join=[texts], **options), load(both, **options))
+
+
+def test_the_first_gives_the_order_and_text_may_be_the_first(plain: Three) -> None:
+    _, latents, texts = plain
+    found = list(load(texts, join=latents, fields=ALL))
+    assert_same(found, load(latents, join=texts, fields=ALL))
+    assert [*next(iter(load(texts, join=latents)))] == ["pooled", "emb", "latent", "mask", "key"]
+
+
+def test_every_sample_that_all_have_comes_once(rejected: Three) -> None:
+    _, latents, texts = rejected
+    loader = load(latents, join=texts, global_batch=1, fields=("key", "txt", "json"))
+    wanted = {
+        IMAGES.key(shard, n)
+        for shard in range(5)
+        for n in range(60)
+        if n not in LOST_BOTH.get(shard, ())
+    }
+    came = Counter(flat(keys(loader)))
+    assert came == Counter(wanted)
+    for batch in itertools.islice(load(latents, join=texts, fields=("key", "txt", "json")), 5):
+        assert batch["txt"] == [caption(key, "") for key in batch["key"]]
+        assert [facts["width"] for facts in batch["json"]] == list(map(int, batch["key"]))
+        assert [facts["tokens"] for facts in batch["json"]] == [int(k) % 7 for k in batch["key"]]
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_ranks_and_workers_share_one_order(rejected: Three, world: int) -> None:
+    _, latents, texts = rejected
+    whole = list(load(latents, join=texts, epochs=2))
+    ranks = [load(latents, join=texts, epochs=2, rank=r, world_size=world) for r in range(world)]
+    for batch, *parts in zip(whole, *ranks, strict=True):
+        assert batch["key"] == flat(part["key"] for part in parts)
+        assert torch.equal(batch["emb"], torch.cat([part["emb"] for part in parts]))
+    if world == 2:
+        loader = load(latents, join=texts, epochs=2)
+        assert_same(DataLoader(loader, batch_size=None, num_workers=2), whole)
+
+
+def test_moments_are_sampled_beside_text(tmp_path: Path) -> None:
+    moments = (field("latent", (8, 8, 8)),)
+    parts = [("both", (*moments, *TEXT)), ("latents", moments), ("texts", TEXT)]
+    both, latents, texts = (
+        write_part(str(tmp_path / name), IMAGES, fields, more={"latents": kind})
+        for (name, fields), kind in zip(parts, ("moments", "moments", "none"), strict=True)
+    )
+    assert_same(load(latents, join=texts), load(both))
+    assert_same(
+        load(texts, join=latents, fields=("latent", "key")), load(both, fields=("latent", "key"))
+    )
+
+
+def test_mirror_images_stand_beside_text(tmp_path: Path) -> None:
+    flips = (*LATENTS, field("latent_flipped", LATENTS[0].shape))
+    both = write_part(str(tmp_path / "both"), IMAGES, (*flips, *TEXT))
+    latents = write_part(str(tmp_path / "latents"), IMAGES, flips)
+    texts = write_part(str(tmp_path / "texts"), IMAGES, TEXT)
+    assert_same(load(latents, join=texts, flip=0.5), load(both, flip=0.5))
+
+
+def test_raw_samples_have_the_members_of_all(rejected: Three) -> None:
+    both, latents, texts = rejected
+    for one, two in zip(load(latents, join=texts, raw=True), load(both, raw=True), strict=True):
+        assert one.pop("__url__").startswith(latents)
+        two.pop("__url__")
+        assert one == two
+
+
+def test_a_joined_array_takes_the_place_of_one_of_its_name(plain: Three, tmp_path: Path) -> None:
+    both, latents, _ = plain
+    other = (field("emb", (5, 4)),)
+    texts = write_part(str(tmp_path / "other"), IMAGES, other, tag="new")
+    for batch in load(both, join=texts, fields=("latent", "pooled", "emb", "txt", "key")):
+        for row, key in enumerate(batch["key"]):
+            assert np.array_equal(batch["emb"][row].numpy(), array_of(f"{key}new", other[0]))
+            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key, VARIED[0]))
+            assert batch["txt"][row] == caption(key, "new")
+    assert "mask" not in next(iter(load(both, join=texts)))
+    assert_same(load(both, join=texts, fields="latent"), load(latents, fields="latent"))
+
+
+def test_each_stream_of_a_mixture_has_its_own(rejected: Three, tmp_path: Path) -> None:
+    """One joined and one with all of its own may even share a batch, as their arrays are alike."""
+    _, latents, texts = rejected
+    rest = write_part(str(tmp_path), replace(IMAGES, sizes=(30,)), (*LATENTS, *VARIED), tag="b")
+    mixture = [Stream(latents, join=texts, weight=1), Stream(rest, weight=1)]
+    seen = set()
+    for batch in load(mixture, fields=("latent", "emb", "mask", "txt", "key")):
+        for row, key in enumerate(batch["key"]):
+            tag = batch["txt"][row].partition(" ")[0]
+            seen.add(tag)
+            wanted = array_of(key + tag, VARIED[1])
+            count = int(batch["mask"][row].sum())
+            found = batch["emb"][row, :count].view(torch.int16).numpy().view("<u2")
+            assert np.array_equal(found, wanted)
+            assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
+    assert seen == {"", "b"}
+
+
+def test_where_and_join_leave_what_both_leave(rejected: Three) -> None:
+    _, latents, texts = rejected
+    loader = load(latents, join=texts, where="width < 100", global_batch=1)
+    came = flat(keys(loader))
+    assert sorted(map(int, came)) == [
+        shard * 60 + n
+        for shard in range(5)
+        for n in range(60)
+        if n not in LOST_BOTH.get(shard, ()) and shard * 60 + n < 100
+    ]
+    for batch in load(latents, join=texts, where="width < 100", fields=("txt", "key")):
+        assert batch["txt"] == [caption(key, "") for key in batch["key"]]
+
+
+# Damage
+
+
+def damage(path: str, at: int, data: bytes = b"\xff" * 600) -> None:
+    with Path(path).open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_damage_in_either_part_costs_that_sample_alone(
+    plain: Three, tmp_path: Path, caplog: pytest.LogCaptureFixture, which: int, *, raw: bool
+) -> None:
+    parts = [shutil.copytree(url, tmp_path / Path(url).name) for url in plain[1:]]
+    tar = parts[which] / "256/000001.tar"
+    offsets = np.fromfile(f"{tar}.idx", "<u8")
+    damage(str(tar), int(offsets[4]))
+    latents, texts = map(str, parts)
+    options: Any = {"raw": True} if raw else {"fields": ("latent", "emb", "txt", "key")}
+    wanted = list(load(plain[1], join=plain[2], **options))
+    found = list(load(latents, join=texts, **options))
+    lost = IMAGES.key(1, 4)
+    for one, two in zip(found, wanted, strict=True):
+        ours = [one] if raw else [{n: v[row] for n, v in one.items()} for row in range(BATCH)]
+        theirs = [two] if raw else [{n: v[row] for n, v in two.items()} for row in range(BATCH)]
+        for mine, stored in zip(ours, theirs, strict=True):
+            key = mine["__key__" if raw else "key"]
+            text = mine["txt"].decode() if raw else mine["txt"]
+            assert text == caption(key, "")
+            assert key != lost
+            assert (
+                key == stored["__key__" if raw else "key"]
+                or stored["__key__" if raw else "key"] == lost
+            )
+    assert f"{tar}: sample 4 cannot be served" in caplog.text
+
+
+def test_a_missing_shard_of_a_part(plain: Three, tmp_path: Path) -> None:
+    _, latents, texts = plain
+    copied = shutil.copytree(texts, tmp_path / "texts")
+    (copied / "256/000002.tar").unlink()
+    with pytest.raises(NotFoundError, match=r"000002.tar or its index is missing"):
+        list(load(latents, join=str(copied)))
+    for batch in load(latents, join=str(copied), skip_missing=True, fields=("key", "txt", "emb")):
+        assert batch["txt"] == [caption(key, "") for key in batch["key"]]
+        assert not any(120 <= int(key) < 180 for key in batch["key"])
+
+
+def test_a_sample_with_another_key_is_an_error_that_names_both(
+    plain: Three, tmp_path: Path
+) -> None:
+    """Such as rows that were lost and made up."""
+    _, latents, _ = plain
+    texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,)})
+    np.delete(np.arange(60, dtype="<u4"), 5).tofile(tmp_path / "t/256/000001.tar.rows")
+    with pytest.raises(FormatError, match=r"t/256/000001.tar: sample 3 has the key 0+64, and") as e:
+        list(load(latents, join=texts))
+    assert "\n" not in str(e.value)
+    assert f"000001.tar, to which it is joined, has {IMAGES.key(1, 3)}" in str(e.value)
+
+
+# What cannot be joined, in one line before the first step
+
+
+def refused(latents: str, *join: str, **options: Any) -> str:
+    with pytest.raises((UsageError, FormatError)) as caught:
+        load(latents, join=join, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
+    both, latents, texts = plain
+
+    def made(name: str, images: Images = IMAGES, fields: Any = TEXT, **options: Any) -> str:
+        return write_part(str(tmp_path / name), images, fields, **options)
+
+    others = made("others", replace(IMAGES, version="2"))
+    assert "are of different images: join" in refused(latents, others)
+    anew = made("anew", replace(IMAGES, changed={3: "2"}))
+    assert "different images in 256/000003.tar: these were packed anew" in refused(latents, anew)
+    half = made("half", units=3)
+    assert "nothing of 256/000003.tar and 1 more shard" in refused(latents, half)
+    assert 'run the same "wdsprep encode" again' in refused(latents, half)
+    shaped = made("shaped", SHAPED, LATENTS)
+    assert "load it first" in refused(latents, shaped)
+    assert "joined twice" in refused(latents, texts, texts)
+    assert "joined twice" in refused(latents, latents)
+    assert "both have pooled, emb" in refused(latents, texts, both)
+    assert "no dataset of ours" in refused(latents, str(tmp_path / "nothing"))
+    second = made("second", fields=(field("t5", (9, 4), "bfloat16", is_variable=True),))
+    assert "one mask: ask for one of them in fields=" in refused(latents, texts, second)
+    assert [*next(iter(load(latents, join=[texts, second], fields=("t5", "mask"))))] == [
+        "t5",
+        "mask",
+    ]
+    tars = shutil.copytree(latents, tmp_path / "tars")
+    (tars / "wdsprep.json").unlink()
+    assert "without a manifest" in refused(str(tars), texts)
+    assert "no dataset of ours" in refused(latents, str(tars))
+    none = made("none", rejects={n: range(60) for n in range(4)} | {4: range(1, 60)})
+    assert len(load(latents, join=none, global_batch=1)) == 1
+
+
+def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
+    _, latents, _ = plain
+    texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,), 2: (58, 59)})
+    assert not (tmp_path / "t/256/000002.tar.rows").exists()  # the first 58, in their order
+    assert len(load(latents, join=texts, global_batch=1)) == 297
+    rows = tmp_path / "t/256/000001.tar.rows"
+    data = rows.read_bytes()
+    rows.write_bytes(data[:-4])
+    assert f'is damaged: delete it and run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
+    rows.unlink()
+    assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
+    assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
+
+
+# States
+
+
+def test_a_state_is_of_what_is_joined(plain: Three, rejected: Three, tmp_path: Path) -> None:
+    _, latents, texts = plain
+    moved = shutil.copytree(texts, tmp_path / "elsewhere")
+    loader = load(latents, join=texts, epochs=2)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    again = load(latents, join=str(moved), epochs=2)
+    again.load_state_dict(state)
+    assert_same(again, batches)
+    other = load(latents, join=rejected[2], epochs=2)
+    with pytest.raises(FingerprintError, match=r"joined 0 \(.*texts\): [0-9a-f]{16}, 300 samples"):
+        other.load_state_dict(state)
+    with pytest.raises(FingerprintError, match=r"joined 0: .* -> \(none\)"):
+        load(latents, epochs=2).load_state_dict(state)
+
+
+# From S3
+
+
+def test_parts_on_s3_with_a_cache(rejected: Three, bucket: str, tmp_path: Path) -> None:
+    both, latents, texts = rejected
+    there = [f"s3://{bucket}/{Path(url).name}" for url in (latents, texts)]
+    for url, place in zip((latents, texts), there, strict=True):
+        upload(Path(url), place)
+    options = {"cache": tmp_path, "cache_nbytes": 1 << 30, "fields": ALL}
+    for _ in range(2):
+        assert_same(load(there[0], join=there[1], **options), load(both, fields=ALL))
+    assert_same(load(latents, join=there[1]), load(both))
