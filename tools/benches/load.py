@@ -30,7 +30,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
 EPOCHS, TOKENS, LENGTH, WIDTH = 8, 60, 300, 2304  # where captions are of true length
 SHAPES, SIDE, SHAPE_EPOCHS, MANY = 40, 60, 4, 100_000  # cells a side of the square; shards
+JOIN_EPOCHS = 4
 PEERS, SHUFFLED = ("litdata", "streaming"), "litdata-shuffled"
 
 
@@ -59,6 +60,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     yield _resuming(home, data, steps)
     yield from _lengths(home / "lengths", shards)
     yield from _shapes(home / "shapes", shards)
+    yield from _joined(home / "joined", shards)
     yield _opening(home / "wide", max(1, round(MANY * scale)))
     yield from _from_s3(home / "s3", max(1, round(S3_SHARDS * scale)))
 
@@ -159,6 +161,23 @@ def _shapes(home: Path, shards: int) -> Iterator[Group]:
         name="load-shapes",
         title=f"epochs of {SHAPES} shapes",
         count=SHAPE_EPOCHS * (shards * SAMPLES // BATCH) * BATCH,
+        rivals=[ours, one],
+        targets={one.name: 0.9},
+    )
+    shutil.rmtree(home)
+
+
+def _joined(home: Path, shards: int) -> Iterator[Group]:
+    places = [str(home / name) for name in ("both", "latents", "text")]
+    make_joined(places, shards)
+    one = Rival(name="one dataset, the same bytes", command=call(read_joined, places[0], ""))
+    ours = Rival(
+        name="latents and text, joined", command=call(read_joined, *places[1:]), role=Role.OURS
+    )
+    yield Group(
+        name="load-join",
+        title="epochs of two datasets beside each other",
+        count=JOIN_EPOCHS * (shards * SAMPLES // BATCH) * BATCH,
         rivals=[ours, one],
         targets={one.name: 0.9},
     )
@@ -292,6 +311,21 @@ def make_shapes(url: str, shards: int, count: int) -> None:
     )
 
 
+def make_joined(places: Sequence[str], shards: int) -> None:
+    """Latents and embeddings in one dataset, and each in one of its own."""
+    from tests.kit import joined_sets, latent_sets
+
+    def random_array(_key: str, item: Any) -> Any:
+        return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
+
+    joined_sets.array_of = random_array
+    latents = (latent_sets.field("latent", (4, SIDE, SIDE)),)
+    text = (latent_sets.field("emb", (77, 1024)),)
+    images = joined_sets.Images(sizes=(SAMPLES,) * shards)
+    for place, fields in zip(places, ((*latents, *text), latents, text), strict=True):
+        joined_sets.write_part(place, images, fields)
+
+
 # --- in processes of their own
 
 
@@ -351,6 +385,15 @@ def read_shapes(folder: str) -> None:
 
     started = time.perf_counter()
     for _ in _ours(folder, BATCH, epochs=SHAPE_EPOCHS):
+        pass
+    took(time.perf_counter() - started)
+
+
+def read_joined(folder: str, join: str) -> None:
+    import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
+
+    started = time.perf_counter()
+    for _ in _ours(folder, BATCH, epochs=JOIN_EPOCHS, join=[join] if join else ()):
         pass
     took(time.perf_counter() - started)
 

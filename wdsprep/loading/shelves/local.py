@@ -187,6 +187,9 @@ class LocalShelf:
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
     ) -> list[ShelfFound]:
         most = sum(column.shape[1] for column in columns)
+        sound = self._sound(places, most - spare, most if not rest else None)
+        if sound is not None:
+            return _done(sound, columns, most if rest else None)
         found: list[ShelfFound] = [Came(0, NONE)] * len(places.rows)
         reads = _Reads([], [], [], [], [], [])
         opened: dict[int, OpenShard] = {}  # until all is read
@@ -211,6 +214,28 @@ class LocalShelf:
             for number, one in zip(reads.numbers, came, strict=True):
                 found[number] = one
         return found
+
+    def _sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
+        """What to read where nothing is wrong with any sample, all found at once: one by one takes
+        three times as long, and holds up the other threads."""
+        rows, shards, indices = places
+        try:
+            opened = {shard: self._shards.get(shard) for shard in set(shards)}
+        except NotFoundError:
+            return None
+        each = [opened[shard] for shard in shards]
+        starts = [one.offsets[index] for one, index in zip(each, indices, strict=True)]
+        ends = [one.offsets[index + 1] for one, index in zip(each, indices, strict=True)]
+        first, last = np.array(starts, np.uint64), np.array(ends, np.uint64)
+        is_sound = (first < last) & ((first | last) % BLOCK == 0)
+        is_sound &= last <= np.array([one.nbytes for one in each], np.uint64)
+        sizes = (last - first).view(np.int64)
+        if not (is_sound & (sizes >= least)).all():
+            return None
+        wholes = sizes.tolist()
+        wanted = wholes if most is None else np.minimum(sizes, most).tolist()
+        fds = [one.fd for one in each]
+        return _Reads([*range(len(rows))], [*rows], fds, starts, wanted, wholes)
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Nothing to do."""
