@@ -101,6 +101,8 @@ def plan_lines(
     )
     if latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {model} gives no distribution")
+    if latents == "none" and text != "emb":
+        raise UsageError(f"--latents none --text {text}: nothing of that is computed on a GPU")
     given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
@@ -180,12 +182,14 @@ class Trial:
 
     speed: Speed
     model: str
+    latents: str
     text: str
 
     def at(self, choice: Choice) -> Choice:
         """What was measured; a model that nobody counted is taken for the one that is planned."""
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
-        return replace(choice, text=self.text, model=self.model if known else choice.model)
+        model = self.model if known else choice.model
+        return replace(choice, text=self.text, latents=self.latents, model=model)
 
 
 def _trial(url: str) -> tuple[int, Trial]:
@@ -199,7 +203,8 @@ def _trial(url: str) -> tuple[int, Trial]:
     launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
     source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
     speed = Speed(each=trial["each"], source=source)
-    return resolution, Trial(speed=speed, model=model, text=manifest.settings["text"])
+    latents, text = (manifest.settings[name] for name in ("latents", "text"))
+    return resolution, Trial(speed=speed, model=model, latents=latents, text=text)
 
 
 def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
@@ -221,7 +226,7 @@ def _lines(
     lists: Mapping[int, Sequence[str]],
 ) -> Iterator[str]:
     for phase in phases:
-        yield from _phase(phase, fleet)
+        yield from _phase(phase, fleet, choice)
         if names := lists[phase.resolution]:
             yield f"  shapes    {_shapes(names, phase)}"
         yield ""
@@ -247,15 +252,19 @@ def _lines(
     yield "S3: list prices of S3 Standard in us-east-1; traffic within the region is free"
 
 
-def _phase(phase: Phase, fleet: Fleet) -> Iterator[str]:
+def _phase(phase: Phase, fleet: Fleet, choice: Choice) -> Iterator[str]:
     speed, hours = phase.speed, phase.device_hours
+    is_of_text = choice.latents == "none"
     dollars = "" if phase.dollars is None else f", ${phase.dollars:,.0f}"
-    yield f"phase {phase.resolution}: {plural(phase.samples, 'image')}"
-    yield f"  speed     {speed.each:,.0f} images/s a GPU ({speed.source})"
+    noun = "caption" if is_of_text else "image"
+    of = "text alone" if is_of_text else f"phase {phase.resolution}"
+    yield f"{of}: {plural(phase.samples, noun)}"
+    yield f"  speed     {speed.each:,.0f} {noun}s/s a GPU ({speed.source})"
     yield f"  GPUs      {hours:,.1f} GPU hours{dollars}; {_wall(phase)} on {fleet.devices:,}"
     if phase.text_nbytes:
         yield f"  text      {_text(phase)}"
-    yield f"  cores     {phase.cores_each:.1f} a GPU to decode, and one to read, write and hash"
+    decoding = "" if is_of_text else f"{phase.cores_each:.1f} a GPU to decode, and "
+    yield f"  cores     {decoding}one to read, write and hash"
     each = human_bytes(phase.bytes_a_second_each)
     yield (
         f"  bytes     {human_bytes(phase.nbytes_read)} read, {human_bytes(phase.nbytes_written)} "

@@ -3,7 +3,7 @@
 All of it is arithmetic on the number of images by bucket and the speed of one device. Sizes follow
 from the format, to the byte but for captions and json, which take one tar block each as they nearly
 always do. Requests are those that `encode` makes: it reads an image shard once, and writes a latent
-shard in parts.
+shard in parts; for text alone it passes over images that are large.
 
 Where nothing has been measured, it goes by the speed of GPUs, and prices. The speeds are of
 diffusers and transformers as they come, not compiled, in fp16, with SD2's VAE and text encoder.
@@ -21,6 +21,7 @@ from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding import TEXTS
 from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset
+from wdsprep.encoding.shard_texts import LARGE_NBYTES, TAIL_NBYTES
 from wdsprep.errors import UsageError
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
@@ -111,7 +112,8 @@ class Phase:
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """The phases for which a speed is known, each at the lower end of a bucket."""
+    """The phases for which a speed is known, each at the lower end of a bucket; of text alone the
+    lowest, which has all images."""
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")
     return [
@@ -122,7 +124,7 @@ def estimate(
             choice,
             fleet,
         )
-        for resolution in sorted(buckets)
+        for resolution in sorted(buckets)[: 1 if choice.latents == "none" else None]
         if resolution in speeds and any(buckets[n].samples for n in buckets if n >= resolution)
     ]
 
@@ -131,13 +133,17 @@ def _phase(
     resolution: int, buckets: Mapping[int, Bucket], speed: Speed, choice: Choice, fleet: Fleet
 ) -> Phase:
     samples = sum(bucket.samples for bucket in buckets.values())
-    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items())
+    is_of_text = choice.latents == "none"
+    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items() if not is_of_text)
     hours = samples / speed.each / 3600
     each = sample_nbytes(resolution, choice)
     alone = sample_nbytes(resolution, replace(choice, text="none"))
     shards = sum(b.shards or -(-b.samples // choice.samples_per_shard) for b in buckets.values())
     nbytes = samples * each
     nbytes_read = sum(b.nbytes or b.samples * name**2 for name, b in buckets.items())
+    gets = shards * max(1, -(-nbytes_read // max(1, shards * CHUNK_NBYTES)))
+    if is_of_text and nbytes_read >= LARGE_NBYTES * samples:
+        nbytes_read, gets = samples * TAIL_NBYTES, samples + 2 * shards
     return Phase(
         resolution=resolution,
         samples=samples,
@@ -151,7 +157,7 @@ def _phase(
         nbytes_written=nbytes,
         text_nbytes=samples * (each - alone),
         shards=shards,
-        gets=shards * max(1, -(-nbytes_read // max(1, shards * CHUNK_NBYTES))),
+        gets=gets,
         puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
     )
 
@@ -165,9 +171,14 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
     preset = choice.preset
     channels = preset.channels * (2 if choice.latents == "moments" else 1)
     side = resolution // preset.factor
-    yield Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    is_of_text = choice.latents == "none"
+    if not is_of_text:
+        yield Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    sizes = [array for array in preset.arrays if array.name in OF_SIZES]
     if choice.text == "emb":
         for array in preset.arrays:
+            if is_of_text and array in sizes:
+                continue
             shape = array.shape_at(choice.tokens)
             yield Field(name=array.name, dtype=array.dtype, shape=shape)
     if choice.text == "tokens":
@@ -175,9 +186,8 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
             yield Field(name="tokens.npy", dtype="<i4", shape=(run.listed,))
             if choice.model not in CLIP_ALONE:
                 yield Field(name="tokens_mask.npy", dtype="|u1", shape=(run.listed,))
-        for array in preset.arrays:
-            if array.name in OF_SIZES:
-                yield Field(name=array.name, dtype=array.dtype, shape=array.shape)
+        for array in [] if is_of_text else sizes:
+            yield Field(name=array.name, dtype=array.dtype, shape=array.shape)
 
 
 def parts(nbytes: int) -> int:
@@ -190,8 +200,12 @@ def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tupl
     return {
         (latents, text): samples
         * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
-        for latents in (("sample",) if choice.preset.vae == DC else ("sample", "moments"))
+        for latents in (
+            *(("sample",) if choice.preset.vae == DC else ("sample", "moments")),
+            "none",
+        )
         for text in TEXTS
+        if (latents, text) != ("none", "none")
     }
 
 
@@ -249,8 +263,10 @@ def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
 
 
 def gflops(resolution: int, choice: Choice) -> float:
-    """Of an image and its caption. The VAE's convolutions grow with the pixels, and its attention
+    """Of an image and its caption, or of that alone. The VAE's convolutions grow with the pixels, and its attention
     with their square: two sizes tell how much each is."""
+    if choice.latents == "none":
+        return text_gflops(choice)
     at_256, at_512 = VAE_GFLOPS[choice.preset.vae]
     attention = (at_512 - 4 * at_256) / 12
     pixels = (resolution / 256) ** 2

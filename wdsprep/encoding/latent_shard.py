@@ -180,7 +180,7 @@ def npy_of(field: Field, array: Tensor) -> bytes:
     """The bytes of the member; NumPy has no bfloat16, so its bits are written."""
     stored = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
     header = field.header_for(len(array)) if field.is_variable else field.header
-    return header + stored.contiguous().numpy().tobytes()
+    return b"".join((header, stored.contiguous().numpy().data))  # one copy, where + makes two
 
 
 def facts_of(

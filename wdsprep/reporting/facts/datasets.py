@@ -53,6 +53,16 @@ class ReportDataset:
         return int(self.manifest.settings["resolution"])
 
     @property
+    def is_of_text(self) -> bool:
+        """Whether it is made of captions alone."""
+        return self.manifest.settings.get("latents") == "none"
+
+    @property
+    def label(self) -> str:
+        """What it is, in a few words; of latents and text."""
+        return "text" if self.is_of_text else f"latents {self.resolution}"
+
+    @property
     def shapes(self) -> dict[str, int]:
         """The samples of each shape, of latents that are of several."""
         return shape_counts(self.manifest.settings, self.manifest.counts)

@@ -49,11 +49,11 @@ def funnel(datasets: Datasets) -> list[FunnelRow]:
         rows.append(FunnelRow(label="samples in the source", count=images.inputs))
         rows += _lost(images, images.inputs)
         rows.append(FunnelRow(label="packed", count=images.samples))
-    resolutions = Counter(latents.resolution for latents in datasets.latents)
+    labels = Counter(latents.label for latents in datasets.latents)
     for latents in datasets.latents:
-        is_one = resolutions[latents.resolution] == 1
-        whose = "" if is_one else f" ({latents.shown})"
-        rows += _encoded(images, latents, f"{latents.resolution}{whose}")
+        phase = "text" if latents.is_of_text else str(latents.resolution)
+        whose = "" if labels[latents.label] == 1 else f" ({latents.shown})"
+        rows += _encoded(images, latents, f"{phase}{whose}")
     return rows
 
 
@@ -71,15 +71,16 @@ def _encoded(
         buckets = latents.takes(images)
         fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
         wanted = max(wanted, sum(fit))
-    yield FunnelRow(label=f"for phase {phase}", count=wanted)
+    of, at = ("for", "as") if latents.is_of_text else ("for phase", "at")
+    yield FunnelRow(label=f"{of} {phase}", count=wanted)
     if missing := wanted - latents.inputs:
-        label = f"not encoded at {phase} so far"
+        label = f"not encoded {at} {phase} so far"
         yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
     if rejected := latents.rejected:
-        label = f"could not be encoded at {phase}"
+        label = f"could not be encoded {at} {phase}"
         start = latents.inputs - rejected
         yield FunnelRow(label=label, count=rejected, start=start, is_lost=True)
-    yield FunnelRow(label=f"encoded at {phase}", count=latents.samples)
+    yield FunnelRow(label=f"encoded {at} {phase}", count=latents.samples)
 
 
 BINS = 48

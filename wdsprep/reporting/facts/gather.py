@@ -39,7 +39,8 @@ class ReportFacts:
 def plan_of(datasets: Datasets, samples: int, model: str) -> str:
     """What is about to be done, told before any of it: decoding may take long."""
     shown, latents = to_show(datasets, samples)
-    models = sorted({name for given in datasets.latents if (name := model_name(given, model))})
+    with_latents = [given for given in datasets.latents if not given.is_of_text]
+    models = sorted({name for given in with_latents if (name := model_name(given, model))})
     plan = f"{shown_names(datasets.every)}: {plural(shown, 'sample')} to show"
     if not latents or not models:
         return plan
@@ -60,7 +61,8 @@ def gather(
     heard: Callable[[str], None],
 ) -> ReportFacts:
     """Read receipts, and of samples and rejects a bounded number."""
-    decodings = {given.url: find_decoding(given, model) for given in datasets.latents}
+    with_latents = (given for given in datasets.latents if not given.is_of_text)
+    decodings = {given.url: find_decoding(given, model) for given in with_latents}
     chapters = tuple(
         _chapter(given, decodings.get(given.url), seed, heard) for given in datasets.every
     )
@@ -87,7 +89,7 @@ def _chapter(
         return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun, many)} read")
 
     surveyed = histograms_of(given, f"survey {seed}", counts("sample"))
-    is_latents = given.manifest.dataset == "latents"
+    is_latents = given.manifest.dataset == "latents" and not given.is_of_text
     return Chapter(
         given=given,
         refused=look_at_rejects(

@@ -290,6 +290,9 @@ def _chapter(chapter: Chapter) -> Iterator[Child]:
         f"{counts.get('empty_caption', 0):,} empty, of {given.samples:,}."
     )
     yield unread(chapter)
+    if given.is_of_text:
+        yield note("It is made of captions alone: there are no latents in it.")
+        return
     if spectrum is None:
         yield note("None of the latents that were picked could be read.")
         return

@@ -53,7 +53,8 @@ def to_show(datasets: Datasets, count: int) -> tuple[int, int]:
         for bucket, shards in base.buckets.items():
             samples = min(count, sum(shard.samples for shard in shards))
             shown += samples
-            latents += samples * (len(_takers(datasets, bucket)) if datasets.images else 1)
+            made = _takers(datasets, bucket) if datasets.images else [base]
+            latents += samples * sum(not each.is_of_text for each in made)
     return shown, latents
 
 
@@ -123,9 +124,11 @@ class Sheet:
         pictures = [first]
         for one in joined:
             if one.sample is None:
-                facts += ((_label(one.latents), one.reason),)
+                facts += ((one.latents.label, one.reason),)
                 continue
             facts += _facts_of_latent(one.latents, one.sample.facts)
+            if one.latents.is_of_text:
+                continue
             pictures += self._of_pair(one.latents, one.sample, image)
         return SheetItem(
             group=group,
@@ -142,7 +145,7 @@ class Sheet:
             key=sample.key,
             caption=_caption(sample),
             facts=(("source", source), *_facts_of_latent(base, sample.facts)),
-            pictures=tuple(self._of_pair(base, sample, None)),
+            pictures=() if base.is_of_text else tuple(self._of_pair(base, sample, None)),
         )
 
     def _of_pair(
@@ -206,10 +209,6 @@ def _caption(sample: SheetSample) -> str:
     return sample.member("txt").decode("utf-8", "replace")
 
 
-def _label(latents: ReportDataset) -> str:
-    return f"latents {latents.resolution}"
-
-
 def _facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
     found = [("source", str(facts.get("source", "")))]
     if "url" in facts:
@@ -239,7 +238,7 @@ def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPa
     crop = facts.get("crop")
     if isinstance(crop, list) and len(crop) == 4:
         scaled += f", cut from {crop[0]}, {crop[1]}"
-    parts = [scaled]
+    parts = [] if latents.is_of_text else [scaled]
     if tokens := facts.get("tokens"):
         parts.append(f"{tokens} tokens" + (", caption cut" if facts.get("cut") else ""))
-    return ((_label(latents), "; ".join(parts)),)
+    return ((latents.label, "; ".join(parts)),)
