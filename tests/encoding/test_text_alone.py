@@ -371,3 +371,22 @@ def test_the_end_names_the_place_and_what_comes_next(
     text = said.out + said.err
     assert f"{out}: {COUNT} samples in 14 shards" in text
     assert f'wdsprep.load("{out}"' in text
+
+
+@pytest.mark.usefixtures("cheap")
+def test_what_shows_a_dataset_shows_one_of_text(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    made = texts(images, tmp_path / "text")
+    overview = wdsprep.inspect(str(made)).facts
+    assert (overview["samples"], overview["settings"]["latents"]) == (COUNT, "none")
+    (key, sample), *_ = latents_of(made).items()
+    assert wdsprep.inspect(str(made), key).facts["json"] == sample["json"]
+    page = tmp_path / "report.html"
+    for datasets in ((images, made, latents), (made,)):
+        wdsprep.report(*map(str, datasets), output=str(page), samples=2, model="none", yes=True)
+        text = page.read_text()
+        assert f"{made}, text (emb)" in text
+        assert "It is made of captions alone" in text
+        assert "encoded as text" in text
+        assert "scaled to ?" not in text

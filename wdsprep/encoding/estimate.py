@@ -197,13 +197,11 @@ def parts(nbytes: int) -> int:
 
 def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
     """The bytes that each choice of `--latents` and `--text` would store."""
+    kept = ("sample",) if choice.preset.vae == DC else ("sample", "moments")
     return {
         (latents, text): samples
         * sample_nbytes(resolution, replace(choice, latents=latents, text=text))
-        for latents in (
-            *(("sample",) if choice.preset.vae == DC else ("sample", "moments")),
-            "none",
-        )
+        for latents in (*kept, "none")
         for text in TEXTS
         if (latents, text) != ("none", "none")
     }
@@ -263,8 +261,8 @@ def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
 
 
 def gflops(resolution: int, choice: Choice) -> float:
-    """Of an image and its caption, or of that alone. The VAE's convolutions grow with the pixels, and its attention
-    with their square: two sizes tell how much each is."""
+    """Of an image and its caption, or of that alone. The VAE's convolutions grow with the pixels,
+    and its attention with their square: two sizes tell how much each is."""
     if choice.latents == "none":
         return text_gflops(choice)
     at_256, at_512 = VAE_GFLOPS[choice.preset.vae]

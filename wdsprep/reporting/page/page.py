@@ -111,6 +111,8 @@ def _kind(given: ReportDataset) -> str:
     if given.manifest.dataset == "images":
         return "Images"
     settings = given.manifest.settings
+    if given.is_of_text:
+        return f"{given.shown}, text ({settings['text']})"
     how = f"{settings['latents']}, {settings['text']}"
     return f"{given.shown}, latents at {settings['resolution']} ({how})"
 
@@ -126,6 +128,8 @@ def _figures(facts: ReportFacts) -> Iterator[Html]:
     for latents in facts.datasets.latents:
         size = human_bytes(latents.nbytes)
         label = f"{_noun('latent', latents)} at {latents.resolution}, {size}"
+        if latents.is_of_text:
+            label = f"{_noun('caption', latents)} as text, {size}"
         yield _figure(f"{latents.samples:,}", label)
 
 
