@@ -28,6 +28,7 @@ from tests.kit.encodes import (
     rejected,
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
+from tests.kit.paths import format_recipe
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.tar import BLOCK
@@ -314,6 +315,28 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert found.what == "its numbers cannot be those of its samples"
     (out / "64/x.tar.rows").unlink()
     assert index(str(out)) == {}
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_reader_of_the_page_matches_two_datasets(mixed: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {}
+    exec(format_recipe("matches"), recipe)
+    made = texts(mixed, tmp_path / "text")
+    latents = mixed.parent / "latents"
+    receipts = manifest_of(made).receipts
+    lacking = 0
+    for receipt in receipts:
+        (name,) = (shard.name for shard in receipt.shards)
+        keys, others = list(members(made / name)), list(members(latents / name))
+        for root, other, ours, theirs in (
+            (made, latents, keys, others),
+            (latents, made, others, keys),
+        ):
+            found = recipe["matches"](root, other, receipt.unit)
+            wanted = [theirs.index(key) if key in theirs else None for key in ours]
+            assert found == wanted
+            lacking += found.count(None)
+    assert lacking == len(rejected(latents))
 
 
 # --- from S3, where each sample is a request
