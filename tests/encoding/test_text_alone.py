@@ -164,7 +164,7 @@ def command_alone(images: Path) -> int:
         ({"flip": True}, "--flip is for images"),
         ({"text": "none"}, "--latents none and --text none leave nothing"),
         ({"resolution": (64, 128)}, "--latents none makes one dataset"),
-        ({"latents": "auto"}, "give a resolution"),
+        ({"latents": "auto"}, "no --resolution: give 1 or more"),
     ],
 )
 def test_what_is_of_images_alone_is_refused_before_anything_is_written(

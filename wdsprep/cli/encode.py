@@ -29,6 +29,11 @@ CAPTIONLESS = (
     "captions, or encode with --text none and --overwrite"
 )
 
+TEXTLESS = (
+    "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
+    "captions, then encode with --overwrite"
+)
+
 REMEDIES = {
     Code.TOO_SMALL: "a smaller --resolution takes smaller images",
     Code.ASPECT_RATIO: "--overwrite with a larger --max-crop, or more --shapes, takes more images",
@@ -48,7 +53,7 @@ class EncodeShow(RunShow):
         if len(places) > 1:  # each image is counted for each
             self.counted = "sample"
         self._speeds = Speeds()
-        self._captions: list[tuple[Outcome, CaptionReport]] = []
+        self._noun = "image"
         self.listener = EncodeListener(
             told=self.told,
             compared=self.compared,
@@ -67,6 +72,8 @@ class EncodeShow(RunShow):
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
             self.told(line)
+        if begun.recipe.latents == "none":
+            self._noun = "caption"
         self.start_counting()
 
     def details(self, _status: RunStatus) -> list[str]:
@@ -118,7 +125,9 @@ class EncodeShow(RunShow):
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
-            lines.append(Kept(self._overwriting(CAPTIONLESS, manifest)))
+            is_of_text = manifest.settings["latents"] == "none"
+            warning = TEXTLESS if is_of_text else CAPTIONLESS
+            lines.append(Kept(self._overwriting(warning, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)
         for failed in outcome.quarantined:
             lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
@@ -151,12 +160,12 @@ class EncodeShow(RunShow):
         if not (rates := self._speeds.rates().values()):
             return []
         workers, each = plural(len(rates), "worker"), " each" if len(rates) > 1 else ""
-        rate = f"{sum(rates) / len(rates):,.1f} images/s{each}"
+        rate = f"{sum(rates) / len(rates):,.1f} {self._noun}s/s{each}"
         lines = [f"{workers}: {rate}, device {self._speeds}"]
         exact = sum(w.exact for w in self._speeds.workers.values())
         if exact and samples:
             lines.append(
-                f"{plural(exact, 'image')} overflowed and had to be computed again in fp32: "
+                f"{plural(exact, self._noun)} overflowed and had to be computed again in fp32: "
                 "--dtype bf16 or fp32 may be faster"
             )
         return lines
@@ -230,6 +239,8 @@ def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
     phases = ", ".join(map(_phase, begun.phases))
+    if recipe.latents == "none":
+        phases = f"captions alone of {phases}"
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
     lines = [f"{images}: {phases}; model {begun.model.name} in {precision} on {crew.device}"]
     if begun.model.note:

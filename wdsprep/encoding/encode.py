@@ -249,7 +249,7 @@ def check_alone(latents: str, resolutions: Sequence[int]) -> None:
     """Text has no resolution: one may say which images it is made of."""
     if latents != "none":
         if 0 in resolutions:
-            raise UsageError("give a resolution, such as --resolution 256")
+            raise UsageError("no --resolution: give 1 or more pixels, such as --resolution 256")
     elif len(resolutions) > 1:
         raise UsageError(
             "--latents none makes one dataset, of the images for one resolution: give the lowest "
