@@ -50,7 +50,7 @@ PLACES = {
     ),
     "ray": ("runners.ray", "loading.streaming"),
     "numpy": (
-        *("loading", "checks.rules", "checks.inspect", "dataset.arrays"),
+        *("loading", "checks.rules", "checks.inspect", "dataset.arrays", "dataset.rows"),
         *("reporting.sheet.pictures", "reporting.facts.spectrum"),
     ),
     "torch": ("encoding", "loading", "images.crop"),
