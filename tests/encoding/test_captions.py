@@ -10,14 +10,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.encodes import command, encode_here, image_samples, latents_of, pictures
-from tests.kit.packs import manifest_of, pack, tree, write_files
+from tests.kit.encodes import (
+    command,
+    encode_here,
+    image_samples,
+    latents_of,
+    pictures,
+    run_encode,
+)
+from tests.kit.packs import manifest_of, pack, tree, upload, write_files
+from wdsprep.checks import Kind
+from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
+from wdsprep.dataset.names import CAPTION_TABLE
 from wdsprep.encoding.caption_table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.lookup import LookupFile
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.run import Outcome
+from wdsprep.store import open_store
 
 FEW = 12
 
@@ -167,6 +178,14 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     assert "2 rows of it without a key or a caption" in told
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
 
+    (taken := tmp_path / "again/captions/64/000001.jsonl").write_bytes(b"{}")
+    (finding,) = verify(few, tmp_path / "again").findings
+    assert (finding.name, finding.kind) == ("captions/64/000001.jsonl", Kind.DAMAGED)
+    assert repair(tmp_path / "again", yes=True).is_whole
+    assert not taken.exists()
+    text_here(few, tmp_path / "again", captions=table)
+    assert tree(tmp_path / "again") == tree(tmp_path / "whole")
+
 
 def test_a_table_is_read_once_and_again_only_where_it_has_changed(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +233,28 @@ def test_a_lookup_that_is_damaged_is_told_and_made_again_once_deleted(
     assert f"{lookup} is damaged" in failed.reason
     lookup.unlink()
     assert text_here(few, out, captions=table).manifest.counts["named"] == FEW
+
+
+def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(
+    few: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real ones, which make what is made here."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    keys, url = sorted(facts_of(few)), f"s3://{bucket}"
+    table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
+    upload(few, f"{url}/images")
+    upload(table.parent, f"{url}/tables")
+    options = ("--latents", "none", "--captions", f"{url}/tables/*.parquet", "--workers", "2")
+    done = run_encode(f"{url}/images", f"{url}/text", *options)
+    assert done.returncode == 0, done.stderr
+    text_here(few, tmp_path / "here", captions=table, resolution=64)
+    store = open_store(f"{url}/text")
+    names = [name for name in tree(tmp_path / "here") if name != CAPTION_TABLE]
+    assert {name: store.read(name) for name in names} == {
+        name: data for name, data in tree(tmp_path / "here").items() if name in names
+    }
+    (copy,) = tmp_path.glob("wdsprep-*/captions/*")
+    assert copy.read_bytes() == (tmp_path / f"here/captions/{copy.name}").read_bytes()
 
 
 # --- out of the json

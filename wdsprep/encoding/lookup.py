@@ -1,9 +1,9 @@
 """A table's captions by name, in a file that any number of workers read: a *lookup*.
 
-SQLite makes it, in bounded memory: rows wait in a file without a name, and are sorted from there. A
-table of 10 million captions takes 1 to 2 minutes; a worker then finds 150,000 a second of them, by
-the name itself. A table sorted by hand, in 256 parts by the hash of the name, would be as fast and
-five times the code.
+SQLite makes it, in bounded memory: rows wait in a file without a name, and are sorted from there.
+Of 10 million captions, 850 MB of Parquet, that takes 1 to 2 minutes and 310 MB of memory; a worker
+then finds 50,000 of them a second, by the name itself, in 70 MB. Parts by the hash of the name,
+each sorted by itself, would do the same by hand.
 
 Names and captions alone decide its digest, so whatever order a table has its rows and columns in,
 and in however many files, it is the same lookup. Where it has a name twice, its first row holds.
@@ -122,9 +122,9 @@ class _Sorted:
 class OpenLookup:
     """What finds captions, for any number of threads."""
 
-    def __init__(self, path: str, shown: str) -> None:
-        self._shown, self._lock = shown, Lock()
-        uri = f"{Path(path).absolute().as_uri()}?immutable=1"  # no locks, which NFS may lack
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, Lock()
+        uri = f"{path.as_uri()}?immutable=1"  # no locks, which NFS may lack
         with self._sound():
             self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
 
@@ -155,7 +155,7 @@ class OpenLookup:
             yield
         except sqlite3.DatabaseError as error:
             raise FormatError(
-                f"{self._shown} is damaged ({error}): delete it, and run the same command again"
+                f"{self._path} is damaged ({error}): delete it, and run the same command again"
             ) from error
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def open_lookup(url: str, name: str) -> OpenLookup:
     workers of a machine share."""
     store = open_store(url)
     local = store if isinstance(store, LocalStore) else _copied(store, name)
-    return OpenLookup(f"{local.root}/{name}", f"{store.url}/{name}")
+    return OpenLookup(local.root / name)
 
 
 def _copied(store: Store, name: str) -> LocalStore:

@@ -6,8 +6,9 @@ folder, one tar, the row groups of a table that make ten thousand rows.
 
 `recognise` tells which kind of source lies at a path, `patterns` which files of it are meant. The
 kinds are `folder`, `tars`, `image_tables` and `url_tables`; `tables` reads the rows of the last
-two. `captions` finds the caption and facts of an image, or the column of a table that holds them,
-and `metadata` reads those that lie beside a folder. `contents` makes one digest of what items hold.
+two, and of a table of captions. `captions` finds the caption and facts of an image, or the column
+of a table that holds them, and `metadata` reads those that lie beside a folder. `contents` makes
+one digest of what items hold.
 
 In: A folder, tars or tables, where `store` can read them.
 Out: Items in a fixed order, and of each its samples or refusals.
