@@ -285,8 +285,8 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
     few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--latents", "none", "--caption-field", "long", "--caption-name", "qwen")
-    assert command(few, tmp_path / "out", *words) == 0
-    settings = manifest_of(tmp_path / "out").settings
+    assert command(few, tmp_path / "text-{caption}", *words) == 0
+    settings = manifest_of(tmp_path / "text-qwen").settings
     assert (settings["caption_field"], settings["caption_name"]) == ("long", "qwen")
     told = capsys.readouterr().out
     assert "11 captions from the field long; 1 sample not in it, with their own" in told

@@ -226,7 +226,8 @@ def encode_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     from wdsprep.encoding.recipe import resolutions_of
 
     options["resolution"] = resolutions_of(options["resolution"])
-    captions = CaptionOptions(fields=options["caption_fields"])
+    named = ("field", "fields", "name")
+    captions = CaptionOptions(**{name: options[f"caption_{name}"] for name in named})
     places = places_of(out, options["resolution"], options["latents"], captions)
     show = EncodeShow(images, places, as_json=as_json)
     encoded = wdsprep.encode(images, out, listener=show.listener, **options)

@@ -5,6 +5,7 @@ the table again, unless a file of it has another size or date.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,6 @@ from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import EXAMPLES, columns, human_time, plural
 
 LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
-PART_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class CaptionTable:
         only = (self.by, self.column)
         for entry in self.entries:
             table = self.files.open(entry.name)
-            for where, _rows in table.parts(PART_ROWS):
+            for where, _rows in table.parts(sys.maxsize):
                 for number, row in table.rows(where, only):
                     yield entry.name, number, row
 

@@ -26,7 +26,13 @@ from wdsprep.encoding.caption_table import (
     ready_captions,
     report_of,
 )
-from wdsprep.encoding.captions import CAPTION, OWN_CAPTIONS, CaptionOptions, CaptionSource
+from wdsprep.encoding.captions import (
+    CAPTION,
+    OWN,
+    OWN_CAPTIONS,
+    CaptionOptions,
+    CaptionSource,
+)
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
@@ -265,9 +271,12 @@ def places_of(
 ) -> dict[int | str, str]:
     """Where the latents of each resolution go, or their text; of several captions, by their
     names."""
+    called = [source.name for source in captions.sources]
+    text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
+    place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
     if captions.fields:
-        return _places_of_captions(os.fspath(out), latents, captions)
-    place = os.fspath(out) or (TEXT_PLACE if latents == "none" else LATENTS_PLACE)
+        return _places_of_captions(place, latents, called)
+    place = place.replace(CAPTION, called[0])
     if len(resolutions) > 1 and RESOLUTION not in place:
         raise UsageError(
             f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
@@ -276,14 +285,12 @@ def places_of(
     return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
 
 
-def _places_of_captions(out: str, latents: str, captions: CaptionOptions) -> dict[int | str, str]:
+def _places_of_captions(place: str, latents: str, called: Sequence[str]) -> dict[int | str, str]:
     if latents != "none":
         raise UsageError(
             "--caption-fields makes a text dataset of each field: give --latents none too, or one "
             "field by --caption-field"
         )
-    place = out or f"{TEXT_PLACE}-{CAPTION}"
-    called = [source.name for source in captions.sources]
     if len(called) > 1 and CAPTION not in place:
         raise UsageError(
             f"{place} is one place, and each of {len(called)} fields makes a dataset: write "
