@@ -80,9 +80,8 @@ def load(url: Path, **options: Any) -> Any:
 
 def stream(images: Path, **options: Any) -> Any:
     pools = {"decoders": (1, 2), "encoders": (1, 2)}
-    how = Encode(
-        **(HOW | {name: options.pop(name) for name in {"resolution", "device"} & options.keys()})
-    )
+    own = {name: options.pop(name) for name in {"resolution", "device"} & options.keys()}
+    how = Encode(**(HOW | own | options.pop("how", {})))
     return wdsprep.stream(str(images), encode=how, **(ORDER | pools | options))
 
 
@@ -127,6 +126,28 @@ def test_a_program_may_end_in_the_middle_of_everything(images: Path) -> None:
         f"<Feed '{images}': {what}; 1 trainer>",
         f"<Trainer '{images}': {what}; at step 2, epoch 0>",
     ]
+
+
+def test_a_stream_of_many_shapes_and_mirror_images_is_that_of_stored_ones(
+    images: Path, tmp_path: Path
+) -> None:
+    """With a condition, and with shards that are kept: each batch is of one shape for all."""
+    how = {"shapes": "nearest:8,3", "max_crop": 0.4}
+    stored, kept = tmp_path / "stored", tmp_path / "kept"
+    encode_here(images, stored, **how)
+    encode_here(images, tmp_path / "flipped", flip=True, **how)
+    names = {"fields": (*NAMES, "shape"), "epochs": 2}
+    with (
+        stream(images, how=how, trainers=WORLD, tee=str(kept), **names) as feed,
+        ThreadPoolExecutor(WORLD) as pool,
+    ):
+        served = list(pool.map(list, feed.trainers))
+    for rank in range(WORLD):
+        assert_same(served[rank], list(load(stored, rank=rank, world_size=WORLD, **names)))
+    assert {*tree(kept)} <= {*tree(stored)}
+    some = {"flip": 0.5, "where": "source != 'photo-0001.jpg'"} | names
+    with stream(images, how=how | {"flip": True}, **some) as feed:
+        assert_same(list(feed.trainers[0]), list(load(tmp_path / "flipped", **some)))
 
 
 def test_a_stream_is_shown_as_it_was_given() -> None:

@@ -183,21 +183,19 @@ def _near_the_end(data: bytes) -> tuple[str, bytes] | None:
     at = data.find(JSON)
     while at >= 0:
         start = at & -BLOCK
-        text = start + BLOCK + padded(_size(data, start))
-        has_text = data.startswith(data[start:at] + TXT, text) and not data[start + 345]
-        if has_text and text + BLOCK + padded(_size(data, text)) == len(data):
-            facts = data[start + BLOCK : start + BLOCK + _size(data, start)]
+        try:
+            nbytes = int(data[start + 124 : start + 135], 8)
+            text = start + BLOCK + padded(nbytes)
+            end = text + BLOCK + padded(int(data[text + 124 : text + 135], 8))
+        except ValueError:  # no header
+            end = 0
+        if end == len(data) and data.startswith(data[start:at] + TXT, text):
+            if data[start + 345]:  # of a name that is longer
+                return None
+            facts = data[start + BLOCK : start + BLOCK + nbytes]
             return data[start:at].decode("utf-8", "surrogateescape"), facts
         at = data.find(JSON, at + 1)
     return None
-
-
-def _size(data: bytes, start: int) -> int:
-    """Of the member whose header begins there, or what is none."""
-    try:
-        return int(data[start + 124 : start + 135], 8)
-    except ValueError:
-        return 1 << 62
 
 
 def _parsed(members: Sequence[bytes]) -> list[dict[str, Any] | None]:

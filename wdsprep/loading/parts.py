@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from wdsprep.loading.order.chance import Ints
 if TYPE_CHECKING:
     from wdsprep.loading.catalog import Dataset
 
+AT_ONCE = 1 << 20  # samples
 Numbers = NDArray[np.uint32]
 """Of samples in their tars."""
 
@@ -156,21 +158,22 @@ def digest_of_shards(parts: Iterable[tuple[str, int, str | int]]) -> str:
 
 def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":
     """What a dataset has of these samples of `dataset.whole`; None where that is nothing. Its order
-    depends on the dataset's, and on all that is kept."""
-    part = dataset.part or DatasetPart(
-        dataset, np.arange(len(dataset.sizes), dtype=np.int32), np.zeros_like(dataset.sizes)
-    )
-    numbers, first, last = keep.numbers, keep.starts[part.shards], keep.starts[part.shards + 1]
-    if part.positions is not None:
+    depends on the dataset's, and on which of its samples are left: not on where they lie, so that
+    it is one for stored latents and for those that are made on the way."""
+    part = dataset.part
+    if part is None:
+        shards = np.arange(len(dataset.sizes), dtype=np.int32)
+        numbers, first, last = keep.numbers, keep.starts[:-1], keep.starts[1:]
+        digest = keep.digest
+    else:
+        shards = part.shards
         numbers, first, last = _common(part, dataset.sizes, keep)
-    elif dataset.part is not None:
-        ends = part.starts + dataset.sizes
-        first, last = (_bisected(numbers, first, last, places) for places in (part.starts, ends))
+        digest = _digest_in(part, dataset.sizes, numbers, first, last)
     left = np.flatnonzero(last > first)
     if not len(left):
         return None
-    made = DatasetPart(dataset.whole, part.shards[left], first[left], numbers, dataset.size)
-    digest = hashlib.sha256(f"{dataset.digest} {keep.digest}".encode()).hexdigest()
+    made = DatasetPart(dataset.whole, shards[left], first[left], numbers, dataset.size)
+    digest = hashlib.sha256(f"{dataset.digest} {digest}".encode()).hexdigest()
     return _of_part(dataset, made, (last - first)[left], digest)
 
 
@@ -179,19 +182,52 @@ def _of_part(dataset: "Dataset", part: DatasetPart, sizes: Ints, digest: str) ->
     nbytes = round(dataset.nbytes * (int(sizes.sum()) / dataset.samples))
     images = dataset.images
     if images is not None:
-        images = _of_part(images, part._replace(whole=images.whole), sizes, digest)
+        images = _of_part(images, DatasetPart(images.whole, *part[1:]), sizes, digest)
     return replace(dataset, sizes=sizes, nbytes=nbytes, digest=digest, part=part, images=images)
 
 
 def _common(part: DatasetPart, sizes: Ints, keep: Positions) -> tuple[Numbers, Ints, Ints]:
     """The numbers that a part has too, and where those of each of its shards begin and end."""
+    low, high = keep.starts[part.shards], keep.starts[part.shards + 1]
+    if part.positions is None:
+        ends = part.starts + sizes
+        first, last = (_bisected(keep.numbers, low, high, edge) for edge in (part.starts, ends))
+        return keep.numbers, first, last
     found = []
-    for shard, first, size in zip(part.shards, part.starts, sizes, strict=True):
-        own = part.positions[first : first + size] if part.positions is not None else ()
-        kept = keep.numbers[keep.starts[shard] : keep.starts[shard + 1]]
-        found.append(np.intersect1d(own, kept, assume_unique=True))
-    common = Positions.of(found)
-    return common.numbers, common.starts[:-1], common.starts[1:]
+    for start, size, a, b in zip(part.starts, sizes, low, high, strict=True):
+        own = part.positions[start : start + size]
+        found.append(np.intersect1d(own, keep.numbers[a:b], assume_unique=True))
+    starts = np.cumsum([0, *map(len, found)])
+    return np.concatenate([keep.numbers[:0], *found]), starts[:-1], starts[1:]
+
+
+def _digest_in(part: DatasetPart, sizes: Ints, numbers: Numbers, first: Ints, last: Ints) -> str:
+    """That of the numbers that samples have within the part, some shards at a time."""
+    digest, counts = RunningDigest(), last - first
+    starts = np.zeros(len(part.whole.names) + 1, np.int64)
+    starts[part.shards + 1] = counts
+    blocks = np.flatnonzero(np.diff(np.cumsum(counts) // AT_ONCE, prepend=-1))
+    for low, high in pairwise([*blocks.tolist(), len(counts)]):
+        some = slice(low, high)
+        here = _ranges(first[some], counts[some])
+        found = numbers[here].astype(np.int64)
+        if part.positions is None:
+            found -= np.repeat(part.starts[some], counts[some])
+        else:
+            own = _ranges(part.starts[some].astype(np.int64), sizes[some])
+            shards = np.arange(high - low) << 32
+            known = np.repeat(shards, sizes[some]) + part.positions[own]
+            found = np.searchsorted(known, np.repeat(shards, counts[some]) + found)
+            found -= np.repeat(np.cumsum(sizes[some]) - sizes[some], counts[some])
+        digest.update(found.astype(np.uint32))
+    return digest.of(np.cumsum(starts))
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """So many numbers from each start on, one range behind the other."""
+    shifts = starts - (np.cumsum(counts) - counts)
+    places: Ints = np.arange(int(counts.sum())) + np.repeat(shifts, counts)
+    return places
 
 
 def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
