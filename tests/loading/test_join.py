@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
+from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
@@ -210,6 +211,39 @@ def test_where_and_join_leave_what_both_leave(rejected: Three) -> None:
     ]
     for batch in load(latents, join=texts, where="width < 100", fields=("txt", "key")):
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
+
+
+# With a model
+
+
+def test_text_by_itself_joined_to_latents_is_what_one_run_makes(tmp_path: Path) -> None:
+    """Byte for byte, as both are stored, and with the latents made on the way."""
+    images = packed(pictures(tmp_path / "photos"), tmp_path / "images")
+    both, latents, texts = (tmp_path / name for name in ("both", "latents", "texts"))
+    encode_here(images, both)
+    encode_here(images, latents, text="none")
+    encode_here(images, texts, latents="none")
+    options = {"fields": ("latent", "emb", "txt", "json", "key"), "drop_text": 0.2, "epochs": 2}
+    wanted = list(load(str(both), **options))
+    stored = load(str(latents), join=[texts], **options)
+    assert_same(stored, wanted)
+    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", text="none")
+    online = load(str(images), join=str(texts), encode=how, **options)
+    batches = iter(online)
+    assert_same(itertools.islice(batches, 3), wanted[:3])
+    again = load(str(latents), join=str(texts), **options)
+    again.load_state_dict(online.state_dict())
+    assert_same(batches, wanted[3:])
+    assert_same(again, wanted[3:])
+    text_of = {
+        key: row
+        for one in load(str(texts), global_batch=1)
+        for key, row in zip(one["key"], one["emb"], strict=True)
+    }
+    for batch in load(str(images), join=str(texts), pixels=64):
+        assert [*batch] == ["pixels", "emb", "txt", "key"]
+        for key, row in zip(batch["key"], batch["emb"], strict=True):
+            assert torch.equal(row, text_of[key])
 
 
 # Damage

@@ -305,9 +305,7 @@ class Reader:
         streams, shards, indices = (_of_rows(each, own) for each in (batch.stream, *places))
         found: list[Came | str] = [""] * len(own)
         if len(set(streams)) == 1:
-            numbers = range(own[0] - rows.start, own[-1] - rows.start + 1)
-            numbers = numbers if isinstance(own, range) else [row - rows.start for row in own]
-            some = SamplePlaces(numbers, shards, indices)
+            some = SamplePlaces([row - rows.start for row in own], shards, indices)
             came = self.shelves[streams[0]][slot].fill(some, columns, spare=spare, rest=rest)
             return [one if type(one) is Came else self._fault(one) for one in came]
         for stream in set(streams):

@@ -106,7 +106,8 @@ def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[st
                 f"{choice}: join the text dataset that was made with --caption-name {choice}"
             )
     served = {field.name: field for field in text_fields(dataset.served)}
-    wanted = [f for f in served.values() if short(f.name) in {*names} or f.is_variable]
+    has_mask = short(MASK) in names
+    wanted = [f for f in served.values() if short(f.name) in names or (f.is_variable and has_mask)]
     for choice in choices:
         given, _ = givers(dataset, choice)
         for field in wanted:

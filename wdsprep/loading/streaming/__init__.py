@@ -33,7 +33,7 @@ from wdsprep.dataset.arrays import fields_of
 from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import UsageError
 from wdsprep.loading.arguments import FULL
-from wdsprep.loading.catalog import Stream, as_streams
+from wdsprep.loading.catalog import Places, Stream, as_streams, places_of
 from wdsprep.loading.loader import load
 from wdsprep.loading.order import RUN
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
@@ -51,6 +51,7 @@ def stream(
     *,
     encode: Encode,
     global_batch: int,
+    join: Places = (),
     where: str | None = None,
     trainers: int = 1,
     seed: int = 0,
@@ -58,6 +59,7 @@ def stream(
     step: int = 0,
     state: Mapping[str, Any] | None = None,
     fields: Iterable[str] | None = None,
+    captions: Mapping[str, float] | None = None,
     drop_text: float = 0.0,
     flip: float = 0.0,
     homogeneous: bool = False,
@@ -80,12 +82,13 @@ def stream(
         with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
             ...  # give feed.trainers[rank] to the process of that rank, which iterates it
 
-    `encode` and the options up to `tee` are those of `wdsprep.load`. `state` is what `state_dict`
-    gave, in any mode. `tee` is where to keep the latent shards. `decoders` and `encoders` are the
+    `encode` and the options up to `tee` are those of `wdsprep.load`. What is joined the trainers
+    read themselves. `state` is what `state_dict` gave, in any mode. `tee` is where to keep the latent shards. `decoders` and `encoders` are the
     least and the most workers of a stage, by default up to what the cluster has; `gpus_per_encoder`
     below 1 lets encoders share a GPU.
     """
-    streams = [replace(each, url=absolute(os.fspath(each.url))) for each in as_streams(images)]
+    streams = [_anywhere(each) for each in as_streams(images)]
+    join = tuple(map(absolute, places_of(join)))
     tee = tee and absolute(tee)  # workers and trainers may run in other folders
     stack = ExitStack()
     with stack:
@@ -97,6 +100,7 @@ def stream(
             streams,
             global_batch=global_batch,
             encode=replace(encode, device=device),
+            join=join,
             tee=tee,
             where=where,
             seed=seed,
@@ -105,6 +109,7 @@ def stream(
             rank=0,
             world_size=trainers,
             fields=fields,
+            captions=captions,
             drop_text=drop_text,
             flip=flip,
             homogeneous=homogeneous,
@@ -163,6 +168,12 @@ class Feed:
         with self._stack as stack:
             for trainer in self.trainers:
                 stack.callback(trainer.close)
+
+
+def _anywhere(stream: Stream) -> Stream:
+    """The same for workers and trainers that run in other folders."""
+    join = tuple(map(absolute, places_of(stream.join)))
+    return replace(stream, url=absolute(os.fspath(stream.url)), join=join)
 
 
 def _end(trainer: Trainer) -> None:

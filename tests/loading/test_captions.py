@@ -1,0 +1,190 @@
+"""Captions that are picked by chance: proportions, one choice for all worlds and after a resume."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.joined_sets import LATENTS, VARIED, Images, caption, write_part
+from tests.kit.latent_sets import array_of, field, flat
+from tests.kit.packs import jpeg, tar_bytes, write_files
+from wdsprep.dataset.reindex import index
+from wdsprep.errors import FingerprintError, UsageError
+
+BATCH = 8
+IMAGES = Images()
+WEIGHTS = {"caption": 0.2, "long": 0.5, "alt": 0.3}
+FIELDS = ("latent", "pooled", "emb", "mask", "txt", "json", "key")
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    """Latents with captions of their own, and two datasets of others; one lacks some."""
+    folder = tmp_path_factory.mktemp("captions")
+    own = write_part(str(folder / "own"), IMAGES, (*LATENTS, *VARIED), tag="own")
+    long, alt = (
+        write_part(
+            str(folder / name),
+            IMAGES,
+            VARIED,
+            tag=name,
+            more={"caption_name": name},
+            rejects={1: (4, 9)} if name == "alt" else {},
+        )
+        for name in ("long", "alt")
+    )
+    return own, long, alt
+
+
+def tags(batches: Any) -> list[str]:
+    return [text.partition(" ")[0] for batch in batches for text in batch["txt"]]
+
+
+def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
+    parts: tuple[str, str, str],
+) -> None:
+    own, *others = parts
+    seen: Counter[str] = Counter()
+    for batch in load(own, join=others, captions=WEIGHTS, fields=FIELDS, epochs=4):
+        for row, key in enumerate(batch["key"]):
+            tag = batch["txt"][row].partition(" ")[0]
+            seen[tag] += 1
+            assert batch["json"][row]["caption"] == batch["txt"][row] == caption(key, tag)
+            assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
+            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
+            wanted = array_of(key + tag, VARIED[1])
+            found = batch["emb"][row].view(torch.int16).numpy().view("<u2")
+            assert np.array_equal(found[: len(wanted)], wanted)
+            assert not found[len(wanted) :].any()
+            assert batch["mask"][row].sum() == len(wanted)
+    total = seen.total()
+    for name, weight in WEIGHTS.items():
+        share = seen["own" if name == "caption" else name] / total
+        assert abs(share - weight) < 4 * (weight * (1 - weight) / total) ** 0.5
+
+
+def test_a_pass_has_other_captions_than_the_last(parts: tuple[str, str, str]) -> None:
+    own, *others = parts
+    passes = []
+    loader = load(own, join=others, captions=WEIGHTS, fields=("txt", "key"), global_batch=1)
+    for _ in range(2):
+        passes.append({batch["key"][0]: tags([batch])[0] for batch in loader})
+    assert passes[0].keys() == passes[1].keys()
+    assert 100 < sum(passes[0][key] != passes[1][key] for key in passes[0]) < 250
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_captions_are_those_of_one_rank_on_many_and_after_a_resume(
+    parts: tuple[str, str, str], world: int
+) -> None:
+    own, *others = parts
+    options = {"join": others, "captions": WEIGHTS, "fields": FIELDS, "drop_text": 0.2}
+    whole = list(load(own, **options))
+    half = len(whole) // 2
+    loader = load(own, **options)
+    for _, _batch in zip(range(half), loader, strict=False):
+        state = json.loads(json.dumps(loader.state_dict()))
+    ranks = [load(own, rank=r, world_size=world, **options) for r in range(world)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for batch, *shares in zip(whole[half:], *ranks, strict=True):
+        for name in ("txt", "key", "json"):
+            assert batch[name] == flat(share[name] for share in shares)
+        for name in ("emb", "mask", "pooled"):
+            assert torch.equal(batch[name], torch.cat([share[name] for share in shares]))
+
+
+def test_a_dropped_caption_is_the_empty_one_of_the_part_that_was_picked(
+    parts: tuple[str, str, str],
+) -> None:
+    """Its arrays say of which part they are."""
+    own, *others = parts
+    options = {"join": others, "captions": WEIGHTS, "fields": ("pooled", "txt", "key")}
+    kept = load(own, **options)
+    dropped = 0
+    for batch, whole in zip(load(own, drop_text=0.4, **options), kept, strict=True):
+        for row, text in enumerate(batch["txt"]):
+            tag = whole["txt"][row].partition(" ")[0]
+            if not text:
+                dropped += 1
+                assert batch["pooled"][row].tolist() == [9.0 + len(tag)] * 6
+            else:
+                assert text == whole["txt"][row]
+    assert dropped > 60
+
+
+def test_captions_of_weight_none_are_never_read(parts: tuple[str, str, str]) -> None:
+    own, long, alt = parts
+    weights = {"caption": 0, "long": 1, "alt": 0}
+    found = tags(load(own, join=[long, alt], captions=weights, fields="txt"))
+    assert set(found) == {"long"}
+
+
+def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(tmp_path: Path) -> None:
+    parts = []
+    for number in range(20):
+        facts: dict[str, Any] = {"caption": f"own {number}", "meta": {"alt": f"alt {number}"}}
+        if number % 2:
+            facts["captions"] = [f"own {number}", f"second {number}"]
+        name = f"{number:02d}"
+        parts += [(f"{name}.jpg", jpeg(number)), (f"{name}.json", json.dumps(facts).encode())]
+        parts.append((f"{name}.txt", f"own {number}".encode()))
+    dict(index(str(write_files(tmp_path, {"0.tar": tar_bytes(parts)}))))
+    url, options = str(tmp_path), {"fields": ("txt", "json"), "pixels": 32}
+    weights = {"caption": 1, "meta.alt": 1, "captions.1": 2}
+    seen: Counter[str] = Counter()
+    for batch in load(url, captions=weights, epochs=20, global_batch=4, **options):
+        for text, facts in zip(batch["txt"], batch["json"], strict=True):
+            kind, number = text.split()
+            assert text in (facts["caption"], facts["meta"]["alt"], *facts.get("captions", ()))
+            seen[kind, int(number) % 2] += 1
+    assert set(seen) == {("own", 0), ("alt", 0), ("own", 1), ("alt", 1), ("second", 1)}
+    assert abs(seen["second", 1] / 200 - 0.5) < 0.15
+    assert abs(seen["own", 0] / 200 - 0.75) < 0.15
+
+
+# What cannot be
+
+
+def refused(url: str, captions: Any, *join: str, **options: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(url, join=join, captions=captions, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_captions_that_cannot_be_picked(parts: tuple[str, str, str], tmp_path: Path) -> None:
+    own, long, alt = parts
+    assert "is no weight: give 0 or more" in refused(own, {"caption": 2, "long": -1}, long)
+    assert "all weights are 0" in refused(own, {"caption": 0}, long)
+    assert "give weights by name" in refused(own, ["long"], long)
+    assert "have caption, long, not alt" in refused(own, {"alt": 1}, long)
+    assert "leave out" in refused(own, {"long": 1}, long, raw=True)
+    twice = write_part(str(tmp_path / "b"), IMAGES, VARIED, more={"caption_name": "long"})
+    assert "both have pooled, emb" in refused(own, {"long": 1}, long, twice)
+    assert "both have pooled, emb" in refused(own, None, long, alt)
+    fields = (VARIED[0], field("emb", (9, 16), "bfloat16", is_variable=True))
+    longer = write_part(str(tmp_path / "c"), IMAGES, fields, more={"caption_name": "c"})
+    assert "were encoded alike" in refused(own, {"long": 1, "c": 1}, long, longer)
+    options = {"fields": ("pooled", "txt"), "captions": {"long": 1, "c": 1}}
+    assert {*tags(load(own, join=[long, longer], **options))} == {"long", ""}
+    bare = write_part(str(tmp_path / "bare"), IMAGES, LATENTS)
+    assert 'ask for "txt"' in refused(bare, {"meta.alt": 1})
+
+
+def test_a_state_of_other_weights_is_refused(parts: tuple[str, str, str]) -> None:
+    own, long, _ = parts
+    state = load(own, join=long, captions={"caption": 1, "long": 3}).state_dict()
+    load(own, join=long, captions={"long": 3, "caption": 1}).load_state_dict(state)
+    other = load(own, join=long, captions={"caption": 1, "long": 2})
+    with pytest.raises(FingerprintError, match="captions: caption 1, long 3 -> caption 1, long 2"):
+        other.load_state_dict(state)
