@@ -102,7 +102,7 @@ class _Reader:
             opened = self._shards.get(shard)
         except NotFoundError as error:
             what = str(error).replace(", or load with skip_missing=True", "")
-            raise NotFoundError(f"{what}: a condition needs all shards") from None
+            raise NotFoundError(f"{what}: all shards are looked at once") from None
         offsets = np.frombuffer(opened.offsets, np.uint64).astype(np.int64)
         first, count = 0, len(offsets) - 1
         while first < count:

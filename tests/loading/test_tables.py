@@ -1,0 +1,210 @@
+"""Tables beside the shards: columns in batches and conditions, and samples without a row."""
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.latent_sets import flat, keys, write_latents
+from tests.kit.packs import upload
+from tests.kit.shape_sets import write_shapes
+from wdsprep.errors import FingerprintError, NotFoundError, UsageError
+from wdsprep.loading.tables import LACKING, open_table
+
+COUNT = 90
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_latents(str(tmp_path_factory.mktemp("set")), (40, 50))
+
+
+def key(number: int) -> str:
+    return f"{number:012d}"
+
+
+def rows_of(numbers: Any = range(COUNT)) -> dict[str, list[Any]]:
+    chance = np.random.default_rng(0)
+    order = chance.permutation([*numbers]).tolist()
+    return {
+        "key": [key(n) for n in order],
+        "score": [n / 8 for n in order],
+        "hash": [(n << 50) + 1 for n in order],
+        "good": [n % 3 == 0 for n in order],
+        "license": [["nc", "by", "cc0"][n % 3] for n in order],
+    }
+
+
+def write_table(path: Path, rows: dict[str, list[Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(rows), path, row_group_size=17)
+        return str(path)
+    lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    with path.open("w", newline="") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        else:
+            cells = csv.DictWriter(file, list(rows))
+            cells.writeheader()
+            cells.writerows(lines)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_table(tmp_path_factory.mktemp("table") / "scores.parquet", rows_of())
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": 5, "rank": 0, "world_size": 1} | options))
+
+
+def assert_right(batch: dict[str, Any]) -> None:
+    numbers = [int(one) for one in batch["key"]]
+    assert batch["score"].dtype == torch.float32
+    assert batch["score"].tolist() == [n / 8 for n in numbers]
+    assert batch["hash"].dtype == torch.int64
+    assert batch["hash"].tolist() == [(n << 50) + 1 for n in numbers]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_batches_have_each_column_of_numbers_as_a_tensor(
+    data: str, tmp_path: Path, kind: str
+) -> None:
+    table = write_table(tmp_path / f"scores.{kind}", rows_of())
+    for batch in load(data, join=[table], epochs=2):
+        assert list(batch)[:3] == ["latent", "emb", "key"]
+        assert "license" not in batch
+        assert_right(batch)
+        if kind != "csv":
+            assert batch["good"].dtype == torch.bool
+            assert batch["good"].tolist() == [int(one) % 3 == 0 for one in batch["key"]]
+    some = next(iter(load(data, join=[table], fields=("score", "key"))))
+    assert list(some) == ["score", "key"]
+    raw = next(iter(load(data, join=[table], raw=True)))
+    assert raw["score"] == int(raw["__key__"]) / 8
+
+
+def test_samples_without_a_row_leave_the_order(
+    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So do those whose row lacks a number; and of two rows the first holds."""
+    rows = rows_of(range(10, 70))
+    rows = {name: values + values[:1] for name, values in rows.items()}
+    rows["score"][3] = None
+    rows["score"][5] = float("nan")
+    rows["score"][-1] = 99.0
+    table = write_table(tmp_path / "some.parquet", rows)
+    served = flat(keys(load(data, join=table, global_batch=1)))
+    assert sorted(served) == sorted({*rows["key"]} - {rows["key"][3], rows["key"][5]})
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert "2 rows without a key or a number: passed over" in told
+    assert "1 row with a key that an earlier one has" in told
+    assert "32 samples have no row in" in told
+    for batch in load(data, join=table):
+        assert_right(batch)
+
+
+def test_a_condition_may_ask_for_columns_texts_too(data: str, scores: str) -> None:
+    where = "score >= 5 and license not in ('nc', 'nd') and good == False and key != 'x'"
+    served = flat(keys(load(data, join=[scores], where=where, global_batch=1)))
+    assert sorted(served) == [key(n) for n in range(40, COUNT) if n % 3]
+    stream = wdsprep.Stream(data, join=[scores], where=f"hash == {(7 << 50) + 1}")
+    assert flat(keys(load(stream, global_batch=1))) == [key(7)]
+    with pytest.raises(UsageError, match=r"no sample has scored, which where="):
+        load(data, join=[scores], where="scored > 1")
+
+
+def test_shapes_worlds_and_states(tmp_path: Path) -> None:
+    made = write_shapes(str(tmp_path / "set"))
+    count = len(made.shape_of)
+    table = write_table(tmp_path / "scores.parquet", rows_of(range(0, count, 2)))
+    options = {"join": table, "global_batch": 8, "epochs": 3}
+    whole = []
+    for batch in load(made.url, **options):
+        assert_right(batch)
+        assert len({made.shape_of[one] for one in batch["key"]}) == 1
+        whole.append(batch["key"])
+    ranks = [load(made.url, rank=rank, world_size=4, **options) for rank in range(4)]
+    assert [flat(parts) for parts in zip(*map(keys, ranks), strict=True)] == whole
+    state = load(made.url, step=2, **options).state_dict()
+    assert len(json.dumps(state)) < 1024
+    again = load(made.url, **options)
+    again.load_state_dict(state)
+    assert keys(again) == whole[2:]
+    rows = rows_of(range(0, count, 2))
+    rows["score"][0] += 1
+    other = write_table(tmp_path / "other.parquet", rows)
+    with pytest.raises(FingerprintError, match="table 0"):
+        load(made.url, **(options | {"join": other})).load_state_dict(state)
+
+
+def test_a_table_is_read_once(
+    data: str, scores: str, cache_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "wdsprep")
+    for _ in range(2):
+        load(data, join=[scores])
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("reading the table" in line for line in told) == 1
+    assert sum("reading the keys of 90 samples" in line for line in told) == 1
+    assert len(list(cache_home.glob("*.arrays"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        ({"score": [1.0]}, "has no column key"),
+        ({"key": [1, 2], "score": [1.0, 2.0]}, "its column key is of int: write keys as texts"),
+        ({"key": ["x"], "score": [1.0]}, "no sample has a row in each of the tables"),
+        ({"key": ["x"], "score": [None]}, "has no row with a key and numbers"),
+        ({"key": ["x"], "latent": [1.0]}, "has a column latent, as batches have something else"),
+    ],
+)
+def test_a_table_that_will_not_do_is_one_line(
+    data: str, tmp_path: Path, rows: dict[str, list[Any]], wrong: str
+) -> None:
+    if "latent" in rows:
+        rows = rows | {"key": [key(0)]}
+    if rows.get("score") == [None]:
+        rows = rows | {"score": pa.array([None], pa.float32())}  # type: ignore[dict-item]
+    table = write_table(tmp_path / "t.parquet", rows)
+    with pytest.raises(UsageError, match=wrong):
+        load(data, join=table)
+
+
+def test_two_tables_and_one_that_is_not_there(data: str, scores: str, tmp_path: Path) -> None:
+    own = rows_of()
+    more = write_table(tmp_path / "more.parquet", {"key": own["key"], "views": own["hash"]})
+    batch = next(iter(load(data, join=[scores, more])))
+    assert torch.equal(batch["views"], batch["hash"])
+    with pytest.raises(UsageError, match="two of the tables that are joined have hash"):
+        load(data, join=[scores, write_table(tmp_path / "twice.csv", own)])
+    with pytest.raises(NotFoundError, match=r"gone\.parquet is not there"):
+        load(data, join=[str(tmp_path / "gone.parquet")])
+
+
+def test_a_table_on_s3(data: str, scores: str, bucket: str) -> None:
+    upload(Path(scores).parent, f"s3://{bucket}/tables")
+    for batch in load(data, join=[f"s3://{bucket}/tables/scores.parquet"]):
+        assert_right(batch)
+
+
+def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) -> None:
+    names = ["a/b", "10", "9", "", "ä", "010"]
+    table = write_table(tmp_path / "t.parquet", {"key": names, "score": [*range(6)]})
+    found = open_table(table, tmp_path)
+    assert found.of_keys(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
+    assert found.places(["", "0010", "zz", "1"]).tolist() == [LACKING] * 4
+    table = write_table(tmp_path / "digits.parquet", {"key": ["10", "09"], "score": [1, 2]})
+    found = open_table(table, tmp_path)
+    assert found.of_keys(["09", "10"])["score"].tolist() == [2, 1]
+    assert found.places(["9", "010", "", "xx", "1\u0663"]).tolist() == [LACKING] * 5
