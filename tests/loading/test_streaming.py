@@ -80,8 +80,9 @@ def load(url: Path, **options: Any) -> Any:
 
 def stream(images: Path, **options: Any) -> Any:
     pools = {"decoders": (1, 2), "encoders": (1, 2)}
-    own = {name: options.pop(name) for name in {"resolution", "device"} & options.keys()}
-    how = Encode(**(HOW | own | options.pop("how", {})))
+    how = Encode(
+        **(HOW | {n: options.pop(n) for n in {"resolution", "device", "text"} & options.keys()})
+    )
     return wdsprep.stream(str(images), encode=how, **(ORDER | pools | options))
 
 
@@ -153,6 +154,15 @@ def test_a_stream_of_many_shapes_and_mirror_images_is_that_of_stored_ones(
 def test_a_stream_is_shown_as_it_was_given() -> None:
     assert repr(wdsprep.Stream("a/b", weight=3)) == "Stream('a/b', weight=3)"
     assert repr(wdsprep.Stream(Path("a"), buckets=[256])) == "Stream('a', buckets=[256])"
+
+
+def test_text_that_is_joined_is_read_by_the_trainer(images: Path) -> None:
+    latents, texts = images.parent / "latents-alone", images.parent / "texts"
+    encode_here(images, latents, text="none")
+    encode_here(images, texts, latents="none")
+    wanted = list(load(latents, join=texts, epochs=1))
+    with stream(images, text="none", join=texts, epochs=1) as feed:
+        assert_same(list(feed.trainers[0]), wanted)
 
 
 def test_killed_workers_lose_and_repeat_nothing_and_the_state_goes_on_anywhere(

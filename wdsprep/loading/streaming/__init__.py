@@ -82,7 +82,7 @@ def stream(
         with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
             ...  # give feed.trainers[rank] to the process of that rank, which iterates it
 
-    `encode` and the options up to `tee` are those of `wdsprep.load`. What is joined the trainers
+    `encode` and the options up to `tee` are those of `wdsprep.load`. What is joined, the trainers
     read themselves. `state` is what `state_dict` gave, in any mode. `tee` is where to keep the
     latent shards. `decoders` and `encoders` are the least and the most workers of a stage, by
     default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders share a GPU.
