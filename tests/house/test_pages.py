@@ -163,14 +163,14 @@ def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
         codes = [code for _kind, code in blocks(page, "python")]
         found[room] = [run(sys.executable, "-c", code) for code in codes]
     assert len(found) > 16
-    load, resume, online, images, latents = found["loading"]
+    load, resume, joined, online, images, latents = found["loading"]
     assert found["encoding"] == ["True 2 ()\n", "2 1\n"]
     assert images == "000000000000 (300, 400) a photo\n"
     assert latents == "000000000000 (4, 32, 32) (77, 64) a photo\n"
     shapes = "torch.Size([2, 4, 32, 32]) torch.Size([2, 77, 64])"
     assert load.startswith(f"{shapes} ['0000")
     assert resume.startswith("3 ['0000")
-    assert online.startswith(f"{shapes} ['0000")
+    assert all(text.startswith(f"{shapes} ['0000") for text in (joined, online))
     read_sample = format_recipe("read_sample")
     print_one = f"{read_sample}\nprint(*read_sample('shards/images/256/000000.tar', 0))"
     members = "000000000000.jpg 000000000000.json 000000000000.txt\n"
