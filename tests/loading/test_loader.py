@@ -659,3 +659,14 @@ def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
         n = int(key.split("_")[1])
         assert text == str(n)
         assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]
+
+
+def test_a_shard_stays_open_until_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few may be open, and whatever other threads open meanwhile."""
+    url = write_latents(str(tmp_path), (5,) * 40)
+    options = {"global_batch": 50, "run": 1, "window": 8, "epochs": 6}
+    wanted = keys(load(url, **options))
+    monkeypatch.setattr(shelf, "OPEN_SHARDS", 1)
+    assert keys(load(url, threads=8, ahead=12, **options)) == wanted

@@ -169,6 +169,8 @@ class _Reads(NamedTuple):
     sizes: list[int]
     """What is to be read, which may be less than all of it."""
     wholes: list[int]
+    opened: dict[int, OpenShard]
+    """Held until all is read, so that none of the files closes before."""
 
 
 class LocalShelf:
@@ -191,8 +193,8 @@ class LocalShelf:
         if sound is not None:
             return _done(sound, columns, most if rest else None)
         found: list[ShelfFound] = [Came(0, NONE)] * len(places.rows)
-        reads = _Reads([], [], [], [], [], [])
-        opened: dict[int, OpenShard] = {}  # until all is read
+        opened: dict[int, OpenShard] = {}
+        reads = _Reads([], [], [], [], [], [], opened)
         for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
             try:
                 if shard not in opened:
@@ -235,7 +237,7 @@ class LocalShelf:
         wholes = sizes.tolist()
         wanted = wholes if most is None else np.minimum(sizes, most).tolist()
         fds = [one.fd for one in each]
-        return _Reads([*range(len(rows))], [*rows], fds, starts, wanted, wholes)
+        return _Reads([*range(len(rows))], [*rows], fds, starts, wanted, wholes, opened)
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Nothing to do."""
