@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.catalog import Stream
+from wdsprep.loading.joining import Rows
 
 BATCH = 8
 IMAGES = Images()
@@ -363,6 +365,29 @@ def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
     rows.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
+
+
+def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:
+    """A shard of one sample, and one whose three shapes come as their images do."""
+    images = replace(SHAPED, sizes=(3, 1, 40, 40))
+    both, latents, texts = three(tmp_path, images, TEXT)
+    there = {path.name for path in Path(latents).glob("*/*.rows")}
+    assert there == {"000002.tar.rows", "000003.tar.rows"}
+    assert_same(load(latents, join=texts, global_batch=1), load(both, global_batch=1))
+    with patch.object(Rows, "read", autospec=True, side_effect=Rows.read) as read:
+        load(latents, join=texts, global_batch=1)
+    assert {call.args[1] for call in read.call_args_list} <= {0}
+    (Path(latents) / "256/000003.tar.rows").unlink()
+    assert "256/000003.tar.rows is missing" in refused(latents, texts)
+    assert f'run "wdsprep index {latents}"' in refused(latents, texts)
+
+
+def test_rows_are_read_once_at_the_start(rejected: Three) -> None:
+    _, latents, texts = rejected
+    with patch.object(Rows, "read", autospec=True, side_effect=Rows.read) as read:
+        load(latents, join=texts)
+    seen = Counter((id(call.args[0]), call.args[1]) for call in read.call_args_list)
+    assert set(seen.values()) == {1}
 
 
 # States

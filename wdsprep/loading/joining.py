@@ -13,12 +13,15 @@ lacks leaves the order. Of shards with rejects the rows are read for that.
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import index_name, latent_shard, rejects_name
+from wdsprep.dataset.names import LATENTS, index_name, latent_shard, rejects_name
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.rows import rows_name, rows_of
 from wdsprep.dataset.samples import key_order
@@ -29,45 +32,59 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.catalog import Dataset, digest_of, of_manifest
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.parts import Numbers, Positions, chosen, of_shape
+from wdsprep.loading.parts import (
+    DatasetPart,
+    Numbers,
+    Positions,
+    chosen,
+    digest_of_shards,
+    of_shape,
+)
+from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
 from wdsprep.text import command, plural
 
+KEPT_NBYTES = 32 << 20
+"""Of the rows that are kept of each joined dataset: 8 million samples, in far more shards than a
+step has samples of."""
 KEPT = 512
-"""Shards whose rows are kept; the samples that are read at a time lie in fewer."""
+"""Shards whose rows are kept at least, however large."""
+AT_ONCE = 16
+"""Shards whose rows are read one after another; more are read in threads."""
 NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """Of the samples of a dataset, their positions. `moved` says of which shards it has to be
-    read."""
+    read, and `shapes` are the parts of the dataset that stand one behind the other in a shard."""
 
     dataset: Dataset
     inputs: Ints
     moved: NDArray[np.bool_]
+    shapes: tuple[DatasetPart, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset, inputs: Ints) -> "Rows":
-        has_shapes = bool(shapes_of(dataset.settings)) and dataset.kind == "latents"
-        moved = (dataset.sizes != inputs) | has_shapes
-        return cls(dataset=dataset, inputs=inputs, moved=moved)
+    def of(cls, dataset: Dataset, inputs: Ints, parts: Sequence[Dataset] = ()) -> "Rows":
+        """A shard of one shape has its samples in the order of the images."""
+        shapes = tuple(part.part for part in parts if part.part is not None)
+        count = np.zeros(len(dataset.names), np.int64)
+        for shape in shapes:
+            count[shape.shards] += 1
+        moved = (dataset.sizes != inputs) | (count > 1)
+        return cls(dataset=dataset, inputs=inputs, moved=moved, shapes=shapes)
 
     def read(self, shard: int) -> Numbers:
         """The positions of all samples of a shard."""
         count = int(self.dataset.sizes[shard])
         if not self.moved[shard]:
             return np.arange(count, dtype=np.uint32)
-        store, tar = self.dataset.store, self.dataset.names[shard]
-        name = rows_name(tar)
+        store, name = self.dataset.store, rows_name(self.dataset.names[shard])
         try:
             rows = rows_of(store.read(name), f"{store.url}/{name}")
         except NotFoundError:
-            if not self._ends_with_rejects(shard):
-                raise UsageError(
-                    f"{store.url}/{name} is missing, which says what image each sample is of: run "
-                    f"{command('index', store.url)}"
-                ) from None
+            if not self._is_plain(shard):
+                raise UsageError(self._missing(name)) from None
             rows = np.arange(count, dtype=np.uint32)
         is_sound = len(rows) == count and rows.max(initial=0) < self.inputs[shard]
         if not is_sound or len(np.unique(rows)) < count:
@@ -76,28 +93,53 @@ class Rows:
             )
         return rows
 
-    def _ends_with_rejects(self, shard: int) -> bool:
-        """Whether all that was rejected stood behind the samples of the shard, so that none of them
-        moved and nothing was written of it."""
-        if shapes_of(self.dataset.settings):
-            return False
+    def _missing(self, name: str) -> str:
+        url = self.dataset.store.url
+        what = f"{url}/{name} is missing, which says what image each sample is of"
+        if LATENTS.fullmatch(name):
+            return f"{what}: run {command('index', url)}"
+        return (
+            f"{what}, and of tars that pack did not make nothing else does: run the "
+            '"wdsprep encode" that made it again, with --overwrite'
+        )
+
+    def _is_plain(self, shard: int) -> bool:
+        """Whether keys tell that no sample moved, so that nothing was written of it: all that was
+        rejected stood behind the samples, and shapes stand as their images did."""
         store, tar = self.dataset.store, self.dataset.names[shard]
         try:
             rejects = read_rejects(store.read(rejects_name(tar.removesuffix(".tar"))))
             offsets = decode_index(store.read(index_name(tar)), f"{store.url}/{index_name(tar)}")
+            starts = [
+                int(s.starts[n]) for s in self.shapes for n in np.flatnonzero(s.shards == shard)
+            ]
+            edges = sorted({0, *starts, len(offsets) - 1})
+            edges = [number for a, b in pairwise(edges) for number in (a, b - 1)]
+            rows = [self._key(shard, offsets[number]) for number in edges]
         except (NotFoundError, ValueError):
             return False
-        name = (
-            store.read(tar, start=offsets[-2], nbytes=100).rstrip(b"\0").decode("utf-8", "replace")
-        )
-        last = key_order(name.partition(".")[0])
-        return all(key_order(reject.key) > last for reject in rejects)
+        rises = all(a <= b for a, b in pairwise(rows))
+        return rises and all(key_order(reject.key) > rows[-1] for reject in rejects)
 
-    def sample(self) -> list[int]:
-        """Shards of which to see beforehand that the rows are there. Where all have some, one tells
-        of all."""
-        rejected = np.flatnonzero(self.dataset.sizes < self.inputs)
-        return sorted({*np.flatnonzero(self.moved)[:1].tolist(), *rejected.tolist()})
+    def _key(self, shard: int, offset: int) -> tuple[int, str]:
+        """By which the sample that begins there stands among others."""
+        data = self.dataset.store.read(self.dataset.names[shard], start=offset, nbytes=100)
+        name = data.rstrip(b"\0").decode("utf-8", "replace")
+        return key_order(name.partition(".")[0])
+
+    def check(self, read: Ints) -> None:
+        """Refuse shards whose rows are missing, but for those that have been read: by a listing,
+        which takes less than reading all."""
+        unread = self.moved.copy()
+        unread[read] = False
+        if not unread.any():
+            return
+        there = {entry.name for entry in self.dataset.store.list() if entry.name.endswith(".rows")}
+        names = self.dataset.names
+        missing = [n for n in np.flatnonzero(unread).tolist() if rows_name(names[n]) not in there]
+        with ThreadPoolExecutor(READERS) as readers:
+            for _ in readers.map(self.read, missing):
+                pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,16 +160,34 @@ class Joined:
         is_moved = self.first.moved[shards] | self.rows.moved[own]
         if is_moved.any():
             places = indices.copy()
-            for shard in np.unique(shards[is_moved]).tolist():
+            maps = self._maps_of(np.unique(shards[is_moved]).tolist())
+            for shard in maps:
                 here = shards == shard
-                places[here] = self._map(shard)[indices[here]]
+                places[here] = maps[shard][indices[here]]
         return own, places
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Whoever else needs rows reads them."""
+        return {**self.__dict__, "_maps": {}}
+
+    def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
+        """Many are read in threads."""
+        if sum(shard not in self._maps for shard in shards) <= AT_ONCE:
+            return {shard: self._map(shard) for shard in shards}
+        with ThreadPoolExecutor(READERS) as readers:
+            return dict(zip(shards, readers.map(self._map, shards), strict=True))
+
+    @cached_property
+    def _most(self) -> int:
+        """The shards whose maps are kept."""
+        mean = max(1.0, float(self.first.inputs.mean()))
+        return max(KEPT, int(KEPT_NBYTES / (NOWHERE.nbytes * mean)))
 
     def _map(self, shard: int) -> Numbers:
         found = self._maps.get(shard)
         if found is None:
             found = self._made(shard)
-            while len(self._maps) >= KEPT:  # whatever other threads take out meanwhile
+            while len(self._maps) >= self._most:  # whatever other threads take out meanwhile
                 self._maps.pop(next(iter([*self._maps])), None)
             self._maps[shard] = found
         return found
@@ -173,7 +233,8 @@ def _joined(
             f"{whole.store.url} holds tars without a manifest, and nothing says which images they "
             "are of: leave out join="
         )
-    first = Rows.of(whole, whole.inputs)
+    files = whole.files
+    first = Rows.of(files, files.inputs, parts if files.kind == "latents" else ())
     beside: list[Joined] = []
     for place in whole.join:
         url = open_store(place).url
@@ -271,14 +332,16 @@ def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined])
 def _kept(beside: list[Joined]) -> dict[int, NDArray[np.bool_]]:
     """By shard of which something may be lacking, which of its samples all have."""
     keep: dict[int, NDArray[np.bool_]] = {}
+    lacks = [each.lacks() for each in beside]
     with ThreadPoolExecutor(READERS) as readers:
-        for each in beside:
-            shards = each.lacks().tolist()
-            for shard, has in zip(shards, readers.map(each.has, shards), strict=True):
+        for each, shards in zip(beside, lacks, strict=True):
+            found = readers.map(each.has, shards.tolist())
+            for shard, has in zip(shards.tolist(), found, strict=True):
                 keep[shard] = keep[shard] & has if shard in keep else has
-        for rows in (beside[0].first, *(each.rows for each in beside)):
-            for _ in readers.map(rows.read, rows.sample()):
-                pass
+    read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
+    beside[0].first.check(np.concatenate(read))
+    for each, own in zip(beside, read, strict=True):
+        each.rows.check(each.shards[own])
     return keep
 
 
