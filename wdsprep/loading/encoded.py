@@ -168,7 +168,8 @@ class BatchLayout:
         self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Mapping[str, Arrays]] = ()
     ) -> Batch:
         """`runs` have what models made of some rows after others, where rows have nothing."""
-        made = Batch(read.step, read.first, read.stream, read.shard, read.index)
+        shard, index = [row.shard for row in rows], [row.index for row in rows]
+        made = Batch(read.step, read.first, read.stream, shard, index)
         self._reader.begin(made)
         for number, row in enumerate(rows):
             made.keys[number] = row.key
