@@ -78,8 +78,9 @@ class Reader:
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
     takings: tuple[Takings, ...] = ()
     _told: set[tuple[str, int]] = field(default_factory=set)
-    _missing: dict[int, set[int]] = field(default_factory=dict)
-    """The shards of each stream that are known to be missing."""
+    _missing: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The shards of each stream that are known to be missing, to rows of each choice of captions:
+    what stands beside one may be missing, and be there beside another."""
 
     def __post_init__(self) -> None:
         names, choices = self.names, self.effects.choices
@@ -237,7 +238,7 @@ class Reader:
         """Put another sample there, the next that is drawn whose shard is not known to be missing;
         how many are drawn now. What is known changes nothing: those would be drawn and missed."""
         stream = batch.stream[row]
-        dataset, missing = self.datasets[stream], self._missing.get(stream, set())
+        dataset, missing = self.datasets[stream], self._missing.get(self._kind(batch, row), set())
         while len(missing) < dataset.filled:
             shard, index = self._draw(stream, wanted, drawn)
             drawn += 1
@@ -246,6 +247,10 @@ class Reader:
                 self._move_beside(batch, row)
                 return drawn
         raise NotFoundError(f"{dataset.place}: all its shards are missing")
+
+    def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
+        """The stream of a row, and which captions are picked for it."""
+        return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
 
     def _move_beside(self, batch: Batch, row: int) -> None:
         own = np.array([batch.shard[row]]), np.array([batch.index[row]])
@@ -280,7 +285,7 @@ class Reader:
         """Once a sample, or once for all of a missing shard."""
         reason, name, index = fault
         if reason == MISSING:
-            self._missing.setdefault(batch.stream[row], set()).add(batch.shard[row])
+            self._missing.setdefault(self._kind(batch, row), set()).add(batch.shard[row])
         place = (name, index if reason != MISSING else -1)
         if place in self._told:
             return
