@@ -173,16 +173,18 @@ def test_raw_samples_have_the_members_of_all(rejected: Three) -> None:
         assert one == two
 
 
-def test_a_joined_array_takes_the_place_of_one_of_its_name(plain: Three, tmp_path: Path) -> None:
+def test_joined_text_takes_the_place_of_all_text_beside_an_array_of_its_name(
+    plain: Three, tmp_path: Path
+) -> None:
     both, latents, _ = plain
     other = (field("emb", (5, 4)),)
     texts = write_part(str(tmp_path / "other"), IMAGES, other, tag="new")
-    for batch in load(both, join=texts, fields=("latent", "pooled", "emb", "txt", "key")):
+    for batch in load(both, join=texts, fields=("latent", "emb", "txt", "key")):
         for row, key in enumerate(batch["key"]):
             assert np.array_equal(batch["emb"][row].numpy(), array_of(f"{key}new", other[0]))
-            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key, VARIED[0]))
             assert batch["txt"][row] == caption(key, "new")
-    assert "mask" not in next(iter(load(both, join=texts)))
+    assert [*next(iter(load(both, join=texts)))] == ["latent", "emb", "key"]
+    assert "pooled" not in str([*next(iter(load(both, join=texts, raw=True)))])
     assert_same(load(both, join=texts, fields="latent"), load(latents, fields="latent"))
 
 
@@ -374,10 +376,11 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     assert "no dataset of ours" in refused(latents, str(tmp_path / "nothing"))
     second = made("second", fields=(field("t5", (9, 4), "bfloat16", is_variable=True),))
     assert "one mask: ask for one of them in fields=" in refused(latents, texts, second)
-    assert [*next(iter(load(latents, join=[texts, second], fields=("t5", "mask"))))] == [
-        "t5",
-        "mask",
-    ]
+    for name, join in itertools.product(("t5", "emb"), ([texts, second], [second, texts])):
+        batch = next(iter(load(latents, join=join, fields=(name, "mask"))))
+        assert [*batch] == [name, "mask"]
+        assert batch["mask"].shape == batch[name].shape[:2]
+        assert (batch["mask"].any(dim=1) & (batch[name][~batch["mask"]] == 0).all()).all()
     tars = shutil.copytree(latents, tmp_path / "tars")
     (tars / "wdsprep.json").unlink()
     assert "without a manifest" in refused(str(tars), texts)

@@ -16,7 +16,7 @@ from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.loading.taking import TEXTS, check_choices
+from wdsprep.loading.taking import TEXTS, check_choices, measured
 from wdsprep.text import examples, plural, whole
 
 if TYPE_CHECKING:
@@ -223,11 +223,10 @@ def _check_captions(
     for dataset in datasets:
         if any(effects.choices):
             check_choices(dataset, names, effects.choices)
-        variable = [short(field.name) for field in dataset.served if field.is_variable]
-        wanted = [name for name in variable if name in names]
-        if len(wanted) > 1 or (len(variable) > 1 and not wanted and short(MASK) in names):
+        lengths = [short(field.name) for field in measured(dataset, names)]
+        if len(lengths) > 1:
             raise UsageError(
-                f"{dataset.place} and what is joined to it have {' and '.join(variable)} of true "
+                f"{dataset.place} and what is joined to it have {' and '.join(lengths)} of true "
                 "length, and a batch has one mask: ask for one of them in fields="
             )
 

@@ -33,9 +33,11 @@ from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading import order
+from wdsprep.loading.grid import short
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_shards
+from wdsprep.loading.taking import givers
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.store.local import LocalStore
@@ -135,9 +137,14 @@ class Dataset:
     @cached_property
     def served(self) -> tuple[Field, ...]:
         """The arrays of a sample in a batch: its own, then those of what is joined. One of a name
-        that is there already takes its place."""
-        last = {field.name: part for part in self.beside for field in part.fields}
-        return tuple(f for part in self.beside for f in part.fields if last[f.name] is part)
+        that is there already takes its place, and one of text that of all text beside it."""
+        given, _ = givers(self, "")
+        return tuple(
+            field
+            for slot, part in enumerate(self.beside)
+            for field in part.fields
+            if given.get(short(field.name)) == slot
+        )
 
     @property
     def latents(self) -> "Dataset":

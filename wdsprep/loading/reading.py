@@ -39,7 +39,8 @@ from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
-from wdsprep.loading.taking import TEXTS, Taking, Takings, takings_of
+from wdsprep.loading.tables import DTYPES
+from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
 from wdsprep.loading.worker_memory import Bytes
 from wdsprep.text import command
 
@@ -98,8 +99,13 @@ class Reader:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
+        lengths = measured(dataset, self.names)
         for item in dataset.served:
-            self._begin_array(batch, item)
+            if not item.is_variable or item in lengths:
+                self._begin_array(batch, item)
+        for name, kind in dataset.columns.items():
+            if name in self.names:
+                self._begin_tensor(batch, name, DTYPES[kind], ())
         if self.effects.pixels and "pixels" in self.names:
             width, height = dataset.size or (self.effects.pixels,) * 2
             self._begin_tensor(batch, "pixels", torch.uint8, (3, height, width))
@@ -153,8 +159,7 @@ class Reader:
         if short(MASK) in self.names:
             made = self.memory.take(len(batch) * item.shape[0])
             batch.out[short(MASK)] = made.view(torch.bool).view(len(batch), -1)
-        if name in self.names or (short(MASK) in self.names and not batch.variable):
-            batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
+        batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
 
     def _begin_tensor(
         self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
@@ -356,7 +361,11 @@ class Reader:
         batch.keys[row] = sample.key
         if self.raw:
             url = self._place(batch, row)[0]
-            made = {"__key__": sample.key, "__url__": url, **sample.fields}
+            others = {
+                field.name for field in taking.fields if short(field.name) not in taking.names
+            }
+            own = {name: data for name, data in sample.fields.items() if name not in others}
+            made = {"__key__": sample.key, "__url__": url, **own}
             batch.out["samples"][row] = made
             return ""
         if "made" in self.names:

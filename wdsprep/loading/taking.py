@@ -58,8 +58,8 @@ def takings_of(
 ) -> Takings:
     """`choices` are the names of captions, or one that is empty where nothing is picked."""
     wanted = {*names, short(FLIPPED)} if not raw else None
-    if wanted is not None and short(MASK) in wanted:
-        wanted |= {short(field.name) for field in dataset.served if field.is_variable}
+    if wanted is not None:
+        wanted |= {short(field.name) for field in measured(dataset, names)}
     texts = tuple(name for name in OF_TEXTS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [givers(dataset, choice) for choice in choices]
@@ -77,15 +77,38 @@ def takings_of(
     return tuple(found)
 
 
+def measured(dataset: "Dataset", names: Sequence[str]) -> list[Field]:
+    """The arrays of true length that a batch has; where it has a mask alone, what it is of."""
+    variable = [field for field in dataset.served if field.is_variable]
+    wanted = [field for field in variable if short(field.name) in names]
+    return wanted or (variable if short(MASK) in names else [])
+
+
+def texts_served(parts: Sequence["Dataset"], choice: str = "") -> list[tuple[Field, ...]]:
+    """Of each part, those of its text arrays that are served. A part takes the place of the text of
+    an earlier one as a whole where both have an array of one name: else a sample would have arrays
+    of two captions."""
+    found: list[tuple[Field, ...]] = []
+    later: set[str] = set()
+    for part in reversed(parts):
+        own = text_fields(part.fields)
+        is_other = bool(choice) and caption_name(part.settings) != choice
+        if is_other or not later.isdisjoint(field.name for field in own):
+            own = ()
+        later |= {field.name for field in own}
+        found.append(own)
+    return found[::-1]
+
+
 def givers(dataset: "Dataset", choice: str) -> tuple[dict[str, int], int]:
     """For each array the slot that it comes from, and the one for texts."""
     given: dict[str, int] = {}
     of_texts = 0
-    for slot, part in enumerate(dataset.beside):
-        own = text_fields(part.fields)
-        left_out = own if choice and caption_name(part.settings) != choice else ()
-        given |= {short(field.name): slot for field in part.fields if field not in left_out}
-        if own and not left_out:
+    for slot, own in enumerate(texts_served(dataset.beside, choice)):
+        fields = dataset.beside[slot].fields
+        left_out = {*text_fields(fields)} - {*own}
+        given |= {short(field.name): slot for field in fields if field not in left_out}
+        if own:
             of_texts = slot
     return given, of_texts
 
@@ -105,9 +128,9 @@ def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[st
                 f"captions: {dataset.store.url} and what is joined to it have {known}, not "
                 f"{choice}: join the text dataset that was made with --caption-name {choice}"
             )
-    served = {field.name: field for field in text_fields(dataset.served)}
-    has_mask = short(MASK) in names
-    wanted = [f for f in served.values() if short(f.name) in names or (f.is_variable and has_mask)]
+    lengths = measured(dataset, names)
+    served = text_fields(dataset.served)
+    wanted = [field for field in served if short(field.name) in names or field in lengths]
     for choice in choices:
         given, _ = givers(dataset, choice)
         for field in wanted:
