@@ -251,6 +251,10 @@ def test_text_by_itself_joined_to_latents_is_what_one_run_makes(tmp_path: Path) 
         assert [*batch] == ["pixels", "emb", "txt", "key"]
         for key, row in zip(batch["key"], batch["emb"], strict=True):
             assert torch.equal(row, text_of[key])
+    lines = ["key,score", *(f"{key},1" for key in [*text_of][1:])]
+    (tmp_path / "some.csv").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match="keeps whole shards, and what is joined lacks 1 sample: "):
+        load(str(images), join=[texts, tmp_path / "some.csv"], encode=how, tee=str(tmp_path / "t"))
     with not_finite_once(row=3):
         found = list(load(str(images), join=str(texts), encode=how))
     stored = list(load(str(latents), join=str(texts)))

@@ -55,7 +55,7 @@ from wdsprep.loading.serving import serve, serve_raw
 from wdsprep.loading.shelves.cache import cache_dir
 from wdsprep.loading.to_device import transferred
 from wdsprep.loading.where import those_where
-from wdsprep.text import whole, whole_or_none
+from wdsprep.text import plural, whole, whole_or_none
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Encoding
@@ -154,7 +154,14 @@ def load(
         datasets = tuple(
             of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
         )
-    datasets = those_where(datasets, where, kept_folder(cached))
+    before = sum(dataset.samples for dataset in datasets)
+    datasets = those_where(joined(datasets), where, kept_folder(cached))
+    left_out = before - sum(dataset.samples for dataset in datasets)
+    if tee and left_out:
+        raise UsageError(
+            f"tee= keeps whole shards, and what is joined lacks {plural(left_out, 'sample')}: "
+            "leave out join=, or tee="
+        )
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,
