@@ -194,6 +194,8 @@ def test_each_stream_of_a_mixture_has_its_own(rejected: Three, tmp_path: Path) -
     rest = write_part(str(tmp_path), replace(IMAGES, sizes=(30,)), (*LATENTS, *VARIED), tag="b")
     mixture = [Stream(latents, join=texts, weight=1), Stream(rest, weight=1)]
     seen = set()
+    turned = load([Stream(texts, join=latents, weight=1), Stream(rest, weight=1)])
+    assert [*next(iter(turned))] == ["pooled", "emb", "latent", "mask", "key"]
     for batch in load(mixture, fields=("latent", "emb", "mask", "txt", "key")):
         for row, key in enumerate(batch["key"]):
             tag = batch["txt"][row].partition(" ")[0]
@@ -334,6 +336,19 @@ def test_a_missing_shard_of_a_part(plain: Three, tmp_path: Path) -> None:
     for batch in load(latents, join=str(copied), skip_missing=True, fields=("key", "txt", "emb")):
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
         assert not any(120 <= int(key) < 180 for key in batch["key"])
+    for tar in copied.glob("*/*.tar"):
+        tar.unlink()
+    with pytest.raises(NotFoundError, match=f"{latents}: each of .* or in {copied}$"):
+        list(load(latents, join=str(copied), skip_missing=True))
+
+
+def test_what_is_damaged_is_named_not_what_it_is_joined_to(plain: Three, tmp_path: Path) -> None:
+    _, latents, texts = plain
+    copied = shutil.copytree(texts, tmp_path / "texts")
+    for tar in copied.glob("*/*.tar"):
+        tar.write_bytes(b"\xff" * tar.stat().st_size)
+    with pytest.raises(FormatError, match=f'^{copied}: .*run "wdsprep verify {copied}"$'):
+        list(load(latents, join=str(copied)))
 
 
 def test_a_sample_with_another_key_is_an_error_that_names_both(

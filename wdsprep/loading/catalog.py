@@ -217,8 +217,9 @@ class Dataset:
 
     @property
     def arrays(self) -> tuple[object, ...]:
-        """What decides the shapes of arrays in a batch of it."""
-        return self.served, self.has_moments and self.patch
+        """What decides the shapes of arrays in a batch of it, and which there are, in any order."""
+        columns = frozenset(self.columns.items())
+        return frozenset(self.served), self.has_moments and self.patch, columns
 
     @property
     def patch(self) -> int:

@@ -46,6 +46,7 @@ from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
+ALL_MISSING = "all its shards are missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
 BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
@@ -227,7 +228,7 @@ class Reader:
                 self._tell(batch, row, fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise FormatError(self._lost(batch, row, fault.reason))
+                    raise FormatError(self._lost(batch, row, fault))
                 drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
             again = [self._read(batch, range(row, row + 1)) for row in faults]
             faults = {row: why for some in again for row, why in some.items()}
@@ -251,7 +252,9 @@ class Reader:
                 batch.shard[row], batch.index[row] = shard, index
                 self._move_beside(batch, row)
                 return drawn
-        raise NotFoundError(f"{dataset.place}: all its shards are missing")
+        joined = " and ".join(each.dataset.store.url for each in dataset.joined)
+        what = f"each of its shards is missing, there or in {joined}" if joined else ALL_MISSING
+        raise NotFoundError(f"{dataset.place}: {what}")
 
     def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
         """The stream of a row, and which captions are picked for it."""
@@ -273,12 +276,12 @@ class Reader:
         )
         return int(shards[0]), int(indices[0])
 
-    def _lost(self, batch: Batch, row: int, reason: str) -> str:
+    def _lost(self, batch: Batch, row: int, fault: Fault) -> str:
         dataset = self.datasets[batch.stream[row]]
-        url = dataset.store.url
-        hint = "" if dataset.kind == "tars" else f": run {command('verify', url)}"
-        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({reason})"
-        return f"{dataset.place}: {what}{hint}"
+        part = next(p for p in dataset.beside if fault.tar.startswith(f"{p.store.url}/"))
+        hint = "" if part.kind == "tars" else f": run {command('verify', part.store.url)}"
+        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
+        return f"{part.place}: {what}{hint}"
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """The tar that a row is read from, and the number of the sample in it."""
