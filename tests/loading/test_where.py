@@ -18,9 +18,10 @@ from tests.kit.packs import jpeg, pack, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.samples import facts_bytes
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
 from wdsprep.loading import facts as facts_module
 from wdsprep.loading.where import Condition, Values, at_path
+from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)
 Facts = dict[str, Any]
@@ -226,19 +227,61 @@ def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) ->
         load(data, where=" ")
 
 
-def test_damaged_json_meets_no_condition_and_is_counted(
-    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = str(shutil.copytree(data, tmp_path / "copy"))
+def damaged_copy(data: str, folder: Path) -> tuple[str, Path, list[int]]:
+    """With three samples whose json is none; with the first tar, and where its samples begin."""
+    url = str(shutil.copytree(data, folder))
     tar = Path(url, "256/000000.tar")
-    offsets = np.fromfile(f"{tar}.idx", "<u8").astype(int)
+    offsets = np.fromfile(f"{tar}.idx", "<u8").astype(int).tolist()
     whole = bytearray(tar.read_bytes())
     for number in (0, 5, 7):
         at = whole.index(b'{"key"', offsets[number])
         whole[at] = ord("[")
     tar.write_bytes(whole)
+    return url, tar, offsets
+
+
+def test_damage_of_a_dataset_is_an_error_and_nothing_is_kept(
+    data: str, tmp_path: Path, cache_home: Path
+) -> None:
+    """Else the order would be this machine's, and the whole copy of another would find it kept."""
+    url, tar, offsets = damaged_copy(data, tmp_path / "copy")
+    wrong = r'3 samples are damaged, first number 0 of 256/000000\.tar, .* run "wdsprep verify '
+    with pytest.raises(FormatError, match=wrong):
+        load(url, where="width > 0")
+    tar.write_bytes(tar.read_bytes()[: offsets[-3]])
+    with pytest.raises(FormatError, match="5 samples are damaged"):
+        load(url, where="width > 0")
+    assert not list(cache_home.glob("*.arrays"))
+
+
+def test_a_read_that_fails_is_an_error(data: str, cache_home: Path) -> None:
+    def nothing(fds: Any, *_: Any) -> Any:
+        return np.full(len(fds), -5, np.int64)
+
+    def no_tar(store: Any, name: str, **options: Any) -> bytes:
+        if name.endswith(".tar"):
+            raise StoreError(f"{name}: Input/output error")
+        return read(store, name, **options)
+
+    read = LocalStore.read
+    with patch.object(facts_module, "read_all", nothing):
+        assert set(served(data, where=FINE)) == wanted(is_fine)  # it is read again
+        with (
+            patch.object(LocalStore, "read", no_tar),
+            pytest.raises(StoreError, match=r"tar: Input/output error$"),
+        ):
+            load(data, where=f"{FINE} and 1")
+    assert len(list(cache_home.glob("*.arrays"))) == 1
+
+
+def test_tars_without_a_manifest_are_what_they_hold(
+    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, *_ = damaged_copy(data, tmp_path / "copy")
+    Path(url, "wdsprep.json").unlink()
     left = {f"{number:012d}" for number in range(sum(SIZES))} - {f"{n:012d}" for n in (0, 5, 7)}
-    assert set(served(url, where="width > 0 or not width > 0")) == left
+    options = {"where": "width > 0 or not width > 0", "raw": True}
+    assert {sample["__key__"] for sample in load(url, global_batch=1, **options)} == left
     assert "the json of 3 samples is damaged or lacking" in caplog.text
 
 

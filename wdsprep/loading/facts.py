@@ -11,6 +11,10 @@ shards whose samples have `LARGE_NBYTES` or less come whole, in ranges of 8 MB; 
 ends alone, one request each.
 
 A thread reads a shard, piece by piece, so memory is bounded by threads, not by shards.
+
+What is found decides the order, which a dataset has by what its manifest says. So a sample that
+cannot be read here is an error, or another machine would have another order; but for tars without a
+manifest, which are what they hold.
 """
 
 import json
@@ -25,15 +29,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.names import index_name
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.read import TarSample, scan
-from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.errors import FormatError, NotFoundError, ShortReadError, UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.shelves.local import OPEN_SHARDS, OpenShard, OpenShards
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3 import S3Store
+from wdsprep.text import command, plural
 
 END_NBYTES = 4 << 10  # of a sample: json and caption are mostly in there
 AT_ONCE = 1024  # samples
@@ -48,25 +54,32 @@ Found = TypeVar("Found")
 @dataclass(frozen=True, slots=True)
 class SomeFacts:
     """Neighbours in a shard: their keys, and what the json of each says; None where it is damaged
-    or lacking, and no key where the sample is."""
+    or lacking, and no key where the sample is. `damaged` are the places of these in the lists."""
 
     shard: int
     first: int
     keys: list[str]
     facts: list[dict[str, Any] | None]
+    damaged: list[int]
 
 
 def look_at_all(
     dataset: Dataset, found: Callable[[SomeFacts], Found]
 ) -> Iterator[tuple[int, list[Found]]]:
-    """What is found in each piece of each shard, shard by shard; in threads."""
+    """What is found in each piece of each shard, shard by shard; in threads. Without `parses`, it
+    is keys alone that are looked at. An error at the end, where any sample of ours is damaged."""
     whole = dataset.files
-    reader = _Reader(whole)
+    damaged: list[tuple[int, int]] = []
+    reader = _Reader(whole, parses=parses)
     threads = FETCHERS if isinstance(whole.store, S3Store) else max(2, usable_cpus())
     waiting: deque[tuple[int, Future[list[Found]]]] = deque()
 
     def look(shard: int) -> list[Found]:
-        return [found(some) for some in reader.pieces(shard)]
+        made = []
+        for some in reader.pieces(shard):
+            made.append(found(some))
+            damaged.extend((shard, some.first + number) for number in some.damaged)
+        return made
 
     pool = ThreadPoolExecutor(threads, "wdsprep-facts")
     try:
@@ -78,6 +91,14 @@ def look_at_all(
             yield shard, one.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+    if damaged and whole.kind != "tars":
+        shard, number = min(damaged)
+        what = plural(len(damaged), "sample is", "samples are")
+        raise FormatError(
+            f"{whole.store.url}: {what} damaged, first number {number} of {whole.names[shard]}, "
+            "and which samples are served depends on what all say: run "
+            f"{command('verify', whole.store.url)}"
+        )
 
 
 class _Reader:
@@ -116,6 +137,8 @@ class _Reader:
     def _some(self, shard: int, opened: OpenShard, first: int, offsets: Any) -> SomeFacts:
         sizes = np.diff(offsets)
         sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
+        if self._is_ours:  # what another program's tar lacks is an error where it is read
+            sound &= offsets[1:] <= opened.nbytes
         ends = self._ends(shard, opened, offsets, np.where(sound, sizes, 0))
         members = [_near_the_end(data) if self._is_ours else None for data in ends]
         for number, member in enumerate(members):
@@ -123,21 +146,25 @@ class _Reader:
                 reach = int(offsets[number]), int(offsets[number + 1])
                 members[number] = self._walked(shard, opened, reach, ends[number])
         keys = [member[0] if member else "" for member in members]
-        facts = _parsed([member[1] if member else b"" for member in members])
-        return SomeFacts(shard, first, keys, facts)
+        facts: list[dict[str, Any] | None] = [None] * len(keys)
+        if self._parses:
+            facts = _parsed([member[1] if member else b"" for member in members])
+        asked: Sequence[Any] = facts if self._parses else members
+        damaged = [number for number, one in enumerate(asked) if one is None]
+        return SomeFacts(shard, first, keys, facts, damaged)
 
     def _ends(self, shard: int, opened: OpenShard, offsets: Any, sizes: Any) -> list[bytes]:
         """The last bytes of each sample, or all of them."""
         if self._comes_whole and sizes.all():
             buffer = bytearray(int(offsets[-1] - offsets[0]))
-            self._read_into(shard, opened, memoryview(buffer), int(offsets[0]))
+            self._fill(shard, opened, memoryview(buffer), int(offsets[0]))
             places = (offsets - offsets[0]).tolist()
             return [bytes(buffer[a:b]) for a, b in pairwise(places)]
         some = np.minimum(sizes, END_NBYTES)
         starts = offsets[1:] - some
         if opened.fd < 0:
             return [
-                self._store.read(self._dataset.names[shard], start=start, nbytes=nbytes)
+                self._read(shard, start, nbytes)
                 for start, nbytes in zip(starts.tolist(), some.tolist(), strict=True)
             ]
         rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
@@ -145,14 +172,33 @@ class _Reader:
         vectors[:, 0, 0] = address_of(rows) + np.arange(len(sizes)) * END_NBYTES
         vectors[:, 0, 1] = some
         came = read_all([opened.fd] * len(sizes), starts.tolist(), vectors)
-        return [
-            row[:nbytes].tobytes() for row, nbytes in zip(rows, came.clip(0).tolist(), strict=True)
-        ]
+        ends = [row[:nbytes].tobytes() for row, nbytes in zip(rows, some.tolist(), strict=True)]
+        for number in np.flatnonzero(came != some).tolist():  # again, to learn why
+            ends[number] = self._read(shard, int(starts[number]), int(some[number]))
+        return ends
 
-    def _read_into(self, shard: int, opened: OpenShard, view: memoryview, start: int) -> int:
+    def _read(self, shard: int, start: int, nbytes: int) -> bytes:
+        data = self._store.read(self._dataset.names[shard], start=start, nbytes=nbytes)
+        if len(data) != nbytes:
+            raise self._too_short(shard)
+        return data
+
+    def _fill(self, shard: int, opened: OpenShard, view: memoryview, start: int) -> None:
         if isinstance(self._store, S3Store):
-            return self._store.read_into(self._dataset.names[shard], view, start=start)
-        return os.preadv(opened.fd, [view], start)
+            came = self._store.read_into(self._dataset.names[shard], view, start=start)
+        else:
+            try:
+                came = os.preadv(opened.fd, [view], start)
+            except OSError:
+                came = 0
+        if came != len(view):  # again, to learn why
+            view[:] = self._read(shard, start, len(view))
+
+    def _too_short(self, shard: int) -> ShortReadError:
+        url, name = self._dataset.store.url, self._dataset.names[shard]
+        check = command("verify", url) if self._is_ours else command("index", url)
+        mend = "" if self._is_ours else f"delete {index_name(name)} and "
+        return ShortReadError(f"{url}/{name} ends before its last sample does: {mend}run {check}")
 
     def _walked(
         self, shard: int, opened: OpenShard, reach: tuple[int, int], there: bytes
@@ -168,9 +214,10 @@ class _Reader:
                 data = there[begin : begin + here]
             else:
                 buffer = memoryview(bytearray(here))
-                data = bytes(buffer[: self._read_into(shard, opened, buffer, start + offset)])
+                self._fill(shard, opened, buffer, start + offset)
+                data = bytes(buffer)
             behind = max(0, offset - nbytes)
-            return data + END[behind : behind + count - here] if len(data) == here else data
+            return data + END[behind : behind + count - here]
 
         found = next(scan(at, wants=lambda field, _nbytes, _before: field == "json"), None)
         if isinstance(found, TarSample):

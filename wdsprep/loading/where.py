@@ -327,6 +327,114 @@ class _Left:
     numbers: Numbers
     seen: Sequence[int]
     damaged: int
+    lacking: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subset:
+    """What decides which samples of a dataset are served: a condition, tables that have to have
+    them, or both."""
+
+    whole: Dataset
+    condition: Condition | None
+    tables: tuple[Table, ...]
+
+    @property
+    def shown(self) -> str:
+        return in_short(self.condition.plain) if self.condition else ""
+
+    @property
+    def what(self) -> tuple[str, ...]:
+        """All that it depends on."""
+        files, plain = self.whole.files, self.condition.plain if self.condition else ""
+        digests = (table.digest for table in self.tables)
+        return "where", *files.names, *files.contents, plain, *digests
+
+    @cached_property
+    def names(self) -> tuple[NameParts, ...]:
+        return tuple(self.condition.names) if self.condition else ()
+
+    def left_of(self, some: SomeFacts) -> _Left:
+        count = len(some.keys)
+        places = [table.places(some.keys) for table in self.tables]
+        has_rows = np.ones(count, np.bool_)
+        for own in places:
+            has_rows &= own != LACKING
+        keep, is_sound = has_rows, np.ones(count, np.bool_)
+        is_sound[some.damaged] = False
+        seen = np.zeros(len(self.names), np.int64)
+        if self.condition is not None:
+            found = {name: self._values(name, some, places) for name in self.names}
+            keep = self.condition.holds(found, count) & is_sound & has_rows
+            seen = np.array([found[name].there.sum() for name in self.names], np.int64)
+        numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
+        return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
+
+    def _values(self, name: NameParts, some: SomeFacts, places: Sequence[Ints]) -> Values:
+        """A column of a table, or what the json has in a place."""
+        for table, own in zip(self.tables, places, strict=True):
+            if len(name) == 1 and name[0] in table.columns:
+                return Values(table.column(str(name[0]))[own], own != LACKING)
+            if len(name) == 1 and name[0] in table.texts:
+                return Values.of(table.text(str(name[0]), own))
+        return Values.of([at_path(one, name) for one in some.facts])
+
+    def positions(self, folder: Path) -> Positions:
+        """What is served, looked for once."""
+        found = kept(folder, self.what, self._look)
+        url = self.whole.store.url
+        if damaged := found.facts["damaged"]:
+            what = plural(damaged, "sample")
+            _log.warning("%s: the json of %s is damaged or lacking: left out", url, what)
+        if lacking := found.facts["lacking"]:
+            what = plural(lacking, "sample has no row", "samples have no row")
+            places = examples([table.url for table in self.tables])
+            _log.warning("%s: %s in %s: left out", url, what, places)
+        return Positions(
+            numbers=found.arrays["numbers"],
+            starts=found.arrays["starts"],
+            digest=found.facts["digest"],
+        )
+
+    def _look(self, writer: KeptWriter, path: Path) -> None:
+        files = self.whole.files
+        what = "json" if self.condition else "keys"
+        _log.info(
+            "%s: reading the %s of %s (%s of shards) for where=%r and %s; what is left is kept in "
+            "%s",
+            files.store.url,
+            what,
+            plural(files.samples, "sample"),
+            human_bytes(files.nbytes),
+            self.shown,
+            plural(len(self.tables), "table"),
+            path,
+        )
+        counts = np.zeros(len(files.names) + 1, np.int64)
+        seen, others = np.zeros(len(self.names), np.int64), np.zeros(2, np.int64)
+        digest = RunningDigest()
+
+        def numbers() -> Iterator[Numbers]:
+            parses = self.condition is not None
+            for shard, pieces in look_at_all(self.whole, self.left_of, parses=parses):
+                for piece in pieces:
+                    counts[shard + 1] += len(piece.numbers)
+                    seen[:] += piece.seen
+                    others[:] += piece.damaged, piece.lacking
+                    digest.update(piece.numbers)
+                    yield piece.numbers
+
+        writer.add("numbers", "<u4", numbers())
+        unknown = [name for name, count in zip(self.names, seen, strict=True) if not count]
+        if unknown:
+            raise UsageError(
+                f"{files.store.url}: no sample has {shown_name(unknown[0])}, which "
+                f"where={self.shown!r} asks for: wdsprep inspect DATASET KEY shows what one has"
+            )
+        starts = np.cumsum(counts)
+        writer.add("starts", "<i8", [starts])
+        writer.facts["damaged"], writer.facts["lacking"] = others.tolist()
+        writer.facts["digest"] = digest.of(starts)
 
 
 def those_where(
