@@ -69,6 +69,27 @@ def test_a_condition_is_true_of_facts(text: str, holds: bool) -> None:
         assert condition.holds(found, count).tolist()[0] is holds
 
 
+@pytest.mark.parametrize("neighbour", [1, 10**30, 2**63, 1.5, True, None, "5", [1], 10**400])
+@pytest.mark.parametrize(
+    ("text", "wide", "holds"),
+    [
+        ("-wide <= -5 and wide + 0 >= 5", 10, True),
+        ("wide * 4 > 0 and wide / 2 > 1", 2**62, True),
+        ("wide == 9007199254740993", 2**53, True),
+        ("wide - 1 > 0 and -wide < 0", 2**63, True),
+        ("wide > 1", -(10**400), False),
+        ("9007199254740993 in wide", [2**53 + 1], True),
+        ("-wide == -1 and wide", True, True),
+    ],
+)
+def test_a_number_means_the_same_beside_any_other(
+    text: str, wide: Any, holds: bool, neighbour: Any
+) -> None:
+    for beside in ([], [neighbour]):
+        found = {("wide",): Values.of([wide, *beside])}
+        assert bool(Condition(text).holds(found, 1 + len(beside))[0]) is holds
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

@@ -56,8 +56,9 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Of some samples, or of one for all: numbers or truths in an array of such, all else in one of
-    objects; and which of them are there."""
+    """Of some samples, or of one for all, which has no length: numbers or truths in an array of
+    such, all else in one of objects; and which of them are there. Each whole number is a float, so
+    that none depends on its neighbours."""
 
     array: NDArray[Any]
     there: Mask
@@ -67,16 +68,14 @@ class Values:
         kinds = {*map(type, found)}
         there = np.array([one is not None for one in found], np.bool_)
         if kinds <= {int, float, bool, type(None)} and kinds - {type(None)}:
-            filled = [0 if one is None else one for one in found]
-            try:
-                array = np.array(filled)
-                if array.dtype != object:
-                    return cls(array, there)
-            except OverflowError:
-                pass
+            return cls(np.array([_float(one or 0) for one in found], np.float64), there)
         array = np.empty(len(found), object)
-        array[:] = found
+        array[:] = [_float(one) if type(one) is int else one for one in found]
         return cls(array, there)
+
+    @classmethod
+    def constant(cls, value: Any) -> "Values":
+        return cls(cls.of([value]).array.reshape(()), np.ones((), np.bool_))
 
     @property
     def is_plain(self) -> bool:
@@ -86,7 +85,7 @@ class Values:
         """What can be reckoned with: of texts, those that read as numbers."""
         if self.is_plain:
             return self
-        return Values.of([_number(one) for one in self.array])
+        return Values.of([_number(one) for one in self.array.ravel()])
 
 
 class Condition:
@@ -153,7 +152,7 @@ def _truth(values: Values) -> Mask:
     if values.is_plain:
         is_true: Mask = values.there & (values.array != 0)
         return is_true
-    return values.there & np.array([bool(one) for one in values.array], np.bool_)
+    return values.there & np.array([bool(one) for one in values.array.ravel()], np.bool_)
 
 
 def _value(node: ast.expr, found: Mapping[NameParts, Values], count: int) -> Values:
@@ -179,17 +178,18 @@ def _value(node: ast.expr, found: Mapping[NameParts, Values], count: int) -> Val
     if isinstance(node, ast.Compare):
         return Values(_compared(node, found, count), everywhere)
     if isinstance(node, ast.Constant):
-        return Values.of([node.value])
+        return Values.constant(node.value)
     name = _name(node)
     return Values(np.zeros(count), ~everywhere) if name is None else found[name]
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    return array.astype(np.int64) if array.dtype == np.bool_ else array
+    return array.astype(np.float64)
 
 
 def _signed(op: ast.unaryop, array: NDArray[Any]) -> NDArray[Any]:
-    return -_wide(array) if isinstance(op, ast.USub) else array
+    own = array if array.dtype.kind == "f" else _wide(array)
+    return -own if isinstance(op, ast.USub) else own
 
 
 def _compared(node: ast.Compare, found: Mapping[NameParts, Values], count: int) -> Mask:
@@ -213,7 +213,7 @@ def _is_in(
     if _is_list(part):
         among = np.zeros(count, np.bool_)
         for choice in ast.literal_eval(part):
-            among |= _pairs(operator.eq, left, Values.of([choice]), count)
+            among |= _pairs(operator.eq, left, Values.constant(choice), count)
         there = np.broadcast_to(left.there, count)
     else:
         right = _value(part, found, count)
@@ -232,7 +232,7 @@ def _pairs(compare: Callable[[Any, Any], Any], left: Values, right: Values, coun
 
 def _scalar(values: Values) -> Any:
     """A constant as a plain number, so that it takes the other side's precision."""
-    return values.array.item() if len(values.array) == 1 else values.array
+    return values.array if values.array.ndim else values.array.item()
 
 
 def _each(test: Callable[[Any, Any], Any], left: Values, right: Values, count: int) -> Mask:
@@ -256,10 +256,18 @@ def _like(compare: Callable[[Any, Any], Any], one: Any, other: Any) -> bool:
 
 
 def _stands_in(one: Any, other: Any) -> bool:
+    among = [_float(x) if type(x) is int else x for x in other] if type(other) is list else other
     try:
-        return one in other
+        return one in among
     except TypeError:
         return False
+
+
+def _float(one: float) -> float:
+    try:
+        return float(one)
+    except OverflowError:
+        return np.inf if one > 0 else -np.inf
 
 
 def _number(one: Any) -> Any:
@@ -374,7 +382,9 @@ class Subset:
         """A column of a table, or what the json has in a place."""
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
-                return Values(table.column(str(name[0]))[own], own != LACKING)
+                column = table.column(str(name[0]))[own]
+                plain = column.astype(np.float64) if column.dtype.kind == "i" else column
+                return Values(plain, own != LACKING)
             if len(name) == 1 and name[0] in table.texts:
                 return Values.of(table.text(str(name[0]), own))
         return Values.of([at_path(one, name) for one in some.facts])
