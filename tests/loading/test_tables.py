@@ -17,7 +17,7 @@ from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
-from wdsprep.loading.tables import LACKING, open_table
+from wdsprep.loading.tables import LACKING, keyed_table
 
 COUNT = 90
 
@@ -166,11 +166,15 @@ def test_a_table_is_read_once(
         ({"key": [1, 2], "score": [1.0, 2.0]}, "its column key is of int: write keys as texts"),
         ({"key": ["x"], "score": [1.0]}, "no sample has a row in each of the tables"),
         ({"key": ["x"], "score": [None]}, "has no row with a key and numbers"),
+        (
+            {"key": ["x"], "big": pa.array([2**63], pa.uint64())},
+            "column big has numbers beyond 2\\^63",
+        ),
         ({"key": ["x"], "latent": [1.0]}, "has a column latent, as batches have something else"),
     ],
 )
 def test_a_table_that_will_not_do_is_one_line(
-    data: str, tmp_path: Path, rows: dict[str, list[Any]], wrong: str
+    data: str, tmp_path: Path, rows: dict[str, Any], wrong: str
 ) -> None:
     if "latent" in rows:
         rows = rows | {"key": [key(0)]}
@@ -201,10 +205,10 @@ def test_a_table_on_s3(data: str, scores: str, bucket: str) -> None:
 def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) -> None:
     names = ["a/b", "10", "9", "", "ä", "010"]
     table = write_table(tmp_path / "t.parquet", {"key": names, "score": [*range(6)]})
-    found = open_table(table, tmp_path)
+    found = keyed_table(table, None)
     assert found.of_keys(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
     assert found.places(["", "0010", "zz", "1"]).tolist() == [LACKING] * 4
     table = write_table(tmp_path / "digits.parquet", {"key": ["10", "09"], "score": [1, 2]})
-    found = open_table(table, tmp_path)
+    found = keyed_table(table, None)
     assert found.of_keys(["09", "10"])["score"].tolist() == [2, 1]
     assert found.places(["9", "010", "", "xx", "1\u0663"]).tolist() == [LACKING] * 5

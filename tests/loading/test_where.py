@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -197,6 +198,39 @@ def test_a_kept_file_that_is_not_whole_is_made_again(
     assert middle
     assert keys(load(data, where=FINE)) == first
     assert kept.read_bytes() == whole
+
+
+def test_a_home_is_asked_for_where_something_is_kept_alone(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with patch.object(Path, "home", side_effect=RuntimeError):
+        assert len(served(data)) == sum(SIZES)
+        with pytest.raises(UsageError, match=r"no home folder.*: set XDG_CACHE_HOME, or give"):
+            load(data, where=FINE)
+
+
+def test_whose_error_it_is(data: str, cache_home: Path) -> None:
+    """A disk that is full is told with the folder, what reading meets without."""
+
+    def no_tar(path: Path, *options: Any) -> int:
+        if str(path).endswith(".tar"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *options)
+
+    opened = os.open
+    with (
+        patch("wdsprep.loading.facts.os.open", no_tar),
+        pytest.raises(StoreError, match=r"256/00000\d\.tar: Permission denied$"),
+    ):
+        load(data, where=FINE)
+    full = OSError(28, "No space left on device")
+    with (
+        patch("wdsprep.loading.kept.os.fsync", side_effect=full),
+        pytest.raises(StoreError, match=f"{cache_home}.*: No space left on device: what a look"),
+    ):
+        load(data, where=FINE)
+    assert not [*cache_home.glob("*.arrays"), *cache_home.glob("*.begun")]
 
 
 def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:

@@ -45,6 +45,7 @@ from wdsprep.text import command, plural
 
 if TYPE_CHECKING:
     from wdsprep.loading.joining import Joined
+    from wdsprep.loading.tables import KeyedTable
 
 SHAPE = "shape"
 """What a batch calls the shape that its images have."""
@@ -119,6 +120,8 @@ class Dataset:
     """Where the datasets are that are to stand beside it."""
     joined: "tuple[Joined, ...]" = ()
     """The datasets whose arrays stand beside these."""
+    tables: "tuple[KeyedTable, ...]" = ()
+    """The tables whose columns do."""
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:

@@ -33,7 +33,7 @@ from wdsprep.dataset.names import index_name
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.read import TarSample, scan
-from wdsprep.errors import FormatError, NotFoundError, ShortReadError, UsageError
+from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.shelves.local import OPEN_SHARDS, OpenShard, OpenShards
@@ -113,7 +113,12 @@ class _Reader:
 
     def _open_tar(self, name: str) -> int:
         if isinstance(self._store, LocalStore):
-            return os.open(self._store.root / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.open(self._store.root / name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StoreError(f"{self._store.url}/{name}: {error.strerror}") from error
         return -1
 
     def pieces(self, shard: int) -> Iterator[SomeFacts]:

@@ -24,6 +24,7 @@ from wdsprep.loading.catalog import Dataset, to_be_encoded
 from wdsprep.loading.facts import SomeFacts, look_at_all
 from wdsprep.loading.kept import KeptWriter, kept
 from wdsprep.loading.parts import Numbers, Positions, RunningDigest, without_rejects
+from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.text import human_bytes, plural
 
 NOWHERE = -1
@@ -31,7 +32,9 @@ NOWHERE = -1
 _log = logging.getLogger("wdsprep")
 
 
-def latents_of(images: Dataset, settings: Mapping[str, Any], folder: Path) -> tuple[Dataset, ...]:
+def latents_of(
+    images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
+) -> tuple[Dataset, ...]:
     """A dataset for each shape of which there are images; one where all are squares."""
     latents = to_be_encoded(images, settings)
     shapes = shapes_of(settings)
@@ -39,7 +42,7 @@ def latents_of(images: Dataset, settings: Mapping[str, Any], folder: Path) -> tu
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = kept(folder, what, lambda writer, path: _look(chosen, cut, writer, path))
+    found = kept(cache, what, lambda writer, path: _look(chosen, cut, writer, path))
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.errors import StoreError
+from wdsprep.errors import StoreError, UsageError
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.cache import CacheDir
 
@@ -45,8 +45,8 @@ class KeptFile:
 class KeptWriter:
     """A file in the making: arrays come one after another, each in parts."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self._at = file, blake3(), 0
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._digest, self._at = file, path, blake3(), 0
         self._arrays: dict[str, tuple[int, int, str]] = {}
         self.facts: dict[str, Any] = {}
         """What is to stand beside the arrays."""
@@ -62,12 +62,14 @@ class KeptWriter:
         facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
-        self._file.write(self._digest.digest())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with _translated(self._path):
+            self._file.write(self._digest.digest())
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def _write(self, data: bytes) -> None:
-        self._file.write(data)
+        with _translated(self._path):
+            self._file.write(data)
         self._digest.update(data)
         self._at += len(data)
 
@@ -76,47 +78,80 @@ def kept_folder(cache: CacheDir | None) -> Path:
     """In the cache, if there is one; else where programs keep what they can make again."""
     if cache is not None:
         return cache.folder / "kept"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wdsprep" / "kept"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise UsageError(
+            "there is no home folder, where what a look at all samples finds could be kept: set "
+            "XDG_CACHE_HOME, or give cache="
+        ) from None
+    return Path(home) / "wdsprep" / "kept"
 
 
-def kept(folder: Path, what: Iterable[str], make: Callable[[KeptWriter, Path], None]) -> KeptFile:
+def kept(
+    cache: CacheDir | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
+) -> KeptFile:
     """The file that depends on `what`, made if it is not there or not whole. `make` is given where
     it will lie."""
+    folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
     path = folder / f"{name}.arrays"
-    try:
+    with _translated(path):
         if (found := _opened(path)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{name}.lock"):
-            found = _opened(path) or _made(path, make)
+    with _locked(folder / f"{name}.lock"):
+        with _translated(path):
+            found = _opened(path)
+        return found or _made(path, make)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Errors of the file's own operations; what goes wrong in what is read for it is another's."""
+    try:
+        yield
     except OSError as error:
         raise StoreError(
-            f"{error.filename or folder}: {error.strerror}: what a look at all samples finds is "
+            f"{error.filename or path}: {error.strerror}: what a look at all samples finds is "
             "kept there: give cache another folder, or set XDG_CACHE_HOME"
         ) from error
-    return found
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _opened_for("ab", path) as file:
+        with _translated(path):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _opened_for(mode: str, path: Path) -> Iterator[BinaryIO]:
+    with _translated(path):
+        file = cast("BinaryIO", path.open(mode))
+    try:
+        yield file
+    finally:
+        with _translated(path):
+            file.close()
 
 
 def _made(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
     begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
     try:
-        with begun.open("wb") as file:
-            writer = KeptWriter(file)
+        with _opened_for("wb", begun) as file:
+            writer = KeptWriter(file, path)
             make(writer, path)
             writer.finish()
-        begun.replace(path)
+        with _translated(path):
+            begun.replace(path)
     except BaseException:
-        begun.unlink(missing_ok=True)
+        with suppress(OSError):
+            begun.unlink()
         raise
-    found = _opened(path)
+    with _translated(path):
+        found = _opened(path)
     if found is None:
         raise StoreError(f"{path} does not hold what was written to it: look after the disk")
     return found

@@ -49,7 +49,7 @@ from wdsprep.loading.catalog import Streams, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.images_in_shapes import latents_of
-from wdsprep.loading.kept import kept_folder
+from wdsprep.loading.joining import joined
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
 from wdsprep.loading.shelves.cache import cache_dir
@@ -148,20 +148,13 @@ def load(
         if tee and (where or datasets[0].where):
             raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
         datasets = tuple(
-            part for d in datasets for part in latents_of(d, encoding.settings, kept_folder(cached))
+            part for d in datasets for part in latents_of(d, encoding.settings, cached)
         )
     if pixels > 0:
         datasets = tuple(
             of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
         )
-    before = sum(dataset.samples for dataset in datasets)
-    datasets = those_where(joined(datasets), where, kept_folder(cached))
-    left_out = before - sum(dataset.samples for dataset in datasets)
-    if tee and left_out:
-        raise UsageError(
-            f"tee= keeps whole shards, and what is joined lacks {plural(left_out, 'sample')}: "
-            "leave out join=, or tee="
-        )
+    datasets = those_where(joined(datasets), where, cached)
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading.kept import KeptFile, KeptWriter, kept
 from wdsprep.loading.order.chance import Ints
+from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.sources.patterns import table_kind
-from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable
-from wdsprep.sources.tables.text import TextTable
+from wdsprep.sources.tables.files import Table, open_table
 from wdsprep.store import split_url
 from wdsprep.text import examples, plural
+
+if TYPE_CHECKING:
+    from wdsprep.sources.tables.parquet import ParquetTable
 
 KEY = "key"
 AT_ONCE = 1 << 16
@@ -40,7 +43,7 @@ Columns = dict[str, list[NDArray[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Table:
+class KeyedTable:
     """An open one. `columns` has the kind of each column of numbers; `texts` names the others that
     were asked for."""
 
@@ -91,24 +94,22 @@ def is_table(place: str) -> bool:
     return table_kind(place) not in ("", "txt")
 
 
-def open_table(place: str, folder: Path, texts: Sequence[str] = ()) -> Table:
+def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
     """The table, made ready once. `texts` are names that may be columns of texts."""
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
         raise NotFoundError(f"{place} is not there: give the path or URL of a table")
-    table: ParquetTable | TextTable = (
-        ParquetTable(store, name) if table_kind(name) == "parquet" else TextTable(store, name)
-    )
+    table = open_table(store.url, name)
     named = table.columns()
     if KEY not in named:
         raise UsageError(f"{place} has no column {KEY} (it has {examples(named)}): add one")
     wanted = tuple(sorted({*texts} & {*named} - {KEY}))
     what = "table", f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted
-    found = kept(folder, what, lambda writer, path: _sort(place, table, wanted, writer, path))
+    found = kept(cache, what, lambda writer, path: _sort(place, table, wanted, writer, path))
     if not found.facts["rows"]:
         raise UsageError(f"{place} has no row with a key and numbers")
-    return Table(
+    return KeyedTable(
         url=place,
         columns=found.facts["columns"],
         texts=tuple(found.facts["texts"]),
@@ -120,7 +121,7 @@ def open_table(place: str, folder: Path, texts: Sequence[str] = ()) -> Table:
 
 def _sort(
     place: str,
-    table: ParquetTable | TextTable,
+    table: Table,
     texts: Sequence[str],
     writer: KeptWriter,
     path: Path,
@@ -185,7 +186,9 @@ Read = tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, list[str]]]
 """The keys, the columns of numbers, and those of texts."""
 
 
-def _read(place: str, table: ParquetTable | TextTable, texts: Sequence[str]) -> Read:
+def _read(place: str, table: Table, texts: Sequence[str]) -> Read:
+    from wdsprep.sources.tables.parquet import ParquetTable  # pyarrow, which few need
+
     if isinstance(table, ParquetTable):
         return _read_parquet(place, table, texts)
     rows: list[Mapping[str, Any]] = [
@@ -233,7 +236,9 @@ def _check_keys(place: str, keys: Sequence[Any]) -> None:
         )
 
 
-def _read_parquet(place: str, table: ParquetTable, texts: Sequence[str]) -> Read:
+def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Read:
+    from wdsprep.sources.tables.parquet import NUMBERS
+
     kinds = table.kinds()
     if kinds[KEY] != "text":
         raise UsageError(
@@ -248,7 +253,7 @@ def _read_parquet(place: str, table: ParquetTable, texts: Sequence[str]) -> Read
         keys.append(np.array(_packed([key or "" for key in batch[KEY].to_pylist()]), "S"))
         good = np.ones(len(keys[-1]), np.bool_)
         for name in numbers:
-            columns[name].append(_as_stored(batch[name], kinds[name], good))
+            columns[name].append(_as_stored(place, name, batch[name], NUMBERS[kinds[name]], good))
         keys[-1][~good] = b""
         for name, lines in others.items():
             lines += [line or "" for line in batch[name].to_pylist()]
@@ -262,10 +267,18 @@ def _read_parquet(place: str, table: ParquetTable, texts: Sequence[str]) -> Read
     return np.concatenate([empty, *joined]), found, others
 
 
-def _as_stored(column: Any, kind: str, good: NDArray[np.bool_]) -> NDArray[Any]:
+def _as_stored(
+    place: str, name: str, column: Any, dtype: str, good: NDArray[np.bool_]
+) -> NDArray[Any]:
     """A column of a batch; rows of which it has nothing are not good."""
     if column.null_count:
         good &= ~column.is_null().to_numpy(zero_copy_only=False)
-        column = column.fill_null(False if kind == "bool" else 0)
-    made: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(NUMBERS[kind])
+        column = column.fill_null(False if dtype == "|b1" else 0)
+    own = column.to_numpy(zero_copy_only=False)
+    if own.dtype == np.uint64 and (own > np.iinfo(np.int64).max).any():
+        raise UsageError(
+            f"{place}: its column {name} has numbers beyond 2^63, which batches cannot hold: write "
+            "them as texts, or leave the column out"
+        )
+    made: NDArray[Any] = own.astype(dtype)
     return made

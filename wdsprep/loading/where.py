@@ -28,7 +28,9 @@ from wdsprep.loading.facts import SomeFacts, look_at_all
 from wdsprep.loading.kept import KeptWriter, kept
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.parts import Numbers, Positions, RunningDigest, chosen
-from wdsprep.text import human_bytes, plural
+from wdsprep.loading.shelves.cache import CacheDir
+from wdsprep.loading.tables import LACKING, KeyedTable, is_table, keyed_table
+from wdsprep.text import examples, human_bytes, plural
 
 Mask = NDArray[np.bool_]
 NameParts = tuple[str | int, ...]
@@ -345,7 +347,7 @@ class Subset:
 
     whole: Dataset
     condition: Condition | None
-    tables: tuple[Table, ...]
+    tables: tuple[KeyedTable, ...]
 
     @property
     def shown(self) -> str:
@@ -389,9 +391,9 @@ class Subset:
                 return Values.of(table.text(str(name[0]), own))
         return Values.of([at_path(one, name) for one in some.facts])
 
-    def positions(self, folder: Path) -> Positions:
+    def positions(self, cache: CacheDir | None) -> Positions:
         """What is served, looked for once."""
-        found = kept(folder, self.what, self._look)
+        found = kept(cache, self.what, self._look)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -448,28 +450,43 @@ class Subset:
 
 
 def those_where(
-    datasets: Sequence[Dataset], where: str | None, folder: Path
+    datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
     """What is left of datasets where a condition holds, beside the one that a stream may have."""
     known: dict[Dataset, tuple[str, Positions]] = {}
     found = []
     for dataset in datasets:
-        given = [text for text in (dataset.where, where) if text]
-        if not given:
+        if dataset.whole not in subsets:
+            subsets[dataset.whole] = _subset(dataset, where, cache)
+        subset = subsets[dataset.whole]
+        if subset is None:
             found.append(dataset)
             continue
-        if dataset.whole not in known:
-            condition = joint([Condition(text) for text in given])
-            known[dataset.whole] = condition.plain, _kept(dataset.whole, condition, folder)
-        plain, keep = known[dataset.whole]
-        if (left := chosen(dataset, keep)) is not None:
-            found.append(replace(left, where=in_short(plain)))
-    for whole, (plain, _) in known.items():
-        if all(dataset.whole is not whole for dataset in found):
+        if subset not in known:
+            known[subset] = subset.positions(cache)
+        if (left := chosen(dataset, known[subset])) is not None:
+            found.append(replace(left, where=subset.shown, tables=subset.tables))
+    for whole, subset in subsets.items():
+        if subset is not None and all(dataset.whole is not whole for dataset in found):
             raise UsageError(
                 f"{whole.store.url}: no sample meets where={in_short(plain)!r}: ask for less"
             )
     return tuple(found)
+
+
+def _subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
+    """Which samples of a dataset are asked for, if not all."""
+    given = [Condition(text) for text in (dataset.where, where) if text is not None and text != ""]
+    condition = joint(given) if given else None
+    bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
+    places = dict.fromkeys(place for place in dataset.join if is_table(place))
+    tables = tuple(keyed_table(place, cache, bare) for place in places)
+    names = [name for table in tables for name in table.columns]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"two of the tables that are joined have {twice[0]}: leave one out")
+    if condition is None and not tables:
+        return None
+    return Subset(whole=dataset.whole, condition=condition, tables=tables)
 
 
 def joint(conditions: Sequence[Condition]) -> Condition:
