@@ -170,19 +170,41 @@ def test_a_table_is_read_once(
             {"key": ["x"], "big": pa.array([2**63], pa.uint64())},
             "column big has numbers beyond 2\\^63",
         ),
-        ({"key": ["x"], "latent": [1.0]}, "has a column latent, as batches have something else"),
+        *(
+            ({"key": ["x"], name: [1.0]}, f"has a column {name}, as batches have something else")
+            for name in ("latent", "latent.npy", "samples", "made", "__key__")
+        ),
     ],
 )
 def test_a_table_that_will_not_do_is_one_line(
     data: str, tmp_path: Path, rows: dict[str, Any], wrong: str
 ) -> None:
-    if "latent" in rows:
+    if "something else" in wrong:
         rows = rows | {"key": [key(0)]}
     if rows.get("score") == [None]:
         rows = rows | {"score": pa.array([None], pa.float32())}  # type: ignore[dict-item]
     table = write_table(tmp_path / "t.parquet", rows)
     with pytest.raises(UsageError, match=wrong):
-        load(data, join=table)
+        load(data, join=table, raw="__key__" in rows or "latent.npy" in rows)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_rows_that_cannot_be_of_a_sample_are_passed_over_and_counted(
+    data: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd: list[Any] = ["a" * 3_000_000, None]
+    rows = {"key": [*map(key, range(COUNT)), *odd], "views": [*range(COUNT + 2)]}
+    table = write_table(tmp_path / f"t.{kind}", rows)
+    if kind == "jsonl":
+        with Path(table).open("a") as file:
+            file.write('{"key": "\\ud800", "views": 3}\n[1]\nnothing\n')
+    batches = list(load(data, join=table))
+    assert sum(len(batch["key"]) for batch in batches) == COUNT
+    for batch in batches:
+        assert batch["views"].tolist() == [int(one) for one in batch["key"]]
+    count = {"parquet": 2, "jsonl": 3}[kind]
+    assert f"{count} rows without a key or a number" in caplog.text
+    assert ("2 rows that cannot be read" in caplog.text) == (kind == "jsonl")
 
 
 def test_two_tables_and_one_that_is_not_there(data: str, scores: str, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ FULL, LONGEST = PADS = ("full", "longest")
 """How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
 OF_IMAGES = ("image", "txt", "key")
 OF_ALL = (*TEXTS, "json", "key")
+RESERVED = (*OF_IMAGES, *OF_ALL, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
+"""What no column of a table may be called."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -262,6 +264,13 @@ def names_of(
     else:
         first = "pixels" if pixels else OF_IMAGES[0]
         usual, known = (first, *arrays, *OF_IMAGES[1:]), {first, "image", *arrays, *OF_ALL}
+    columns = tuple(dict.fromkeys(name for d in datasets for name in d.columns))
+    if taken := sorted(n for n in columns if short(n) in {*known, *RESERVED, short(MASK)}):
+        raise UsageError(
+            f"a table that is joined has a column {taken[0]}, as batches have something else: name "
+            "it otherwise"
+        )
+    usual, known = (*usual, *columns), {*known, *columns}
     if fields is None:
         return usual
     given = (fields,) if isinstance(fields, str) else fields

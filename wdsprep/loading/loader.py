@@ -178,7 +178,8 @@ def load(
         also=effects.parameters,
         also_places={name: each.store.url for name, each in effects.joined.items()},
     )
-    names = () if raw else names_of(datasets, fields, pixels)
+    names = names_of(datasets, fields, pixels)
+    names = () if raw else names
     if encoding is not None and short(FLIPPED) in names:
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
     rank, world = placed(rank, world_size)

@@ -36,6 +36,8 @@ KEY = "key"
 AT_ONCE = 1 << 16
 DTYPES = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
 """What batches have of each kind of column."""
+LONGEST_NBYTES = 4096
+"""Of a key: all of them are held in rows as long as the longest."""
 LACKING = -1
 DIGITS = 18  # of a number of 64 bits
 _log = logging.getLogger("wdsprep")
@@ -179,7 +181,15 @@ def _as_numbers(keys: Sequence[str], width: int) -> Ints:
 
 
 def _packed(texts: Sequence[str]) -> list[bytes]:
-    return [text.encode("utf-8", "surrogateescape") for text in texts]
+    return [*map(_packed_one, texts)]
+
+
+def _packed_one(text: str) -> bytes:
+    """Nothing for what cannot be in a file, as half of a pair of surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return b""
 
 
 Read = tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, list[str]]]
@@ -191,13 +201,11 @@ def _read(place: str, table: Table, texts: Sequence[str]) -> Read:
 
     if isinstance(table, ParquetTable):
         return _read_parquet(place, table, texts)
-    rows: list[Mapping[str, Any]] = [
-        row
-        for where, _ in table.parts(AT_ONCE)
-        for _, row in table.rows(where)
-        if isinstance(row, dict)
-    ]
-    keys = [row.get(KEY, "") for row in rows]
+    every = [row for where, _ in table.parts(AT_ONCE) for _, row in table.rows(where)]
+    rows: list[Mapping[str, Any]] = [row for row in every if isinstance(row, dict)]
+    if count := len(every) - len(rows):
+        _log.warning("%s: %s that cannot be read: passed over", place, plural(count, "row"))
+    keys = [row.get(KEY) or "" for row in rows]
     _check_keys(place, keys)
     found, others = {}, {}
     names = dict.fromkeys(name for row in rows for name in row if name != KEY)
@@ -207,7 +215,13 @@ def _read(place: str, table: Table, texts: Sequence[str]) -> Read:
             found[name] = numbers
         elif name in texts:
             others[name] = ["" if value is None else str(value) for value in values]
-    return np.array(_packed(keys), "S"), found, others
+    return _held(keys), found, others
+
+
+def _held(keys: Sequence[str]) -> NDArray[Any]:
+    """The keys in rows; none in place of one that is longer than any sample's may be."""
+    packed = (key if len(key) <= LONGEST_NBYTES else b"" for key in _packed(keys))
+    return np.array([*packed], "S")
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[Any] | None:
@@ -250,7 +264,7 @@ def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Re
     columns: Columns = {name: [] for name in numbers}
     keys: list[NDArray[Any]] = []
     for batch in table.batches([KEY, *numbers, *others], AT_ONCE):
-        keys.append(np.array(_packed([key or "" for key in batch[KEY].to_pylist()]), "S"))
+        keys.append(_held([key or "" for key in batch[KEY].to_pylist()]))
         good = np.ones(len(keys[-1]), np.bool_)
         for name in numbers:
             columns[name].append(_as_stored(place, name, batch[name], NUMBERS[kinds[name]], good))
