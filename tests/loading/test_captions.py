@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -130,7 +131,9 @@ def test_captions_of_weight_none_are_never_read(parts: tuple[str, str, str]) -> 
     assert set(found) == {"long"}
 
 
-def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(tmp_path: Path) -> None:
+def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = []
     for number in range(20):
         facts: dict[str, Any] = {"caption": f"own {number}", "meta": {"alt": f"alt {number}"}}
@@ -141,7 +144,7 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(tmp_path:
         parts.append((f"{name}.txt", f"own {number}".encode()))
     dict(index(str(write_files(tmp_path, {"0.tar": tar_bytes(parts)}))))
     url, options = str(tmp_path), {"fields": ("txt", "json"), "pixels": 32}
-    weights = {"caption": 1, "meta.alt": 1, "captions.1": 2}
+    weights = {"caption": 1, "alt": 1, "captions[1]": 2}
     seen: Counter[str] = Counter()
     for batch in load(url, captions=weights, epochs=20, global_batch=4, **options):
         for text, facts in zip(batch["txt"], batch["json"], strict=True):
@@ -151,6 +154,11 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(tmp_path:
     assert set(seen) == {("own", 0), ("alt", 0), ("own", 1), ("alt", 1), ("second", 1)}
     assert abs(seen["second", 1] / 200 - 0.5) < 0.15
     assert abs(seen["own", 0] / 200 - 0.75) < 0.15
+    with patch("wdsprep.loading.reading.MANY", 10):
+        list(load(url, captions={"meta.typo": 1, "alt": 1}, epochs=2, **options))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "none has a text at meta.typo in its json" in line
+    assert 'ask for "txt"' in refused(url, weights, pixels=32, fields="key")
 
 
 # What cannot be
@@ -179,7 +187,7 @@ def test_captions_that_cannot_be_picked(parts: tuple[str, str, str], tmp_path: P
     options = {"fields": ("pooled", "txt"), "captions": {"long": 1, "c": 1}}
     assert {*tags(load(own, join=[long, longer], **options))} == {"long", ""}
     bare = write_part(str(tmp_path / "bare"), IMAGES, LATENTS)
-    assert 'ask for "txt"' in refused(bare, {"meta.alt": 1})
+    assert "join text datasets that were made with" in refused(bare, {"meta.alt": 1})
 
 
 def test_a_state_of_other_weights_is_refused(parts: tuple[str, str, str]) -> None:

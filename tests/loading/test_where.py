@@ -18,10 +18,10 @@ from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import jpeg, pack, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.dataset.arrays import layout
-from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.samples import at_path, facts_bytes
 from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
 from wdsprep.loading import facts as facts_module
-from wdsprep.loading.where import Condition, Values, at_path
+from wdsprep.loading.where import Condition, Values
 from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)

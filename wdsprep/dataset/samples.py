@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,23 +28,43 @@ def parse_json(data: bytes | str) -> Any:
     return _FROM_OUTSIDE.decode(data)
 
 
+META = "meta"
+_NUMBERED = re.compile(r"\[(\d+)\]")
+
+
 def facts_bytes(facts: Mapping[str, Any]) -> bytes:
     """The json member of a sample."""
     return _FACTS.encode(facts).encode("utf-8", "replace")
 
 
-def at_path(facts: Mapping[str, Any], path: str) -> Any:
-    """What stands there in a json, as at `meta.long` or `captions.1`; None for nothing. A bare name
-    that it lacks is looked for in its `meta`, where pack keeps what an image came with."""
+PathParts = tuple[str | int, ...]
+
+
+def at_path(facts: Any, path: str | PathParts) -> Any:
+    """What stands there in a json, as at `meta.long`, `captions.1` or `captions[1]`; None for
+    nothing. A bare name that it lacks is looked for in its `meta`, where pack keeps what an image
+    came with."""
+    parts = parts_of(path) if isinstance(path, str) else path
     found: Any = facts
-    for part in path.split("."):
+    for part in parts:
         if isinstance(found, Mapping):
             found = found.get(part)
-        elif isinstance(found, list | tuple) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
+        elif isinstance(found, list | tuple) and -1 < (number := _number(part)) < len(found):
+            found = found[number]
         else:
             return None
-    return at_path(facts, f"meta.{path}") if found is None and "." not in path else found
+    return at_path(facts, (META, *parts)) if found is None and len(parts) == 1 else found
+
+
+def parts_of(path: str) -> PathParts:
+    return tuple(_NUMBERED.sub(r".\1", path).split("."))
+
+
+def _number(part: str | int) -> int:
+    """The place in a list; -1 for none."""
+    if isinstance(part, str):
+        return int(part) if part.isdecimal() else -1
+    return part
 
 
 def key_order(key: str) -> tuple[int, str]:

@@ -217,11 +217,13 @@ def _check_captions(
     """Refuse captions that cannot be picked, or of which a mask would not say whose it is."""
     if effects.captions and raw:
         raise UsageError("captions= picks what a batch has: leave out raw=")
-    if effects.paths and {*TEXTS}.isdisjoint(names):
+    if effects.paths and datasets[0].kind == "latents":
         raise UsageError(
-            "captions= picks texts here, and none is wanted: join text datasets of these names, or "
-            'ask for "txt" in fields='
+            f"captions: {datasets[0].store.url} has no arrays of texts, nor the json of its images "
+            "to pick from: join text datasets that were made with --caption-name"
         )
+    if effects.paths and {*TEXTS}.isdisjoint(names):
+        raise UsageError('captions= picks texts here, and none is wanted: ask for "txt" in fields=')
     for dataset in datasets:
         if any(effects.choices):
             check_choices(dataset, names, effects.choices)

@@ -27,7 +27,7 @@ import torch
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import facts_bytes, parse_json
+from wdsprep.dataset.samples import at_path, facts_bytes, parse_json
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
@@ -50,6 +50,7 @@ ALL_MISSING = "all its shards are missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
 BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
+MANY = 1000  # samples, none of which has what captions= asks for
 DAMAGED_JSON = "its json is damaged"
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
@@ -80,9 +81,10 @@ class Reader:
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
     takings: tuple[Takings, ...] = ()
     _told: set[tuple[str, int]] = field(default_factory=set)
-    _missing: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """The shards of each stream that are known to be missing, to rows of each choice of captions:
-    what stands beside one may be missing, and be there beside another."""
+    _missing: dict[int, set[int]] = field(default_factory=dict)
+    """The shards of each stream that are known to be missing."""
+    _lacking: dict[str, int] = field(default_factory=dict)
+    """How many samples had no text at each path of captions; -1 once one had."""
 
     def __post_init__(self) -> None:
         names, choices = self.names, self.effects.choices
@@ -445,8 +447,21 @@ class Reader:
             path = paths[batch.choice[row]]
             found = at_path(parse_json(sample.fields.get("json", b"{}")), path)
             if isinstance(found, str):
+                self._lacking[path] = -1
                 return found
+            self._tell_of_path(batch, row, path)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+    def _tell_of_path(self, batch: Batch, row: int, path: str) -> None:
+        """Once, where none of many samples had anything there."""
+        count = self._lacking.get(path, 0)
+        if count < 0:
+            return
+        self._lacking[path] = count + 1
+        if count + 1 == MANY:
+            url = self.datasets[batch.stream[row]].store.url
+            what = f"of the first {MANY:,} samples none has a text at {path} in its json"
+            _log.warning("%s: %s, as captions= asks: they have their own captions", url, what)
 
     def _read_arrays(
         self, batch: Batch, rows: range, slot: int, taking: Taking, own: Sequence[int]
@@ -519,19 +534,6 @@ def _rest(held: Bytes, came: Came, start: int, key: str) -> "TarSample | str":
     if not isinstance(sample, str) and sample.key != key:
         return "its members have different keys"
     return sample
-
-
-def at_path(facts: Any, path: str) -> Any:
-    """What a sample's json has in a place, such as meta.long or captions.1; None where there is
-    none."""
-    for part in path.split("."):
-        if isinstance(facts, Mapping):
-            facts = facts.get(part)
-        elif isinstance(facts, list) and part.isdecimal() and int(part) < len(facts):
-            facts = facts[int(part)]
-        else:
-            return None
-    return facts
 
 
 def parsed(*parts: memoryview) -> "TarSample | str":

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import FLIPPED, MASK, Field, text_fields
+from wdsprep.encoding.captions import OWN
 from wdsprep.errors import UsageError
 from wdsprep.loading.grid import short
 from wdsprep.text import examples
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 TEXTS = ("txt", "caption")
 OF_TEXTS = (*TEXTS, "json")
-USUAL = "caption"
-"""What captions are called that have no other name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ def givers(dataset: "Dataset", choice: str) -> tuple[dict[str, int], int]:
 
 def caption_name(settings: Mapping[str, object]) -> str:
     """What the captions of a dataset are called."""
-    return str(settings.get("caption_name", USUAL))
+    return str(settings.get("caption_name", OWN))
 
 
 def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.facts import SomeFacts, look_at_all
@@ -33,12 +34,9 @@ from wdsprep.loading.tables import LACKING, KeyedTable, is_table, keyed_table
 from wdsprep.text import examples, human_bytes, plural
 
 Mask = NDArray[np.bool_]
-NameParts = tuple[str | int, ...]
-"""A path into the json."""
 LONGEST = 100_000
 SHOWN = 200
 """Characters of a condition that a state has; of a longer one it has a digest."""
-META = "meta"
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -103,7 +101,7 @@ class Condition:
             raise UsageError(f'where="{text}": {error.msg} at character {error.offset}') from None
         except (ValueError, MemoryError, RecursionError) as error:
             raise UsageError(f"where= cannot be read: {error}") from None
-        self.names: dict[NameParts, None] = {}
+        self.names: dict[PathParts, None] = {}
         """What it asks for."""
         try:
             self._check(self._tree)
@@ -144,7 +142,7 @@ class Condition:
             "by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
         )
 
-    def holds(self, found: Mapping[NameParts, Values], count: int) -> Mask:
+    def holds(self, found: Mapping[PathParts, Values], count: int) -> Mask:
         """Of which samples it is true."""
         with np.errstate(all="ignore"):
             return np.broadcast_to(_truth(_value(self._tree, found, count)), count)
@@ -157,7 +155,7 @@ def _truth(values: Values) -> Mask:
     return values.there & np.array([bool(one) for one in values.array.ravel()], np.bool_)
 
 
-def _value(node: ast.expr, found: Mapping[NameParts, Values], count: int) -> Values:
+def _value(node: ast.expr, found: Mapping[PathParts, Values], count: int) -> Values:
     everywhere = np.ones(count, np.bool_)
     if isinstance(node, ast.BoolOp):
         join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
@@ -194,7 +192,7 @@ def _signed(op: ast.unaryop, array: NDArray[Any]) -> NDArray[Any]:
     return -own if isinstance(op, ast.USub) else own
 
 
-def _compared(node: ast.Compare, found: Mapping[NameParts, Values], count: int) -> Mask:
+def _compared(node: ast.Compare, found: Mapping[PathParts, Values], count: int) -> Mask:
     all_true = np.ones(count, np.bool_)
     left = _value(node.left, found, count)
     for op, part in zip(node.ops, node.comparators, strict=True):
@@ -209,7 +207,7 @@ def _compared(node: ast.Compare, found: Mapping[NameParts, Values], count: int) 
 
 
 def _is_in(
-    op: ast.cmpop, left: Values, part: ast.expr, found: Mapping[NameParts, Values], count: int
+    op: ast.cmpop, left: Values, part: ast.expr, found: Mapping[PathParts, Values], count: int
 ) -> Mask:
     """Whether it is one of those listed; or stands in a text or a list that a sample has."""
     if _is_list(part):
@@ -296,7 +294,7 @@ def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
 
 
-def _name(node: ast.expr) -> NameParts | None:
+def _name(node: ast.expr) -> PathParts | None:
     """The path that a node stands for, or None."""
     if isinstance(node, ast.Name):
         return (node.id,)
@@ -309,22 +307,7 @@ def _name(node: ast.expr) -> NameParts | None:
     return None
 
 
-def at_path(facts: Mapping[str, Any] | None, path: NameParts) -> Any:
-    """What the json of a sample has at a path; None where it lacks that."""
-    found: Any = facts
-    if facts is not None and len(path) == 1 and path[0] not in facts:
-        found = facts.get(META)
-    for part in path:
-        if isinstance(found, dict) and isinstance(part, str):
-            found = found.get(part)
-        elif isinstance(found, list) and isinstance(part, int) and -1 < part < len(found):
-            found = found[part]
-        else:
-            return None
-    return found
-
-
-def shown_name(path: NameParts) -> str:
+def shown_name(path: PathParts) -> str:
     first, *others = path
     return f"{first}" + "".join(f".{p}" if isinstance(p, str) else f"[{p}]" for p in others)
 
@@ -361,7 +344,7 @@ class Subset:
         return "where", *files.names, *files.contents, plain, *digests
 
     @cached_property
-    def names(self) -> tuple[NameParts, ...]:
+    def names(self) -> tuple[PathParts, ...]:
         return tuple(self.condition.names) if self.condition else ()
 
     def left_of(self, some: SomeFacts) -> _Left:
@@ -380,7 +363,7 @@ class Subset:
         numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
         return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
 
-    def _values(self, name: NameParts, some: SomeFacts, places: Sequence[Ints]) -> Values:
+    def _values(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Values:
         """A column of a table, or what the json has in a place."""
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
