@@ -422,9 +422,15 @@ class Subset:
         writer.add("numbers", "<u4", numbers())
         unknown = [name for name, count in zip(self.names, seen, strict=True) if not count]
         if unknown:
+            ways = (
+                "latents keep nothing of what their images came with: join a table that has it, "
+                "or load the images with encode="
+                if self.whole.files.kind == "latents"
+                else "wdsprep inspect DATASET KEY shows what one has"
+            )
             raise UsageError(
                 f"{files.store.url}: no sample has {shown_name(unknown[0])}, which "
-                f"where={self.shown!r} asks for: wdsprep inspect DATASET KEY shows what one has"
+                f"where={self.shown!r} asks for: {ways}"
             )
         starts = np.cumsum(counts)
         writer.add("starts", "<i8", [starts])
