@@ -55,7 +55,7 @@ NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class ImagePositions:
     """Of the samples of a dataset, their positions. `moved` says of which shards it has to be
     read, and `shapes` are the parts of the dataset that stand one behind the other in a shard."""
 
@@ -65,14 +65,10 @@ class Rows:
     shapes: tuple[DatasetPart, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset, inputs: Ints, parts: Sequence[Dataset] = ()) -> "Rows":
-        """A shard of one shape has its samples in the order of the images."""
-        shapes = tuple(part.part for part in parts if part.part is not None)
-        count = np.zeros(len(dataset.names), np.int64)
-        for shape in shapes:
-            count[shape.shards] += 1
-        moved = (dataset.sizes != inputs) | (count > 1)
-        return cls(dataset=dataset, inputs=inputs, moved=moved, shapes=shapes)
+    def of(cls, dataset: Dataset, inputs: Ints) -> "ImagePositions":
+        has_shapes = bool(shapes_of(dataset.settings)) and dataset.kind == "latents"
+        moved = (dataset.sizes != inputs) | has_shapes
+        return cls(dataset=dataset, inputs=inputs, moved=moved)
 
     def read(self, shard: int) -> Numbers:
         """The positions of all samples of a shard."""
@@ -149,8 +145,8 @@ class Joined:
 
     dataset: Dataset
     shards: Ints
-    first: Rows
-    rows: Rows
+    first: ImagePositions
+    rows: ImagePositions
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
@@ -233,8 +229,7 @@ def _joined(
             f"{whole.store.url} holds tars without a manifest, and nothing says which images they "
             "are of: leave out join="
         )
-    files = whole.files
-    first = Rows.of(files, files.inputs, parts if files.kind == "latents" else ())
+    first = ImagePositions.of(whole.files, whole.files.inputs)
     beside: list[Joined] = []
     for place in whole.join:
         url = open_store(place).url
@@ -265,7 +260,7 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
     return of_manifest(store, manifest, Want()), manifest
 
 
-def _matched(first: Rows, dataset: Dataset, manifest: Manifest) -> Joined:
+def _matched(first: ImagePositions, dataset: Dataset, manifest: Manifest) -> Joined:
     whole, url = first.dataset, dataset.store.url
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
@@ -292,7 +287,9 @@ def _matched(first: Rows, dataset: Dataset, manifest: Manifest) -> Joined:
     numbers = {name: number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
     inputs = np.array([known[name.removesuffix(".tar")] for name in dataset.names], np.int64)
-    return Joined(dataset=dataset, shards=shards, first=first, rows=Rows.of(dataset, inputs))
+    return Joined(
+        dataset=dataset, shards=shards, first=first, rows=ImagePositions.of(dataset, inputs)
+    )
 
 
 def _image_shard(source: str) -> str:

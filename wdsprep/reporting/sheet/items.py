@@ -18,7 +18,7 @@ from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.spectrum import latent_of
 from wdsprep.reporting.page.markup import by
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding
-from wdsprep.reporting.sheet.picking import Joined, Joiner, SheetSample, pick, read_sample
+from wdsprep.reporting.sheet.picking import JoinedSample, Joiner, SheetSample, pick, read_sample
 from wdsprep.reporting.sheet.pictures import (
     SheetPicture,
     coloured,
@@ -110,7 +110,9 @@ class Sheet:
             else:
                 yield self._of_latent(base, group, sample)
 
-    def _joined(self, bucket: str, samples: Sequence[SheetSample]) -> list[tuple[Joined, ...]]:
+    def _joined(
+        self, bucket: str, samples: Sequence[SheetSample]
+    ) -> list[tuple[JoinedSample, ...]]:
         """For each image what became of it, in each dataset of latents that takes its bucket."""
         columns = [
             read_each(Joiner(latents).find, samples, lambda _done: None)
@@ -118,7 +120,9 @@ class Sheet:
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(samples)
 
-    def _of_image(self, group: str, sample: SheetSample, joined: Sequence[Joined]) -> SheetItem:
+    def _of_image(
+        self, group: str, sample: SheetSample, joined: Sequence[JoinedSample]
+    ) -> SheetItem:
         facts = _facts_of_image(sample.facts)
         image, first = _opened(sample, self.max_area)
         pictures = [first]

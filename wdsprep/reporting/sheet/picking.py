@@ -144,7 +144,7 @@ def _tape(store: Store, name: str, start: int, end: int) -> Callable[[int, int],
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
+class JoinedSample:
     """The latent sample of a key, or why there is none."""
 
     latents: ReportDataset
@@ -159,13 +159,13 @@ class Joiner:
         self._latents, self._lock = latents, Lock()
         self._rejects: dict[str, Mapping[str, Reject]] = {}
 
-    def find(self, image: SheetSample) -> Joined:
+    def find(self, image: SheetSample) -> JoinedSample:
         try:
             return self._find(image)
         except (*DAMAGE, ValueError) as error:
             return self._none(str(error))
 
-    def _find(self, image: SheetSample) -> Joined:
+    def _find(self, image: SheetSample) -> JoinedSample:
         unit = latent_unit(image.place.shard.name)
         receipt = self._latents.units.get(unit)
         if receipt is None:
@@ -185,7 +185,7 @@ class Joiner:
         found = read_sample(self._latents.store, SheetPlace(shard=shard, number=number))
         if found.problem or found.key != image.key:
             return self._none(found.problem or f"{shard.name} has {found.key} in its place")
-        return Joined(latents=self._latents, sample=found)
+        return JoinedSample(latents=self._latents, sample=found)
 
     def _number(self, image: SheetSample, receipt: Receipt, rejects: Iterable[str]) -> int:
         """Of the latent sample in its shard."""
@@ -205,8 +205,8 @@ class Joiner:
         head = store.read(shard.name, start=_span(store, place)[0], nbytes=BLOCK)
         return key_order((split_member(name_of(head)) or ("", ""))[0])
 
-    def _none(self, reason: str) -> Joined:
-        return Joined(latents=self._latents, sample=None, reason=reason)
+    def _none(self, reason: str) -> JoinedSample:
+        return JoinedSample(latents=self._latents, sample=None, reason=reason)
 
     def _rejects_of(self, unit: str) -> Mapping[str, Reject]:
         with self._lock:
