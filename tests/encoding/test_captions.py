@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from blake3 import blake3
 
 from tests.kit.encodes import (
     command,
@@ -25,10 +27,11 @@ from wdsprep.checks.verify import verify
 from wdsprep.dataset.names import CAPTION_TABLE
 from wdsprep.encoding.caption_table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.lookup import LookupFile
-from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
+from wdsprep.encoding.lookup import LookupFile, open_lookup
+from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.run import Outcome
 from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 FEW = 12
 
@@ -220,19 +223,23 @@ def _counted(function: Callable[..., None], calls: list[str]) -> Callable[..., N
     return call
 
 
-def test_a_lookup_that_is_damaged_is_told_and_made_again_once_deleted(
-    few: Path, tmp_path: Path
-) -> None:
+def test_a_lookup_that_is_damaged_is_told_and_made_again(few: Path, tmp_path: Path) -> None:
     keys, out = sorted(facts_of(few)), tmp_path / "out"
     table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
     text_here(few, out, captions=table, limit=6)
     (lookup,) = (out / "captions").glob("*.sqlite")
-    lookup.write_bytes(b"x" * lookup.stat().st_size)
-    done = text_here(few, out, captions=table)
-    (failed,) = done.quarantined
-    assert f"{lookup} is damaged" in failed.reason
-    lookup.unlink()
+    sound = lookup.read_bytes()
+    lookup.write_bytes(sound.replace(b"new " + keys[1].encode(), b"old " + keys[1].encode()))
+    (finding,) = verify(out).findings
+    assert (finding.name, finding.kind) == (f"captions/{lookup.name}", Kind.DAMAGED)
     assert text_here(few, out, captions=table).manifest.counts["named"] == FEW
+    assert lookup.read_bytes() == sound
+    assert not verify(out).findings
+    lookup.write_bytes(b"x" * len(sound))
+    assert repair(out, yes=True).is_whole
+    assert not lookup.exists()
+    text_here(few, out, captions=table)
+    assert captions_in(out) == {key: f"new {key}" for key in keys}
 
 
 def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(
@@ -240,6 +247,7 @@ def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(
 ) -> None:
     """Two real ones, which make what is made here."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where it was asked for before
     keys, url = sorted(facts_of(few)), f"s3://{bucket}"
     table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
     upload(few, f"{url}/images")
@@ -254,7 +262,17 @@ def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(
         name: data for name, data in tree(tmp_path / "here").items() if name in names
     }
     (copy,) = tmp_path.glob("wdsprep-*/captions/*")
-    assert copy.read_bytes() == (tmp_path / f"here/captions/{copy.name}").read_bytes()
+    sound = (tmp_path / f"here/captions/{copy.name}").read_bytes()
+    assert copy.read_bytes() == sound
+    copy.write_bytes(sound[:-1] + b"x")
+    name, digest = f"captions/{copy.name}", blake3(sound).hexdigest()
+    open_lookup(store.url, name, digest).close()
+    assert copy.read_bytes() == sound
+    copy.unlink()
+    write_bytes(store, name, sound[:-1] + b"x")
+    with pytest.raises(FormatError, match=r"is damaged \(another BLAKE3\): delete it"):
+        open_lookup(store.url, name, digest)
+    assert not copy.exists()
 
 
 # --- out of the json

@@ -9,6 +9,7 @@ from functools import partial
 from typing import cast
 
 from wdsprep.checks import Finding, Kind, UnitFindings
+from wdsprep.checks.lookups import check_lookup
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
@@ -190,6 +191,7 @@ class _ByteCheck:
                 self._listener.status(partial(self._status, nbytes, len(units)))
         for found in self._surveys:
             check_empty(found)
+            check_lookup(found)
         for latents, images in self._pairs:
             made, those = (self._keys[found.place.url] for found in (latents, images))
             check_keys(latents, made, those)

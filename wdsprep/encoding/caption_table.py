@@ -30,7 +30,7 @@ from wdsprep.encoding.captions import (
     plain,
 )
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, Pair, open_lookup
+from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, Pair, digest_there, open_lookup
 from wdsprep.errors import NotFoundError, SourceError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
@@ -38,6 +38,7 @@ from wdsprep.sources.tables.files import Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
+from wdsprep.store.local import LocalStore
 from wdsprep.text import EXAMPLES, columns, human_time, plural
 
 LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
@@ -153,18 +154,27 @@ class TableRead:
 
     @classmethod
     def of(cls, store: Store) -> "TableRead | None":
-        """What is said in a dataset, if the lookup is there too."""
+        """What is said in a dataset."""
         with suppress(NotFoundError, ValueError, KeyError, TypeError):
             said = json.loads(store.read(CAPTION_TABLE))
             lookup = Lookup(**{**said["lookup"], "examples": tuple(said["lookup"]["examples"])})
-            if _has(store, lookup):
-                return cls(**{**said, "lookup": lookup})
+            return cls(**{**said, "lookup": lookup})
         return None
 
 
 def _has(store: Store, lookup: Lookup) -> bool:
+    """Whether it is there, byte for byte; of a remote one its copies are compared."""
     name = lookup_name(lookup.digest)
+    if isinstance(store, LocalStore):
+        return digest_there(store, name) == lookup.file_digest
     return any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name))
+
+
+def _known(place: str) -> TableRead | None:
+    """What is said there, if the lookup is there too."""
+    store = open_store(place)
+    read = TableRead.of(store)
+    return read if read and _has(store, read.lookup) else None
 
 
 class ReadyCaptions:
@@ -212,12 +222,15 @@ def ready_captions(
         return ReadyCaptions(sources)
     table = CaptionTable.find(options.captions, options.by, options.column)
     _check_names(table.by, tars, shards)
-    known = {TableRead.of(open_store(place)) for place in places} if is_kept else set()
+    known = {_known(place) for place in places} if is_kept else set()
     read, file = known.pop() if len(known) == 1 else None, None
     if read is None or read.identity != table.identity:
         read, file = _read(table, told)
     (source,) = sources
-    source = replace(source, by=table.by, digest=read.lookup.digest, at=places[0])
+    made = read.lookup
+    source = replace(
+        source, by=table.by, digest=made.digest, file_digest=made.file_digest, at=places[0]
+    )
     return ReadyCaptions([source], options.captions, read, file)
 
 
@@ -326,7 +339,7 @@ def _taken(store: Store, manifest: Manifest, names: int) -> tuple[bytearray, tup
 
 
 def _names(store: Store, lookup: Lookup, rows: Sequence[int]) -> list[str]:
-    opened = open_lookup(store.url, lookup_name(lookup.digest))
+    opened = open_lookup(store.url, lookup_name(lookup.digest), lookup.file_digest)
     try:
         return opened.names(rows)
     finally:

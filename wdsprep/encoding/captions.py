@@ -31,12 +31,14 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionSource:
     """Where the captions of a dataset come from: the samples' own unless a field is given, or the
-    `digest` of a lookup that lies in the dataset `at`. `name` is what a loader calls them."""
+    `digest` of a lookup that lies in the dataset `at`, in a file of that `file_digest`. `name` is
+    what a loader calls them."""
 
     name: str = OWN
     field: str = ""
     by: str = ""
     digest: str = ""
+    file_digest: str = ""
     at: str = ""
 
     @property
@@ -52,7 +54,8 @@ class CaptionSource:
 
     def open(self) -> "Captions":
         if self.digest:
-            return TableCaptions(self.by, open_lookup(self.at, lookup_name(self.digest)))
+            lookup = open_lookup(self.at, lookup_name(self.digest), self.file_digest)
+            return TableCaptions(self.by, lookup)
         return FieldCaptions(self.field) if self.field else Captions()
 
 

@@ -20,7 +20,7 @@ from threading import Lock
 
 from blake3 import blake3
 
-from wdsprep.errors import FormatError, FullError
+from wdsprep.errors import FormatError, FullError, NotFoundError
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
@@ -38,9 +38,10 @@ Pair = tuple[str, str]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookup:
     """What one holds: so many different names. `twice` of them came more than once, some of which
-    are the `examples`."""
+    are the `examples`. `file_digest` is of the bytes, which another SQLite may write otherwise."""
 
     digest: str
+    file_digest: str
     nbytes: int
     names: int
     twice: int
@@ -79,16 +80,27 @@ class LookupFile:
             out.executemany("insert into captions values (?, ?, ?)", rows)
         return Lookup(
             digest=rows.digest.hexdigest(),
+            file_digest=self._file_digest(),
             nbytes=os.fstat(self._file.fileno()).st_size,
             names=rows.names,
             twice=rows.twice,
             examples=tuple(rows.examples),
         )
 
-    def copy_to(self, store: Store, name: str) -> None:
+    def _file_digest(self) -> str:
+        digest = blake3()
+        for data in self._chunks():
+            digest.update(data)
+        return digest.hexdigest()
+
+    def _chunks(self) -> Iterator[bytes]:
         self._file.seek(0)
+        while data := self._file.read(CHUNK_NBYTES):
+            yield data
+
+    def copy_to(self, store: Store, name: str) -> None:
         with store.write(name) as sink:
-            while data := self._file.read(CHUNK_NBYTES):
+            for data in self._chunks():
                 sink.write(data)
 
     def close(self) -> None:
@@ -154,35 +166,57 @@ class OpenLookup:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise FormatError(
-                f"{self._path} is damaged ({error}): delete it, and run the same command again"
-            ) from error
+            raise _damaged(str(self._path), str(error)) from error
 
     def close(self) -> None:
         self._file.close()
 
 
-def open_lookup(url: str, name: str) -> OpenLookup:
+def _damaged(what: str, how: str) -> FormatError:
+    return FormatError(f"{what} is damaged ({how}): delete it, and run the same command again")
+
+
+def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
     """The lookup of that name in the store at `url`; of a remote store a copy in TMPDIR, which the
     workers of a machine share."""
     store = open_store(url)
-    local = store if isinstance(store, LocalStore) else _copied(store, name)
+    local = store if isinstance(store, LocalStore) else _copied(store, name, file_digest)
     return OpenLookup(local.root / name)
 
 
-def _copied(store: Store, name: str) -> LocalStore:
-    """The name says what a lookup holds, so whoever has made the copy, it is the one."""
+def digest_there(store: Store, name: str) -> str:
+    """The digest of a lookup's file; nothing where it is not there."""
+    digest = blake3()
+    try:
+        with stream(store, name, watch=digest.update) as data:
+            while data.read(CHUNK_NBYTES):
+                pass
+    except NotFoundError:
+        return ""
+    return digest.hexdigest()
+
+
+def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
+    """Whoever has made the copy, it is the one, if its bytes are those that were written."""
     folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
     local = LocalStore(str(folder))
     with local.hold(f"{name}.hold"):
-        if not any(entry.name == name for entry in local.list(name)):
-            with stream(store, name) as data, local.write(name) as sink:
-                while some := data.read(CHUNK_NBYTES):
-                    sink.write(some)
+        if digest_there(local, name) != file_digest:
+            _copy(store, local, name, file_digest)
     return local
+
+
+def _copy(store: Store, local: LocalStore, name: str, file_digest: str) -> None:
+    digest = blake3()
+    with stream(store, name) as data, local.write(name) as sink:
+        while some := data.read(CHUNK_NBYTES):
+            digest.update(some)
+            sink.write(some)
+        if digest.hexdigest() != file_digest:
+            raise _damaged(f"{store.url}/{name}", "another BLAKE3")
 
 
 def _writing(path: str) -> sqlite3.Connection:

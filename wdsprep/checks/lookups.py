@@ -1,0 +1,43 @@
+"""Whether the captions that a table gave are what they were when they were written.
+
+A damaged lookup may give other captions than the table, and nothing else would show it.
+"""
+
+import json
+from contextlib import suppress
+
+from wdsprep.checks import Kind
+from wdsprep.checks.survey import DatasetSurvey, smallest_unit
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.names import CAPTION_TABLE, lookup_name
+from wdsprep.errors import NotFoundError
+from wdsprep.store import opened
+from wdsprep.store.base import CHUNK_NBYTES, Store, stream
+
+
+def check_lookup(found: DatasetSurvey) -> None:
+    """One that is not there is made again by the next run."""
+    digest = found.receipts[0].settings.get("captions", "") if found.receipts else ""
+    name = lookup_name(digest)
+    if not digest or not {name, CAPTION_TABLE} <= found.there.keys():
+        return
+    store = opened(found.place.url)
+    if not (wanted := _stated(store, digest)):
+        return
+    watch = DigestKind.BLAKE3.new()
+    with suppress(NotFoundError):
+        with stream(store, name, watch=watch.update) as data:
+            while data.read(CHUNK_NBYTES):
+                pass
+        if watch.hexdigest() != wanted:
+            what = f"its {DigestKind.BLAKE3.shown} is not what {CAPTION_TABLE} says"
+            found.find(name, Kind.DAMAGED, what, smallest_unit(found))
+
+
+def _stated(store: Store, digest: str) -> str:
+    """The digest of the lookup's file; nothing where nobody says it."""
+    with suppress(NotFoundError, ValueError, KeyError, TypeError):
+        lookup = json.loads(store.read(CAPTION_TABLE))["lookup"]
+        if lookup["digest"] == digest:
+            return str(lookup["file_digest"])
+    return ""
