@@ -1,6 +1,7 @@
 """Other captions: out of a table or a field of the json, in place of the samples' own."""
 
 import json
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -310,6 +311,30 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
     assert "11 captions from the field long; 1 sample not in it, with their own" in told
 
 
+def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
+    few: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    listener = EncodeListener(told=told.append)
+    done = text_here(few, tmp_path / "lnog", caption_field="meta.lnog", listener=listener)
+    assert done.manifest.counts.get("named", 0) == 0
+    (line,) = (line for line in told if "none of the first" in line)
+    assert "none of the first 6 samples of" in line
+    assert "has a caption in meta.lnog" in line
+    assert "meta.long" in line
+
+    images, told[:] = tmp_path / "images", []
+    shutil.copytree(few, images)
+    (images / "64/000000.tar").unlink()  # whoever encodes it says so
+    table = parquet(tmp_path / "by.parquet", sha256=["f"], caption=["a"])
+    for name, options in {"a": {"caption_field": "long"}, "b": {"captions": table}}.items():
+        done = text_here(images, tmp_path / name, listener=listener, **options)
+        (failed,) = done.quarantined
+        assert "000000.tar is not there" in failed.reason
+        assert done.manifest.samples == 6
+    assert not [line for line in told if "none of the first" in line]
+
+
 # --- what cannot be
 
 
@@ -333,7 +358,6 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
         ({"captions": "t/by.csv"}, UsageError, "is by sha256, which the samples of .* lack: p"),
         ({"captions": "t/good.csv", "caption_field": "long"}, UsageError, "both say which"),
         ({"captions_by": "key"}, UsageError, "--captions-by is for a table: give --captions"),
-        ({"caption_field": "meta.lnog"}, UsageError, "none of the first samples of .* meta.long"),
         ({"caption_field": "meta..long"}, UsageError, "is no path in a json"),
         ({"caption_field": "long", "caption_name": "a/b"}, UsageError, "cannot be called 'a/b'"),
         ({"caption_fields": "a,meta.a"}, UsageError, "two of --caption-fields end in 'a'"),

@@ -17,7 +17,7 @@ from typing import Any
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.state import read_each
 from wdsprep.encoding.captions import (
@@ -31,12 +31,13 @@ from wdsprep.encoding.captions import (
 )
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, Pair, digest_there, open_lookup
-from wdsprep.errors import NotFoundError, SourceError, UsageError
+from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
+from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.files import Table, TableFiles
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store
+from wdsprep.store import open_store, opened
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.text import EXAMPLES, columns, human_time, plural
@@ -210,18 +211,21 @@ def ready_captions(
     places: Sequence[str],
     *,
     is_kept: bool,
+    hashed_by: str | None,
     told: Callable[[str], object],
 ) -> ReadyCaptions:
     """Nothing is written to the datasets at `places`; a lookup that is there need not be made, if
-    it `is_kept`. An error where something is not as it has to be."""
+    it `is_kept`. `hashed_by` is the digest that pack gave the images; None where it did not make
+    them. An error where something is not as it has to be."""
     sources = options.sources
     for source in sources:
-        if source.field:
-            _check_field(source.field, tars, shards)
+        if source.field and (missing := _lacks_field(source.field, tars, shards)):
+            told(missing)
     if not options.captions:
         return ReadyCaptions(sources)
     table = CaptionTable.find(options.captions, options.by, options.column)
-    _check_names(table.by, tars, shards)
+    if missing := _lacks_names(table.by, tars, shards, hashed_by):
+        told(missing)
     known = {_known(place) for place in places} if is_kept else set()
     read, file = known.pop() if len(known) == 1 else None, None
     if read is None or read.identity != table.identity:
@@ -250,38 +254,60 @@ def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead
 
 
 def _first(tars: TarsSource, shards: Sequence[ImageShard]) -> Iterator[tuple[str, Sample, bool]]:
+    """Of what can be read: who encodes a shard says what is wrong with it."""
     for shard in shards[:1]:
-        rows = tars.read_keyed(shard.item)
-        for key, row in islice(rows, LOOKED_AT):
-            if isinstance(row, Sample):
-                yield key, row, not shard.is_foreign
+        with suppress(NotFoundError, FormatError):
+            for key, row in islice(_texts(replace(tars, has_images=False), shard), LOOKED_AT):
+                if isinstance(row, Sample):
+                    yield key, row, not shard.is_foreign
 
 
-def _check_names(by: str, tars: TarsSource, shards: Sequence[ImageShard]) -> None:
-    """Whether the first samples have what a table names them by."""
+def _texts(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sample | Refusal]]:
+    store = opened(tars.url)
+    if is_read_in_parts(store, shard):
+        return read_texts(tars, store, shard)
+    return tars.read_keyed(shard.item)
+
+
+def _lacks_names(
+    by: str, tars: TarsSource, shards: Sequence[ImageShard], hashed_by: str | None
+) -> str:
+    """What is to be told where the first samples lack what a table names them by. Others may have
+    it, but for a digest that pack was not asked for."""
     if by == "key":
-        return
-    first = (name_of(by, *each[:2], is_packed=each[2]) for each in _first(tars, shards))
-    if not any(first):
-        hint = ": pack with --compute-hash sha256," if by == "sha256" else ":"
+        return ""
+    first = [name_of(by, *each[:2], is_packed=each[2]) for each in _first(tars, shards)]
+    if any(first) or not first:
+        return ""
+    if by == "sha256" and hashed_by not in (None, by):
         raise UsageError(
-            f"--captions is by {by}, which the samples of {tars.url} lack{hint} or give a table "
-            "with another of " + ", ".join(name for name in BY if name != by)
+            f"--captions is by {by}, which the samples of {tars.url} lack: pack with "
+            "--compute-hash sha256, or give a table with another of "
+            + ", ".join(name for name in BY if name != by)
         )
+    return (
+        f"none of the first {plural(len(first), 'sample')} of {tars.url} has a {by}, which "
+        "--captions is by: samples without one keep their own captions"
+    )
 
 
-def _check_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> None:
+def _lacks_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
+    """What is to be told where the first samples have no caption there."""
     captions = FieldCaptions(path)
     there: dict[str, None] = {}
+    seen = 0
     for key, sample, is_packed in _first(tars, shards):
         if captions.find(key, sample, is_packed=is_packed):
-            return
+            return ""
+        seen += 1
         meta = sample.facts.get("meta")
         there |= dict.fromkeys(sample.facts)
         there |= dict.fromkeys(f"meta.{name}" for name in (meta if isinstance(meta, dict) else ()))
-    raise UsageError(
-        f"none of the first samples of {tars.url} has a caption in {path}: their json has "
-        f"{columns(sorted(there))}"
+    if not seen:
+        return ""
+    return (
+        f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
+        f"samples without one keep their own captions; their json has {columns(sorted(there))}"
     )
 
 

@@ -436,6 +436,7 @@ def _ready(
         phases[0].wanted,
         [phase.latents for phase in phases],
         is_kept=not run_options.overwrite,
+        hashed_by=source.hashed_by,
         told=listener.told,
     )
 

@@ -80,6 +80,8 @@ class ImageShards:
     max_area: int
     """That pack let pass, in pixels; 0 where nobody says."""
     count: Callable[[Item], int]
+    hashed_by: str | None = None
+    """The digest that pack gave each image, if any; None where nobody says."""
 
     def first(self, limit: int) -> tuple[ImageShard, ...]:
         """Those with the first `limit` samples (0: all), the last one cut where they end."""
@@ -121,6 +123,7 @@ def find_image_shards(
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
+        hashed_by=manifest.settings.get("compute_hash", ""),
     )
 
 
