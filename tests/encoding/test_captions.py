@@ -1,5 +1,6 @@
 """Other captions: out of a table or a field of the json, in place of the samples' own."""
 
+import io
 import json
 import shutil
 import tarfile
@@ -149,6 +150,30 @@ def test_tars_of_others_are_named_by_their_keys_and_sources(few: Path, tmp_path:
         out = tmp_path / by
         text_here(tmp_path / "tars", out, resolution=64, captions=csv, captions_by=by)
         assert [key for key, text in captions_in(out).items() if text == "new"] == [wanted]
+
+
+def test_rows_of_samples_that_are_refused_are_taken_and_no_text_breaks_a_worker(
+    tmp_path: Path,
+) -> None:
+    """A caption file that is no UTF-8, and halves of characters in a json."""
+    jpg = (pictures(tmp_path / "in", range(1)) / "photo-0000.jpg").read_bytes()
+    members = {
+        "a.txt": b"ok", "b.txt": b"\xff\xfe bad",
+        "c.json": b'{"caption": "own \\ud800", "long": "long \\ud800"}',
+    }  # fmt: skip
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars/a.tar", "w") as tar:
+        for name, data in members.items():
+            for each, held in ((f"{name[0]}.jpg", jpg), (name, data)):
+                (info := tarfile.TarInfo(each)).size = len(held)
+                tar.addfile(info, io.BytesIO(held))
+    csv = tmp_path / "new.csv"
+    csv.write_text("key,caption\na,A\nb,B\nnobody,C\n")
+    report = reported(tmp_path / "tars", tmp_path / "out", resolution=64, captions=csv)
+    assert (report.named, report.unmatched, report.unmatched_examples) == (1, 1, ("nobody",))
+    assert captions_in(tmp_path / "out") == {"a": "A", "c": "own ?"}
+    text_here(tmp_path / "tars", tmp_path / "long", resolution=64, caption_field="long")
+    assert captions_in(tmp_path / "long") == {"a": "ok", "c": "long ?"}
 
 
 # --- what is told, whatever runs it takes

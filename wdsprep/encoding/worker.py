@@ -33,7 +33,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions import Captions, CaptionSource, Named
+from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
 from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
@@ -75,8 +75,16 @@ class Fed:
     """The numbers of those that the results are for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A sample that is none; what was found for it is taken all the same, for those outputs."""
+
+    reject: Reject
+    named: Sequence[tuple[Named | None, Sequence[int]]]
+
+
 class Feeder:
-    """`entries` are the samples of the shard in order, each one fed or rejected; after them None,
+    """`entries` are the samples of the shard in order, each one fed or refused; after them None,
     or the error that ended the reading."""
 
     def __init__(
@@ -90,7 +98,7 @@ class Feeder:
     ) -> None:
         """`captioned` are where captions are found, and which of the engine's cuts of each image go
         with them. Where no `part` of a sample is its image, that is passed over."""
-        self.entries: queue.SimpleQueue[Fed | Reject | Exception | None] = queue.SimpleQueue()
+        self.entries: queue.SimpleQueue[Fed | Refused | Exception | None] = queue.SimpleQueue()
         has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
         self._source = source if has_images else replace(source, has_images=False)
@@ -130,19 +138,28 @@ class Feeder:
         else:
             self.entries.put(None)
 
-    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | Reject]:
+    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | Refused]:
         if isinstance(row, Refusal):
-            yield row.to_reject(key)
+            yield self._refused(row.to_reject(key), Sample(source=row.source, image=b""))
             return
         if leads_out(key):
-            yield Reject(key=key, source=row.source, code=Code.BAD_KEY)
+            yield self._refused(Reject(key=key, source=row.source, code=Code.BAD_KEY), row)
             return
-        bare, is_packed = replace(row, image=b""), not self._shard.is_foreign
         for captions, cuts in self._captioned:
-            named = captions.find(key, row, is_packed=is_packed)
-            sample = replace(bare, captions=(named.caption,)) if named else bare
-            result = self._engine.put(key, row.image, sample.caption, self._part, cuts)
+            named = self._find(captions, key, row)
+            caption = plain(named.caption if named else row.caption)
+            sample = replace(row, image=b"", captions=(caption,))
+            result = self._engine.put(key, row.image, caption, self._part, cuts)
             yield Fed(key, sample, named, result, cuts)
+
+    def _refused(self, reject: Reject, row: Sample) -> Refused:
+        named = [
+            (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
+        ]
+        return Refused(reject, named)
+
+    def _find(self, captions: Captions, key: str, row: Sample) -> Named | None:
+        return captions.find(key, row, is_packed=not self._shard.is_foreign)
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """The samples of the tar, and at the end the certainty that it is what it was."""
@@ -347,9 +364,11 @@ class EncodeWorker:
                 return
             if isinstance(entry, Exception):
                 raise entry
-            if isinstance(entry, Reject):
-                for output in outputs.values():
-                    output.rejects.add(entry)
+            if isinstance(entry, Refused):
+                for named, numbers in entry.named:
+                    for number in numbers:
+                        outputs[number].taken.note_row(named)
+                        outputs[number].rejects.add(entry.reject)
             else:
                 yield from self._write(entry, outputs)
             if time.monotonic() - told > PROGRESS_S:
