@@ -26,6 +26,7 @@ from tests.kit.packs import manifest_of, pack, tree, upload, write_files
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
+from wdsprep.cli.encode import captions_lines
 from wdsprep.dataset.names import CAPTION_TABLE
 from wdsprep.encoding.caption_table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
@@ -208,6 +209,13 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
 
     (taken := tmp_path / "again/captions/64/000001.jsonl").write_bytes(b"{}")
+    lost = reported(few, tmp_path / "again", captions=table)
+    assert (lost.unmatched, lost.lost) == (None, ("captions/64/000001.jsonl",))
+    (line,) = (line for line in captions_lines(lost) if "not known" in line)
+    assert f'"wdsprep repair {tmp_path}/again", then the same command again' in line
+    taken.unlink()
+    assert reported(few, tmp_path / "again", captions=table).lost == lost.lost
+    taken.write_bytes(b"{}")
     (finding,) = verify(few, tmp_path / "again").findings
     assert (finding.name, finding.kind) == ("captions/64/000001.jsonl", Kind.DAMAGED)
     assert repair(tmp_path / "again", yes=True).is_whole

@@ -22,7 +22,7 @@ from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import human_bytes, human_counts, plural
+from wdsprep.text import EXAMPLES, command, human_bytes, human_counts, plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
@@ -214,6 +214,15 @@ def captions_lines(report: CaptionReport) -> list[str]:
     if twice := read.lookup.twice:
         some = _some(read.lookup.examples, twice)
         lines.append(f"{plural(twice, source.by)} twice in it, where the first row holds{some}")
+    if report.lost:
+        files = plural(len(report.lost), "file")
+        lines.append(
+            Kept(
+                f"which {source.by} of it no sample has is not known, as {files} that said so "
+                f"cannot be read{_some(report.lost[:EXAMPLES], len(report.lost))}: "
+                f"run {command('repair', report.place)}, then the same command again"
+            )
+        )
     if missing := report.unmatched:
         some = _some(report.unmatched_examples, missing)
         lines.append(f"{plural(missing, source.by)} of it that no sample has{some}")

@@ -324,8 +324,12 @@ class CaptionReport:
     table: str = ""
     read: TableRead | None = None
     unmatched: int | None = None
-    """Rows that no sample has; None while not all samples are there."""
+    """Rows that no sample has; None while not all samples are there, or not all say what they
+    have."""
     unmatched_examples: tuple[str, ...] = ()
+    place: str = ""
+    lost: tuple[str, ...] = ()
+    """Files that should say which rows the samples of their unit have, and cannot be read."""
 
 
 def report_of(
@@ -334,14 +338,14 @@ def report_of(
     """Which rows nobody has is known of a dataset that is complete."""
     named = manifest.counts.get("named", 0)
     unnamed = manifest.samples - named
-    report = CaptionReport(source=source, named=named, unnamed=unnamed)
+    report = CaptionReport(source=source, named=named, unnamed=unnamed, place=place)
     if ready.read is None:
         return report
     store = open_store(place)
     report = replace(report, table=ready.table, read=ready.read)
-    rows, keys = _taken(store, manifest, ready.read.lookup.names)
-    report = replace(report, unnamed_examples=keys)
-    if not manifest.complete:
+    rows, keys, lost = _taken(store, manifest, ready.read.lookup.names)
+    report = replace(report, unnamed_examples=keys, lost=lost)
+    if not manifest.complete or lost:
         return report
     left = islice((row for row, taken in enumerate(rows) if not taken), EXAMPLES)
     missing = rows.count(0)
@@ -349,19 +353,25 @@ def report_of(
     return replace(report, unmatched=missing, unmatched_examples=examples)
 
 
-def _taken(store: Store, manifest: Manifest, names: int) -> tuple[bytearray, tuple[str, ...]]:
-    """A byte for each row of the lookup, 1 where a sample has taken it; and some keys of samples
-    that it does not name."""
-    rows = bytearray(names)
+def _taken(
+    store: Store, manifest: Manifest, names: int
+) -> tuple[bytearray, tuple[str, ...], tuple[str, ...]]:
+    """A byte for each row of the lookup, 1 where a sample has taken it; some keys of samples that
+    it does not name; and files that cannot be read."""
+    rows, lost = bytearray(names), list[str]()
 
     def unnamed(unit: str) -> list[str]:
-        taken = Taken.from_bytes(store.read(taken_name(unit)))
-        for row in taken.rows:
-            rows[row] = 1
+        try:
+            taken = Taken.from_bytes(store.read(taken_name(unit)))
+            for row in taken.rows:
+                rows[row] = 1
+        except (NotFoundError, LookupError, OverflowError, TypeError, ValueError):
+            lost.append(taken_name(unit))
+            return []
         return taken.unnamed
 
     found = read_each(unnamed, manifest.ledger.units(), lambda _count: None)
-    return rows, tuple(islice(chain.from_iterable(found), EXAMPLES))
+    return rows, tuple(islice(chain.from_iterable(found), EXAMPLES)), tuple(sorted(lost))
 
 
 def _names(store: Store, lookup: Lookup, rows: Sequence[int]) -> list[str]:
