@@ -17,6 +17,9 @@ embeddings of one length.
 Of 40 shapes each has latents of 3,600 cells, as the square (60 x 60) of the rival has, so that both
 read the same bytes. A dataset of 100,000 shards of 40 shapes is its manifest alone, of 72 MB.
 
+Latents (4, 60, 60) and embeddings stand in one dataset, and in two that are joined, read in batches
+of 64 and of 256.
+
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
 making a client of S3.
@@ -40,7 +43,7 @@ import numpy as np
 from tools.benches import CORES, TOOLS, Group, Rival, Role, call, note, peers, took
 from tools.benches.order import peak_kb
 
-SHARDS, SAMPLES, BATCH, S3_BATCH, S3_SHARDS = 20, 500, 64, 256, 34
+SHARDS, SAMPLES, BATCH, LARGE, S3_SHARDS = 20, 500, 64, 256, 34
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 AHEAD = 4  # batches, where reading alone is measured
 EPOCHS, TOKENS, LENGTH, WIDTH = 8, 60, 300, 2304  # where captions are of true length
@@ -170,17 +173,19 @@ def _shapes(home: Path, shards: int) -> Iterator[Group]:
 def _joined(home: Path, shards: int) -> Iterator[Group]:
     places = [str(home / name) for name in ("both", "latents", "text")]
     make_joined(places, shards)
-    one = Rival(name="one dataset, the same bytes", command=call(read_joined, places[0], ""))
-    ours = Rival(
-        name="latents and text, joined", command=call(read_joined, *places[1:]), role=Role.OURS
-    )
-    yield Group(
-        name="load-join",
-        title="epochs of two datasets beside each other",
-        count=JOIN_EPOCHS * (shards * SAMPLES // BATCH) * BATCH,
-        rivals=[ours, one],
-        targets={one.name: 0.9},
-    )
+    for batch in (BATCH, LARGE):
+        both, joined = call(read_joined, batch, places[0]), call(read_joined, batch, *places[1:])
+        one = Rival(name="one dataset, the same bytes", command=both)
+        yield Group(
+            name=f"load-join-{batch}",
+            title=f"epochs of two datasets beside each other, batches of {batch}",
+            count=JOIN_EPOCHS * (shards * SAMPLES // batch) * batch,
+            rivals=[
+                Rival(name="latents and text, joined", command=joined, role=Role.OURS),
+                one,
+            ],
+            targets={one.name: 0.9},
+        )
     shutil.rmtree(home)
 
 
@@ -208,7 +213,7 @@ def _from_s3(home: Path, shards: int) -> Iterator[Group]:
         url = make("s3://bench/latents", shards)
         cache = home / "cache"
         subprocess.run(call(read_s3, url, cache), check=True, capture_output=True)
-        steps = shards * SAMPLES // S3_BATCH
+        steps = shards * SAMPLES // LARGE
         yield Group(
             name="load-s3",
             title="an epoch from S3",
@@ -233,10 +238,10 @@ def _from_s3(home: Path, shards: int) -> Iterator[Group]:
             rivals=[
                 Rival(
                     name=f"wdsprep, batch of {batch}",
-                    command=call(first, "wdsprep", url, steps * 9 // 10 * S3_BATCH // batch, batch),
+                    command=call(first, "wdsprep", url, steps * 9 // 10 * LARGE // batch, batch),
                     role=Role.OURS,
                 )
-                for batch in (BATCH, S3_BATCH)
+                for batch in (BATCH, LARGE)
             ],
         )
     finally:
@@ -389,11 +394,11 @@ def read_shapes(folder: str) -> None:
     took(time.perf_counter() - started)
 
 
-def read_joined(folder: str, join: str) -> None:
+def read_joined(batch: int, folder: str, *join: str) -> None:
     import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
 
     started = time.perf_counter()
-    for _ in _ours(folder, BATCH, epochs=JOIN_EPOCHS, join=[join] if join else ()):
+    for _ in _ours(folder, batch, epochs=JOIN_EPOCHS, join=join):
         pass
     took(time.perf_counter() - started)
 
@@ -464,7 +469,7 @@ def read_s3(url: str, cache: str) -> None:
     S3Store.read_into = counted  # type: ignore[method-assign]
     options = {"cache": cache, "cache_nbytes": 8 << 30} if cache else {}
     started = time.perf_counter()
-    samples = sum(len(batch["key"]) for batch in _ours(url, S3_BATCH, **options))
+    samples = sum(len(batch["key"]) for batch in _ours(url, LARGE, **options))
     took(time.perf_counter() - started)
     note(f"{asked[0] / samples / 1e3:.0f} KB were asked of S3 for each sample of 166 KB")
 
