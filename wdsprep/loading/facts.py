@@ -153,7 +153,7 @@ class _Reader:
         keys = [member[0] if member else "" for member in members]
         facts: list[dict[str, Any] | None] = [None] * len(keys)
         if self._parses:
-            facts = _parsed([member[1] if member else b"" for member in members])
+            facts = [_parsed(member[1]) if member else None for member in members]
         asked: Sequence[Any] = facts if self._parses else members
         damaged = [number for number, one in enumerate(asked) if one is None]
         return SomeFacts(shard, first, keys, facts, damaged)
@@ -250,15 +250,16 @@ def _near_the_end(data: bytes) -> tuple[str, bytes] | None:
     return None
 
 
-def _parsed(members: Sequence[bytes]) -> list[dict[str, Any] | None]:
-    """All as one list, which takes less time than one by one; unless one is damaged."""
+def _parsed(member: bytes) -> dict[str, Any] | None:
+    """The quick way, which is that of nearly all."""
     try:
-        found = _QUICK.decode((b"[" + b",".join(members) + b"]").decode())
-        if len(found) == len(members) and all(type(one) is dict for one in found):
-            return list(found)
+        text = member.decode()
+        found, end = _QUICK.raw_decode(text)
+        if end == len(text) and type(found) is dict:
+            return found
     except (ValueError, RecursionError):
         pass
-    return [_parsed_alone(one) for one in members]
+    return _parsed_alone(member)
 
 
 _QUICK = json.JSONDecoder(parse_constant=lambda _name: None)
