@@ -6,6 +6,7 @@ any number of ranks and threads, and after a resume; each pass over the data get
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.order.chance import Ints, Words, draw, key_of
 from wdsprep.loading.taking import TEXTS, check_once, givers
-from wdsprep.text import real
+from wdsprep.loading.where import in_short
+from wdsprep.text import plural, real
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Prepared
@@ -40,7 +42,9 @@ Empty = dict[str, torch.Tensor]
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
     """`drop_text` is the rate at which captions are left out, `flip` that at which images are
-    mirrored, `pixels` the side of a crop, and `cut` how images are cut for the models."""
+    mirrored, `pixels` the side of a crop, and `cut` how images are cut for the models. `captions`
+    are names with their shares, of which each sample has one by chance: of text datasets, or of
+    places in the json. `empty` are the arrays of the empty caption, by stream and choice."""
 
     datasets: tuple[Dataset, ...]
     seed: int
@@ -61,6 +65,9 @@ class Effects:
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
         flip = {"flip": self.flip} if self.flip else {}
+        shown = ", ".join(f"{name} {share!r}" for name, share in self.captions)
+        picked = {"captions": in_short(shown)} if shown else {}
+        usual = {"drop_text": self.drop_text, "pixels": self.pixels}
         conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
         where = {"where": _shared(list(conditions))} if any(conditions) else {}
         return {"drop_text": self.drop_text, "pixels": self.pixels} | flip | latents | area | where
@@ -179,16 +186,20 @@ def effects_of(
 
 
 def _weighed(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """Those that are ever picked, in one order however they were given."""
+    """Those that are ever picked, with their shares of all, in one order; the same for the same
+    proportions."""
     if not isinstance(captions, Mapping):
         raise UsageError(f"captions {captions!r}: give weights by name, as {{'alt': 1, 'long': 4}}")
     for name, weight in captions.items():
+        if not isinstance(name, str):
+            raise UsageError(f"captions {name!r}: names are texts, as in {{'alt': 1, 'long': 4}}")
         if not 0 <= real(f"the weight of captions {name!r}", weight) < float("inf"):
             raise UsageError(f"captions {name!r}: {weight} is no weight: give 0 or more")
-    found = tuple((name, float(captions[name])) for name in sorted(captions) if captions[name])
-    if captions and not found:
+    weights = {name: Fraction(float(captions[name])) for name in sorted(captions) if captions[name]}
+    if captions and not weights:
         raise UsageError("captions: all weights are 0: give one that is more")
-    return found
+    total = sum(weights.values())
+    return tuple((name, float(weight / total)) for name, weight in weights.items())
 
 
 def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
