@@ -391,6 +391,8 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     assert "load it first" in refused(latents, shaped)
     assert "joined twice" in refused(latents, texts, texts)
     assert "joined twice" in refused(latents, latents)
+    (tmp_path / "link").symlink_to(texts)
+    assert "joined twice" in refused(latents, texts, str(tmp_path / "link"))
     assert "both have pooled, emb" in refused(latents, texts, both)
     assert "no dataset of ours" in refused(latents, str(tmp_path / "nothing"))
     second = made("second", fields=(field("t5", (9, 4), "bfloat16", is_variable=True),))

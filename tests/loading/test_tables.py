@@ -216,6 +216,10 @@ def test_two_tables_and_one_that_is_not_there(data: str, scores: str, tmp_path: 
         load(data, join=[scores, write_table(tmp_path / "twice.csv", own)])
     with pytest.raises(NotFoundError, match=r"gone\.parquet is not there"):
         load(data, join=[str(tmp_path / "gone.parquet")])
+    for nothing in (5, "", [""], {1: 2}):
+        with pytest.raises(UsageError, match="is no dataset: give paths or URLs"):
+            load(data, join=nothing)
+    assert len(load(data, join=None)) == COUNT // 5
 
 
 def test_a_table_on_s3(data: str, scores: str, bucket: str) -> None:

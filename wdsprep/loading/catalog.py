@@ -53,7 +53,7 @@ _log = logging.getLogger("wdsprep")
 
 
 Place = str | os.PathLike[str]
-Places = Place | Sequence[Place]
+Places = Place | Sequence[Place] | None
 
 
 @dataclass(frozen=True)
@@ -265,8 +265,10 @@ def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
 
 def places_of(join: Places) -> tuple[str, ...]:
     """Of what is to be joined."""
-    given: list[Any] = [join] if isinstance(join, str | os.PathLike) else [*join]
-    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
+    given: list[Any] = [] if join is None else [join]
+    if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
+        given = [*join]
+    if wrong := [e for e in given if not isinstance(e, str | os.PathLike) or not os.fspath(e)]:
         raise UsageError(f"join: {wrong[0]!r} is no dataset: give paths or URLs")
     return tuple(str(os.fspath(each)) for each in given)
 

@@ -42,6 +42,8 @@ from wdsprep.loading.parts import (
 )
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
+from wdsprep.store.base import Store
+from wdsprep.store.local import LocalStore
 from wdsprep.text import command, plural
 
 KEPT_NBYTES = 32 << 20
@@ -231,15 +233,22 @@ def _joined(
         )
     first = ImagePositions.of(whole.files, whole.files.inputs)
     beside: list[Joined] = []
-    for place in whole.join:
-        url = open_store(place).url
-        if url == whole.store.url or url in {each.dataset.store.url for each in beside}:
+    for place in places:
+        store = open_store(place)
+        url = store.url
+        others = whole, *(each.dataset for each in beside)
+        if _place_of(store) in {_place_of(other.store) for other in others}:
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
             opened[url] = _opened(place)
         beside.append(_matched(first, *opened[url]))
     left = _without_lacking(whole, parts, beside)
     return [replace(part, joined=tuple(beside)) for part in left]
+
+
+def _place_of(store: Store) -> str:
+    """One for all ways to write it."""
+    return str(store.root.resolve()) if isinstance(store, LocalStore) else store.url
 
 
 def _opened(place: str) -> tuple[Dataset, Manifest]:

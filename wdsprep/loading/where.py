@@ -13,6 +13,7 @@ the contents of the dataset and the condition, so a run that begins again finds 
 
 import ast
 import logging
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,12 +66,13 @@ class Values:
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> "Values":
+        found = [_float(one) if type(one) in (int, float) else one for one in found]
         kinds = {*map(type, found)}
         there = np.array([one is not None for one in found], np.bool_)
         if kinds <= {int, float, bool, type(None)} and kinds - {type(None)}:
-            return cls(np.array([_float(one or 0) for one in found], np.float64), there)
+            return cls(np.array([one or 0 for one in found], np.float64), there)
         array = np.empty(len(found), object)
-        array[:] = [_float(one) if type(one) is int else one for one in found]
+        array[:] = found
         return cls(array, there)
 
     @classmethod
@@ -98,7 +100,9 @@ class Condition:
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            raise UsageError(f'where="{text}": {error.msg} at character {error.offset}') from None
+            raise UsageError(
+                f'where="{in_short(text)}": {error.msg} at character {error.offset}'
+            ) from None
         except (ValueError, MemoryError, RecursionError) as error:
             raise UsageError(f"where= cannot be read: {error}") from None
         self.names: dict[PathParts, None] = {}
@@ -136,10 +140,10 @@ class Condition:
             self._check(part)
 
     def _refuse(self, node: ast.expr) -> None:
-        part = ast.get_source_segment(self.text.strip(), node)
+        part = in_short(ast.get_source_segment(self.text.strip(), node) or "")
         raise UsageError(
-            f'where="{self.text}": {part!r} cannot be used: compare names with numbers and texts '
-            "by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
+            f'where="{in_short(self.text)}": {part!r} cannot be used: compare names with numbers '
+            "and texts by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
         )
 
     def holds(self, found: Mapping[PathParts, Values], count: int) -> Mask:
@@ -263,11 +267,13 @@ def _stands_in(one: Any, other: Any) -> bool:
         return False
 
 
-def _float(one: float) -> float:
+def _float(one: float) -> float | None:
+    """None where it is beyond what a float can be."""
     try:
-        return float(one)
+        found = float(one)
     except OverflowError:
-        return np.inf if one > 0 else -np.inf
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _number(one: Any) -> Any:
