@@ -188,6 +188,42 @@ def test_a_dataset_holds_what_the_models_make_and_verifies(
     assert not any((out / f"empty.{each}").exists() for each in OF_SIZES)
 
 
+def test_sizes_are_told_to_those_denoisers_that_want_them(family: Family) -> None:
+    made = {
+        name: [field.name for field in encoder(family(name), text="none").fields]
+        for name in ("Kolors", "CogView4", "Flux")
+    }
+    together, *each = OF_SIZES
+    assert made == {
+        "Kolors": ["latent.npy", together],
+        "CogView4": ["latent.npy", *each],
+        "Flux": ["latent.npy"],
+    }
+
+
+def test_latents_alone_and_text_alone_make_the_batches_of_one_dataset(
+    family: Family, few: Path, tmp_path: Path
+) -> None:
+    """What is made of sizes stands with the latents."""
+    how: dict[str, Any] = {"model": str(family("StableDiffusionXL")), "resolution": SIDE}
+    both, latents, text = (str(tmp_path / name) for name in ("both", "latents", "text"))
+    encode_here(few, both, **how)
+    encode_here(few, latents, text="none", **how)
+    encode_here(few, text, latents="none", **how)
+    options: dict[str, Any] = {"global_batch": 4, "drop_text": 0.3, "seed": 3, "epochs": 1}
+    wanted = list(wdsprep.load(both, **options))
+    found = list(wdsprep.load(latents, join=text, **options))
+    assert "time_ids" in wanted[0]
+    assert not verify(latents).findings
+    for before, after in zip(wanted, found, strict=True):
+        assert before.keys() == after.keys()
+        for member, value in before.items():
+            if torch.is_tensor(value):
+                assert torch.equal(value, after[member])
+            else:
+                assert value == after[member]
+
+
 @pytest.mark.parametrize("name", ["Flux", "StableDiffusionXL", "QwenImage", "Sana", "Kolors"])
 def test_tokens_are_those_that_the_encoders_get(name: str, family: Family) -> None:
     made = encoder(family(name), text="tokens")

@@ -591,9 +591,9 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
     """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
-    caption. All that needs torch is imported for pipelines alone."""
+    caption and of sizes. All that needs torch is imported for pipelines alone."""
     recipe = replace(recipe, **choices_for(recipe, model, device))
-    if model.pipeline is None:
+    if not model.pipeline_kind:
         return recipe, model
     from wdsprep.encoding.models.dry_run import asked
 

@@ -41,14 +41,16 @@ from wdsprep.errors import UsageError, WdsprepError, WorkError
 LONG = "a " * 2000  # words: longer than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
 """With something to clean, which some pipelines do where further packages are installed."""
-SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left", "target_size"}
+SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
+"""What is asked for beside these is the size that is to be made, be it as `target_size` or not."""
 
 
 def asked(model: Model, recipe: Recipe) -> Model:
     """The model with what its pipeline gives for a caption, if it has one: an array for each of
-    `Model.outputs`, which are fields, and the settings that decide it."""
+    `Model.outputs`, which are fields, and the settings that decide it. Without text there are what
+    is made of sizes, which are the image's."""
     if model.pipeline is None:
-        return model
+        return replace(model, outputs=_sizes_of(model.pipeline_kind))
     silence()
     kind = pipeline_class(model)
     call = PromptCall(kind, recipe.text_length)
@@ -121,6 +123,14 @@ def _fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
 def _stored(dtype: torch.dtype) -> str:
     """What holds the numbers of a half precision without loss, or a mixture of both."""
     return "<f2" if dtype == torch.float16 else BFLOAT16
+
+
+def _sizes_of(name: str) -> tuple[Field, ...]:
+    """The same of a class that need not be known here: images alone are encoded without it."""
+    import diffusers
+
+    kind = getattr(diffusers, name, None)
+    return () if kind is None else _sizes(kind)
 
 
 def _sizes(kind: Any) -> tuple[Field, ...]:

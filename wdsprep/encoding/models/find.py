@@ -96,8 +96,11 @@ class Model:
     towers: tuple[Tower, ...] = ()
     pipeline: TextPipeline | None = None
     """whose own code encodes text; None where `towers` do, or where there is no text"""
+    pipeline_kind: str = ""
+    """the class of the pipeline that it is a part of, be text wanted or not; empty of Stable
+    Diffusion, which needs no code of one"""
     outputs: tuple[Field, ...] = ()
-    """the arrays that it makes of a caption, once it has been asked"""
+    """the arrays that it makes of a caption and of sizes, once it has been asked"""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
     """what of it decides their bytes"""
 
@@ -232,6 +235,7 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
         upcast=rule.upcast,
         towers=towers,
         pipeline=parts.pipeline,
+        pipeline_kind="" if parts.is_plain else parts.kind,
         note=f"{what} has half-precision weights only" if variant_of(weights) else "",
     )
 

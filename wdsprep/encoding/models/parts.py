@@ -98,6 +98,12 @@ class ModelParts:
         return str(self.index.get("_class_name", ""))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a VAE and one CLIPTextModel is run, with no code of a pipeline."""
+        parts = _text_parts(self.index)
+        return not self.index or _is_stable_diffusion(self.kind, self.index, parts)
+
+    @property
     def is_best(self) -> bool:
         return not self.missing and variant_of(self.files) is None
 
@@ -198,8 +204,7 @@ def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | Non
     if not index:
         _check_one_tower(place)
         return None
-    used = {name: value for name, value in index.items() if _is_part(value) and all(value)}
-    parts = [part for name, value in used.items() if _is_of_text(part := Component(name, *value))]
+    parts = _text_parts(index)
     kind = index.get("_class_name")
     if _is_stable_diffusion(str(kind), index, parts):
         return None
@@ -218,6 +223,11 @@ def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | Non
         if not name.startswith("_") and not _is_part(value)
     }
     return TextPipeline(kind=str(kind), components=tuple(parts), arguments=plain)
+
+
+def _text_parts(index: Mapping[str, Any]) -> list[Component]:
+    used = {name: value for name, value in index.items() if _is_part(value) and all(value)}
+    return [part for name, value in used.items() if _is_of_text(part := Component(name, *value))]
 
 
 def _is_part(value: object) -> bool:
