@@ -392,6 +392,9 @@ def test_the_end_names_the_place_and_what_comes_next(
     assert command(images, out, "--latents", "none") == 0
     said = capsys.readouterr()
     text = said.out + said.err
+    assert f"14 shards, {COUNT} captions for resolution 64; model tiny" in text
+    assert f"{COUNT} captions encoded in " in text
+    assert "image" not in text.replace(str(images), "")
     assert f"{out}: {COUNT} samples in 14 shards" in text
     assert f'wdsprep.load("{out}"' in text
 
@@ -402,6 +405,7 @@ def test_what_shows_a_dataset_shows_one_of_text(
 ) -> None:
     made = texts(images, tmp_path / "text")
     overview = wdsprep.inspect(str(made)).facts
+    assert overview["kind"] == "text"
     assert (overview["samples"], overview["settings"]["latents"]) == (COUNT, "none")
     (key, sample), *_ = latents_of(made).items()
     assert wdsprep.inspect(str(made), key).facts["json"] == sample["json"]

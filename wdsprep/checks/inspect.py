@@ -87,7 +87,7 @@ class Overview:
         manifest = self.manifest
         state = "complete" if manifest.complete else "not complete"
         samples, shards = plural(manifest.samples, "sample"), plural(len(manifest.shards), "shard")
-        what = f"{manifest.dataset}, {state}: {samples} in {shards}"
+        what = f"{_kind(manifest)}, {state}: {samples} in {shards}"
         return f"<Overview {self.dataset!r}: {what}>"
 
     @property
@@ -106,6 +106,11 @@ class Overview:
         return patterns(self.dataset, self.manifest)
 
 
+def _kind(manifest: Manifest) -> str:
+    is_of_text = manifest.settings.get("latents") == "none"
+    return "text" if is_of_text else manifest.dataset
+
+
 def overview(manifest: Manifest) -> dict[str, Any]:
     """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
     shards = manifest.shards
@@ -118,7 +123,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "format": format_of(manifest.settings),
         "generations": list(manifest.generations),
         "inputs": manifest.inputs,
-        "kind": manifest.dataset,
+        "kind": _kind(manifest),
         "nbytes": manifest.nbytes,
         "quantiles": _quantiles(manifest.counts),
         "rejects": manifest.rejects,

@@ -74,6 +74,7 @@ class EncodeShow(RunShow):
             self.told(line)
         if begun.recipe.latents == "none":
             self._noun = "caption"
+            self.counted = "caption" if self.counted == "image" else self.counted
         self.start_counting()
 
     def details(self, _status: RunStatus) -> list[str]:
@@ -247,9 +248,8 @@ def _captions_facts(report: CaptionReport) -> dict[str, Any]:
 def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
-    phases = ", ".join(map(_phase, begun.phases))
-    if recipe.latents == "none":
-        phases = f"captions alone of {phases}"
+    noun = "caption" if recipe.latents == "none" else "image"
+    phases = ", ".join(_phase(phase, noun) for phase in begun.phases)
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
     lines = [f"{images}: {phases}; model {begun.model.name} in {precision} on {crew.device}"]
     if begun.model.note:
@@ -259,7 +259,7 @@ def describe(images: str, begun: EncodeBegun) -> list[str]:
     return lines
 
 
-def _phase(phase: EncodePhase) -> str:
-    counted = f", {plural(phase.samples, 'image')}" if phase.samples else ""
+def _phase(phase: EncodePhase, noun: str) -> str:
+    counted = f", {plural(phase.samples, noun)}" if phase.samples else ""
     shapes = f" in {plural(phase.shapes, 'shape')}" if phase.shapes else ""
     return f"{plural(phase.shards, 'shard')}{counted} for resolution {phase.resolution}{shapes}"
