@@ -382,6 +382,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/pictures"}, SourceError, "pictures holds no table"),
         ({"captions": "t/names.csv"}, UsageError, "has name, caption, and nothing that names"),
         ({"captions": "t/text.csv"}, UsageError, "has no column 'caption' .--caption-column.: it"),
+        ({"captions": "t/text.csv", "model": "./none"}, UsageError, "has no column 'caption'"),
         ({"captions": "t/good.csv", "captions_by": "url"}, UsageError, "no column 'url' .--captio"),
         ({"captions": "t/good.csv", "captions_by": "id"}, UsageError, "give one of key, source"),
         ({"captions": "t/list.jsonl"}, SourceError, "row 1 of .* has a list for its caption, not"),

@@ -204,8 +204,16 @@ class ReadyCaptions:
             self._file.close()
 
 
+def table_of(options: CaptionOptions) -> CaptionTable | None:
+    """The table that is asked for, of which nothing but its columns has been looked at."""
+    if not options.captions:
+        return None
+    return CaptionTable.find(options.captions, options.by, options.column)
+
+
 def ready_captions(
     options: CaptionOptions,
+    table: CaptionTable | None,
     tars: TarsSource,
     shards: Sequence[ImageShard],
     places: Sequence[str],
@@ -219,14 +227,12 @@ def ready_captions(
     them. An error where something is not as it has to be."""
     sources = options.sources
     for source in sources:
-        if source.field and (missing := _lacks_field(source.field, tars, shards)):
-            told(missing)
-    if not options.captions:
+        if source.field:
+            _check_field(source.field, tars, shards)
+    if table is None:
         return ReadyCaptions(sources)
-    table = CaptionTable.find(options.captions, options.by, options.column)
-    if missing := _lacks_names(table.by, tars, shards, hashed_by):
-        told(missing)
-    known = {_known(place) for place in places} if is_kept else set()
+    _check_names(table.by, tars, shards)
+    known = {TableRead.of(open_store(place)) for place in places} if is_kept else set()
     read, file = known.pop() if len(known) == 1 else None, None
     if read is None or read.identity != table.identity:
         read, file = _read(table, told)

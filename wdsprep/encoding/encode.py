@@ -22,9 +22,11 @@ from wdsprep.dataset.state import check_claim, form_there
 from wdsprep.encoding import HALF
 from wdsprep.encoding.caption_table import (
     CaptionReport,
+    CaptionTable,
     ReadyCaptions,
     ready_captions,
     report_of,
+    table_of,
 )
 from wdsprep.encoding.captions import (
     CAPTION,
@@ -348,6 +350,7 @@ def _encoded(
     hows = [phase.how for phase in phases]
     how = max(hows, key=lambda how: how.resolution)
     options = settled(options, listener.told)
+    table = table_of(captions)  # before a model is fetched for what cannot be
     has_vae = how.latents != "none"
     found = find_model(how.model, text=how.text, has_vae=has_vae, listener=listener.told)
     for each in hows if has_vae else ():
@@ -357,7 +360,7 @@ def _encoded(
     kinds = {phase.kind for phase in phases}
     chosen = {kind: settled_for(how, hashed_with(found, kind), crew.device) for kind in kinds}
     models = {kind: model for kind, (_, model) in chosen.items()}
-    ready = _ready(captions, phases, how, run_options, listener)
+    ready = _ready(captions, table, phases, how, run_options, listener)
     with closing(ready):
         sources = ready.sources * (len(phases) // len(ready.sources))
         captioned = zip(phases, sources, strict=True)
@@ -423,6 +426,7 @@ def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _
 
 def _ready(
     options: CaptionOptions,
+    table: CaptionTable | None,
     phases: Sequence[_Phase],
     how: Encode,
     run_options: RunOptions,
@@ -432,6 +436,7 @@ def _ready(
     source = phases[0].source
     return ready_captions(
         options,
+        table,
         tars_of(source.url, int(how.max_bytes)),
         phases[0].wanted,
         [phase.latents for phase in phases],
