@@ -380,6 +380,13 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/text.parquet"}, SourceError, "is no sound Parquet file"),
         ({"captions": "t/a.jpg"}, SourceError, "a.jpg is no table: give .parquet, .csv"),
         ({"captions": "t/pictures"}, SourceError, "pictures holds no table"),
+        ({"captions": "t/mixed"}, UsageError, r"Parquet and other tables \(b.csv, a.parquet\): n"),
+        ({"captions": "t/mixed/*"}, UsageError, "holds Parquet and other tables"),
+        ({"captions": "t/mixed/x*"}, SourceError, "is empty or not there: give .parquet"),
+        ({"captions": "t/head*"}, SourceError, "has no row: name a table"),
+        ({"captions": "t/huge.parquet"}, SourceError, "row 1 of .* has a caption of 9.0 MB, more"),
+        ({"out": "x-{caption}"}, UsageError, "x-{caption} needs a name for its captions"),
+        ({"out": "x-{resolution}", "resolution": 0}, UsageError, "x-{resolution} needs a resolution: give"),
         ({"captions": "t/names.csv"}, UsageError, "has name, caption, and nothing that names"),
         ({"captions": "t/text.csv"}, UsageError, "has no column 'caption' .--caption-column.: it"),
         ({"captions": "t/text.csv", "model": "./none"}, UsageError, "has no column 'caption'"),
@@ -404,10 +411,12 @@ def test_bad_input_is_one_line_before_anything_is_written(
 ) -> None:
     if "captions" in options:
         options = {**options, "captions": undigested.parent / options["captions"]}
+    out = tmp_path / options.get("out", "out")
+    options = {name: value for name, value in options.items() if name != "out"}
     with pytest.raises(error, match=words) as refused:
-        text_here(undigested, tmp_path / "out", **{"resolution": 64, **options})
+        text_here(undigested, out, **{"resolution": 64, **options})
     assert "\n" not in str(refused.value)
-    assert not (tmp_path / "out").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture(scope="module")
@@ -424,5 +433,7 @@ def undigested(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "list.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
         "true.jsonl": '{"key": true, "caption": "a"}\n', "blank.csv": "key,caption\n1,\n,a\n",
         "broken.jsonl": '{"key": "1", "caption": "a"}\n{"key"\n', "by.csv": "sha256,caption\nf,a\n",
+        "mixed/a.parquet": "x", "mixed/b.csv": "key,caption\n1,a\n",
     })  # fmt: skip
+    parquet(root / "t/huge.parquet", key=["1", "2"], caption=["a", "w" * 9_000_000])
     return pack(source, root / "images", "--buckets", "64")

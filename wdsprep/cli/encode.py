@@ -152,9 +152,10 @@ class EncodeShow(RunShow):
         """Of several datasets, name the one that is to be written anew."""
         if len(self._places) == 1:
             return line
-        alone = f"--resolution {manifest.settings['resolution']} --overwrite"
-        if field := manifest.settings.get("caption_field"):
-            alone = f"--caption-field {field} --overwrite"
+        settings = manifest.settings
+        alone = f"--resolution {settings['resolution']} --overwrite"
+        if settings.get("caption_name", OWN) in self._places:
+            alone = f"--caption-field {settings.get('caption_field', OWN)} --overwrite"
         return line.replace("--overwrite", alone)
 
     def _speed(self, samples: int) -> list[str]:

@@ -18,10 +18,11 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.state import read_each
 from wdsprep.encoding.captions import (
     BY,
+    OWN,
     CaptionOptions,
     CaptionSource,
     FieldCaptions,
@@ -33,6 +34,7 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, Pair, digest_there, open_lookup
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
+from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.files import Table, TableFiles
@@ -40,7 +42,7 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.text import EXAMPLES, columns, human_time, plural
+from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
 
 LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
 
@@ -131,13 +133,25 @@ class _Pairs:
                 why = f"has a {type(value).__name__} for its {what}, not a text"
                 raise self._unsound(file, number, why)
             if name and caption and (text := caption.strip()):
-                yield plain(name), plain(text)
+                if _is_too_long(text := plain(text)):
+                    nbytes = human_bytes(len(text.encode()))
+                    why = f"has a caption of {nbytes}, more than a sample can have"
+                    raise self._unsound(file, number, why)
+                yield plain(name), text
             else:
                 self.blank += 1
 
     def _unsound(self, file: str, number: int, why: str) -> SourceError:
         what = f"{self._table.files.url}/{file}"
         return SourceError(f"row {number} of {what} {why}: mend it (the first row is 0)")
+
+
+def _is_too_long(caption: str) -> bool:
+    """Whether it takes more than half of what the json of a sample may have, where a character
+    takes up to 6 bytes."""
+    if 12 * len(caption) < MAX_TEXT_NBYTES:
+        return False
+    return 2 * len(facts_bytes({OWN: caption})) > MAX_TEXT_NBYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

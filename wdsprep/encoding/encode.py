@@ -276,7 +276,9 @@ def places_of(
     called = [source.name for source in captions.sources]
     text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
+    _check_place(place, resolutions, latents, captions)
     if captions.fields:
+        place = place.replace(RESOLUTION, str(resolutions[0]))
         return _places_of_captions(place, latents, called)
     place = place.replace(CAPTION, called[0])
     if len(resolutions) > 1 and RESOLUTION not in place:
@@ -285,6 +287,21 @@ def places_of(
             f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
         )
     return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+def _check_place(
+    place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
+) -> None:
+    """What stands for something in it has to be given."""
+    if CAPTION in place and not (captions.field or captions.fields or captions.name):
+        raise UsageError(
+            f"{place} needs a name for its captions: give --caption-field, --caption-fields or "
+            f"--caption-name, or a place without {CAPTION}"
+        )
+    if RESOLUTION in place and latents == "none" and 0 in resolutions:
+        raise UsageError(
+            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
+        )
 
 
 def _places_of_captions(place: str, latents: str, called: Sequence[str]) -> dict[int | str, str]:

@@ -20,6 +20,7 @@ from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ALL_TARS,
     TEXT_TABLES,
+    Pattern,
     expand_braces,
     extension,
     is_tar,
@@ -93,12 +94,22 @@ def recognise_tables(url: str) -> TableFiles:
         return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
     if kind or is_web(url) or (not _is_folder(url) and _is_file(url)):
         raise SourceError(f"{url} is no table: give .parquet, .csv, .tsv or .jsonl")
-    store = opened(url)
-    names = list(islice((entry.name for entry in store.list()), LOOKED_AT))
+    folder, pattern = url, ""
+    if GLOB.search(url) and not _is_folder(url):
+        folder, pattern = _split_pattern(url)
+    wanted = Pattern(pattern or "*")
+    there = (entry.name for entry in opened(folder).list(wanted.start) if wanted.takes(entry.name))
+    names = list(islice(there, LOOKED_AT))
     if not (kinds := frozenset(map(table_kind, names)) & TABLES):
         holds = "holds no table" if names else "is empty or not there"
         raise SourceError(f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder")
-    return TableFiles(url=store.url, pattern="", kinds=PARQUET & kinds or kinds)
+    if kinds > PARQUET:
+        some = (next(name for name in names if table_kind(name) == kind) for kind in sorted(kinds))
+        raise UsageError(
+            f"{url} holds Parquet and other tables ({', '.join(some)}): name those that are meant, "
+            "as in FOLDER/*.parquet"
+        )
+    return TableFiles(url=opened(folder).url, pattern=pattern, kinds=kinds)
 
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
