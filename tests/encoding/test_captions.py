@@ -386,7 +386,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/head*"}, SourceError, "has no row: name a table"),
         ({"captions": "t/huge.parquet"}, SourceError, "row 1 of .* has a caption of 9.0 MB, more"),
         ({"out": "x-{caption}"}, UsageError, "x-{caption} needs a name for its captions"),
-        ({"out": "x-{resolution}", "resolution": 0}, UsageError, "x-{resolution} needs a resolution: give"),
+        ({"out": "x-{resolution}", "resolution": 0}, UsageError, "needs a resolution: give"),
         ({"captions": "t/names.csv"}, UsageError, "has name, caption, and nothing that names"),
         ({"captions": "t/text.csv"}, UsageError, "has no column 'caption' .--caption-column.: it"),
         ({"captions": "t/text.csv", "model": "./none"}, UsageError, "has no column 'caption'"),
