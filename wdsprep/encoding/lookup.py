@@ -12,6 +12,7 @@ and in however many files, it is the same lookup. Where it has a name twice, its
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from threading import Lock
 
 from blake3 import blake3
 
-from wdsprep.errors import FormatError, FullError, NotFoundError
+from wdsprep.errors import AccessError, FormatError, FullError, NotFoundError
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
@@ -32,6 +33,8 @@ PAGE_NBYTES = 16_384  # a row of up to a quarter of that lies in one page
 CACHE = "pragma cache_size=-32768"  # kB
 UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
 """What is lost with its process needs no journal."""
+UNUSED_S = 7 * 24 * 3600
+"""After this a copy of a lookup goes when another is made."""
 Pair = tuple[str, str]
 
 
@@ -136,6 +139,7 @@ class OpenLookup:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
+        _check_opens(path)
         uri = f"{path.as_uri()}?immutable=1"  # no locks, which NFS may lack
         with self._sound():
             self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
@@ -172,6 +176,16 @@ class OpenLookup:
         self._file.close()
 
 
+def _check_opens(path: Path) -> None:
+    """What SQLite says of a file that cannot be opened does not tell why."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path} is not there: run the same command again") from error
+    except OSError as error:
+        raise AccessError(f"{path} cannot be opened: {error.strerror}") from error
+
+
 def _damaged(what: str, how: str) -> FormatError:
     return FormatError(f"{what} is damaged ({how}): delete it, and run the same command again")
 
@@ -204,9 +218,19 @@ def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
         raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
     local = LocalStore(str(folder))
     with local.hold(f"{name}.hold"):
-        if digest_there(local, name) != file_digest:
+        if digest_there(local, name) == file_digest:
+            os.utime(folder / name)  # it is of use still
+        else:
             _copy(store, local, name, file_digest)
+            _drop_unused(local, name)
     return local
+
+
+def _drop_unused(local: LocalStore, name: str) -> None:
+    """Remove copies that no worker has opened for long; one that has it open keeps it."""
+    for entry in local.list(f"{name.rpartition('/')[0]}/"):
+        if entry.name != name and time.time() - entry.written_s > UNUSED_S:
+            local.delete(entry.name)
 
 
 def _copy(store: Store, local: LocalStore, name: str, file_digest: str) -> None:
@@ -235,9 +259,24 @@ def _at_once(file: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
+def _sorting_in(folder: str) -> Iterator[None]:
+    """SQLite has one such folder for the whole process, which is not to be changed while it sorts:
+    `lookup` is the only one here that has it sort, and one at a time."""
+    with closing(sqlite3.connect(":memory:")) as file:
+        file.execute("pragma temp_store_directory = '{}'".format(folder.replace("'", "''")))
+        try:
+            yield
+        finally:
+            file.execute("pragma temp_store_directory = ''")
+
+
+@contextmanager
 def _room() -> Iterator[None]:
+    """What SQLite sorts in files of its own waits in TMPDIR too; it would know of /var/tmp alone
+    where that is not set."""
     try:
-        yield
+        with _sorting_in(tempfile.gettempdir()):
+            yield
     except sqlite3.OperationalError as error:
         if "full" not in str(error):
             raise
