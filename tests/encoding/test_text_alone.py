@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,14 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
+from wdsprep.checks import Kind
+from wdsprep.dataset import reindex
+from wdsprep.dataset.names import receipt_name
 from wdsprep.dataset.reindex import index
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.rows import rows_of
+from wdsprep.dataset.state import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
@@ -41,7 +47,7 @@ from wdsprep.encoding.recipe import Encode
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry
+from wdsprep.store.base import Entry, Store
 
 
 @pytest.fixture
@@ -239,16 +245,29 @@ def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: 
     assert not findings(mixed, root)
 
 
+def without_digests(root: Path) -> None:
+    """As a dataset from before there were rows, whose receipts say nothing of them."""
+    manifest, store = manifest_of(root), open_store(str(root))
+    receipts = [
+        replace(receipt, files={n: d for n, d in receipt.files.items() if not n.endswith(".rows")})
+        for receipt in manifest.receipts
+    ]
+    for receipt in receipts:
+        (root / receipt_name(receipt.unit)).write_bytes(receipt.to_bytes())
+    write_manifest(store, replace(manifest, receipts=receipts))
+
+
 def test_rows_that_are_missing_are_made_of_keys_and_those_that_are_wrong_are_found(
     mixed: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "latents"
     shutil.copytree(mixed.parent / "latents", root)
+    without_digests(root)
     whole = tree(root)
     rows = rows_there(root)
     for name in rows:
         (root / name).unlink()
-    (note, *_) = [str(note) for note in check(root).notes if "rows" in str(note)]
+    (note, *_) = [str(note) for note in check(root).notes if note.name in rows]
     assert "wdsprep index" in note
     assert not findings(root)
     assert index(str(root)) == {name: len(data) // 4 for name, data in rows.items()}
@@ -261,6 +280,47 @@ def test_rows_that_are_missing_are_made_of_keys_and_those_that_are_wrong_are_fou
     repaired = wdsprep.repair(str(root), yes=True)
     assert repaired.is_whole
     assert tree(root) == whole
+
+
+def test_rows_that_a_receipt_speaks_of_are_made_again_by_repair(
+    mixed: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "latents"
+    shutil.copytree(mixed.parent / "latents", root)
+    whole = tree(root)
+    lost, wrong, *_ = rows = rows_there(root)
+    (root / lost).unlink()
+    (root / wrong).write_bytes(bytes(len(rows[wrong])))
+    assert {found.name for found in check(root).findings} == {lost, wrong}
+    assert [found.name for found in check(root, quick=True).findings] == [lost]
+    assert wdsprep.repair(str(root), yes=True).is_whole
+    assert tree(root) == whole
+    (root / lost).unlink()
+    assert index(str(root)) == {lost: len(rows[lost]) // 4}
+    assert tree(root) == whole
+
+
+@pytest.mark.usefixtures("cheap")
+def test_one_look_tells_that_rejects_at_the_end_need_no_rows(
+    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = texts(mixed, tmp_path / "text")
+    receipt = max(manifest_of(root).receipts, key=lambda receipt: receipt.inputs)
+    assert receipt.inputs > 2
+    last = list(members(root / receipt.shards[0].name))[-1]
+    reject = Reject(key=f"{int(last) + 1:0{len(last)}}", source="", code=Code.RECORD_LOST)
+    (root / f"rejects/{receipt.unit}.jsonl").write_text(reject.to_json())
+    looked: list[int] = []
+
+    def keys(store: Store, tar: str, offsets: Sequence[int]) -> list[str]:
+        looked.append(len(offsets))
+        return keys_there(store, tar, offsets)
+
+    keys_there = reindex._keys
+    monkeypatch.setattr(reindex, "LOOKS", 1)
+    monkeypatch.setattr(reindex, "_keys", keys)
+    assert reindex.write_rows(open_store(str(root)), receipt) == 0
+    assert looked == [2]
 
 
 @pytest.mark.usefixtures("cheap")
@@ -309,12 +369,39 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
         "64/x.tar.rows": [0, 2, 3]
     }
     assert not findings(out) + findings(made)
-    (out / "64/x.tar.rows").write_bytes(bytes(12))
+    rows = out / "64/x.tar.rows"
+    rows.write_bytes(bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]))  # such as could be
     (found,) = check(out).findings
-    assert (found.name, found.unit) == ("64/x.tar.rows", "64/x")
+    assert (found.name, found.unit, found.kind) == ("64/x.tar.rows", "64/x", Kind.DAMAGED)
+    rows.unlink()
+    told: list[str] = []
+    assert index(str(out), told=told.append) == {}
+    assert "wdsprep repair" in told.pop()
+    assert wdsprep.repair(str(out), yes=True).is_whole
+    encode_here(url, out)
+    assert rows_of(rows.read_bytes()).tolist() == [0, 2, 3]
+    without_digests(out)
+    rows.write_bytes(bytes(12))
+    (found,) = check(out).findings
     assert found.what == "its numbers cannot be those of its samples"
-    (out / "64/x.tar.rows").unlink()
-    assert index(str(out)) == {}
+    rows.unlink()
+    (note,) = [note for note in check(out).notes if note.name == "64/x.tar.rows"]
+    assert "wdsprep encode" in note.next_step
+    assert "--overwrite" in note.next_step
+    assert index(str(out), told=told.append) == {}
+    assert note.next_step in told.pop()
+
+
+@pytest.mark.usefixtures("cheap")
+def test_rows_of_other_tars_are_there_though_what_was_rejected_came_last(tmp_path: Path) -> None:
+    """Else nobody could tell them from rows that are missing."""
+    files = {"b.jpg": jpeg(1, (64, 64)), "a.jpg": jpeg(2, (32, 32))}
+    url = str(write_files(tmp_path / "tars", {"x.tar": tar_bytes(files.items())}) / "*.tar")
+    encode_here(url, tmp_path / "latents")
+    assert {name: rows_of(data).tolist() for name, data in rows_there(tmp_path).items()} == {
+        "latents/64/x.tar.rows": [0]
+    }
+    assert not check(tmp_path / "latents").findings + check(tmp_path / "latents").notes
 
 
 @pytest.mark.usefixtures("cheap")

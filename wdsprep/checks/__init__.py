@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from wdsprep.dataset.names import MAKERS
+from wdsprep.dataset.reindex import AGAIN
 
 
 class Kind(Enum):
@@ -38,12 +39,16 @@ class Kind(Enum):
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
     ROWLESS = "rowless"  # latents from before there were rows: a join with others needs them
+    UNTOLD = "untold"  # the same of tars that pack did not make: only a run tells rows again
     UNSETTLED = "unsettled"  # a step that the next run does again
     LEFTOVER = "leftover"
 
     @property
     def is_note(self) -> bool:
-        return self in (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNSETTLED, Kind.LEFTOVER)
+        return self in NOTES
+
+
+NOTES = (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNTOLD, Kind.UNSETTLED, Kind.LEFTOVER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +96,7 @@ _NEXT = {
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
     Kind.ROWLESS: 'run "wdsprep index {url}" before it is joined with another',
+    Kind.UNTOLD: AGAIN,
     Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
     Kind.LEFTOVER: "nothing to do",
 }

@@ -35,12 +35,12 @@ from wdsprep.dataset.names import (
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import write_index, write_rows
+from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.errors import NotFoundError
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.runners.base import CrewOptions
 from wdsprep.store.base import Store, stream, write_bytes
@@ -290,7 +290,8 @@ class _Repairer:
             return
         if name == rows_name(tar):
             self._store.delete(name)
-            write_rows(self._store, read_receipt(self._store, latent_unit(tar)))
+            if write_rows(self._store, read_receipt(self._store, latent_unit(tar))) is None:
+                raise FormatError(f"{self._store.url}/{name} cannot be made: {UNTOLD}: {AGAIN}")
         else:
             write_index(self._store, tar)
         self._tell()

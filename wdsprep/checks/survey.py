@@ -35,7 +35,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.rows import may_have_rows, rows_name
+from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows, rows_name
 from wdsprep.dataset.state import READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
@@ -217,6 +217,9 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
         index_nbytes = 8 * (shard.samples + 1)
         index = index_name(shard.name)
         yield Expected(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
+        if (rows := rows_name(shard.name)) in receipt.files:
+            kind = Kind.INDEX if keys_may_tell(receipt) else Kind.DAMAGED
+            yield Expected(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)
 
 
 def _check_presence(found: DatasetSurvey) -> None:

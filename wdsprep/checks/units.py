@@ -25,6 +25,7 @@ from wdsprep.dataset.names import (
     taken_name,
 )
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.rows import (
     are_plain,
@@ -206,23 +207,44 @@ class _Checker:
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
     def _rows(self) -> None:
-        """Which samples of the image shard those of a shard are: what keys say where pack gave
-        them, else what may be."""
+        """Which samples of the image shard those of a shard are: what its receipt says. One from
+        before there were rows says nothing: then what keys say where pack gave them, else what may
+        be."""
         for shard in self._receipt.shards:
-            keys, rejected = self._keys.get(shard.name), self._rejected
-            if keys is None or rejected is None:
-                return  # what is wrong is said of these
             name = rows_name(shard.name)
-            data = self._there(name)
-            positions = positions_of(self._receipt, keys, rejected)
-            if positions is not None:
-                wanted = b"" if are_plain(positions) else rows_bytes(positions)
-                if data != wanted and data:
-                    self._find(name, Kind.INDEX, "its numbers are not those that the keys tell")
-                elif data != wanted:
-                    self._find(name, Kind.ROWLESS, "it is missing")
-            elif data and not self._may_be_rows(data, shard.samples):
+            told = self._told_by_keys(shard)
+            if name in self._receipt.files:
+                self._stated_rows(name, told)
+            elif shard.name not in self._keys or self._rejected is None:
+                return  # what is wrong is said of these
+            elif (data := self._there(name)) == told:
+                continue
+            elif told is None and not data:
+                self._find(name, Kind.UNTOLD, f"it is missing, and {UNTOLD}")
+            elif told is None and not self._may_be_rows(data, shard.samples):
                 self._find(name, Kind.WRONG, "its numbers cannot be those of its samples")
+            elif told is not None and data:
+                self._find(name, Kind.INDEX, "its numbers are not those that the keys tell")
+            elif told is not None:
+                self._find(name, Kind.ROWLESS, "it is missing")
+
+    def _told_by_keys(self, shard: Shard) -> bytes | None:
+        """What keys say that the rows are: none where these are plain."""
+        keys, rejected = self._keys.get(shard.name), self._rejected
+        if keys is None or rejected is None:
+            return None
+        positions = positions_of(self._receipt, keys, rejected)
+        if positions is None or are_plain(positions):
+            return None if positions is None else b""
+        return rows_bytes(positions)
+
+    def _stated_rows(self, name: str, told: bytes | None) -> None:
+        """What keys tell again costs no unit."""
+        stated = self._receipt.files[name]
+        is_told = told is not None and self._kind.hex(told) == stated
+        data = None if name in self._unit.known else self._read(name)
+        if data is not None and self._kind.hex(data) != stated:
+            self._find(name, Kind.INDEX if is_told else Kind.DAMAGED, self._other)
 
     def _may_be_rows(self, data: bytes, samples: int) -> bool:
         """Whether each sample has a number of its own, which rise where keys would."""

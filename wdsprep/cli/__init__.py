@@ -456,15 +456,19 @@ def index_command(folder: str, as_json: bool) -> None:
     from wdsprep.dataset.reindex import index as index_tars
 
     line = ProgressLine()
-    done = index_tars(folder, line.counting("tar"))
+    untold: list[str] = []
+    done = index_tars(folder, line.counting("tar"), untold.append)
     line.clear()
-    text = f"nothing left to do: each tar in {folder} has its index"
+    text = f"each tar in {folder} has its index"
+    text = text if untold else f"nothing left to do: {text}"
     if done:
         rows = sum(name.endswith(".rows") for name in done)
         parts = [plural(rows, "file") + " of rows"] if rows else []
         if len(done) > rows:
             parts = [plural(len(done) - rows, "index", "indexes"), *parts]
         text = f"{' and '.join(parts)} written, of {plural(sum(done.values()), 'sample')}"
+    for warning in untold:
+        echo(f"warning: {warning}", err=True)
     tell([Kept(json.dumps(done)) if as_json else text])
 
 

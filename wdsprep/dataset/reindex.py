@@ -2,19 +2,23 @@
 made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.rows import (
+    NBYTES,
     are_plain,
+    keys_may_tell,
     may_have_rows,
     positions_of,
     rows_bytes,
     rows_name,
 )
+from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.state import read_each, read_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
@@ -24,13 +28,24 @@ from wdsprep.errors import SourceError, TarError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, stream, write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.text import Counting, unheard
+from wdsprep.text import Counting, command, unheard
+
+LOOKS = 8
+"""Keys of a shard that are seen first, beside its last one."""
+UNTOLD = "no keys tell which images its samples are of"
+"""Of rows of tars that pack did not make."""
+AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
 
 
-def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
+def index(
+    folder: str,
+    heard: Counting = unheard,
+    told: Callable[[str], None] = lambda _line: None,
+) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one; and, of
     a dataset of latents, the rows of each that has none and needs them. Returns how many samples
-    each of those has; `heard` is told how many are done, of how many."""
+    each of those has; `heard` is told how many are done, of how many, and `told` a line of what
+    nobody can make."""
     store = open_store(folder)
     there = {
         entry.name: entry
@@ -47,11 +62,13 @@ def index(folder: str, heard: Counting = unheard) -> dict[str, int]:
         heard(len(done), len(missing))
         done[name] = write_index(store, name)
     if MANIFEST in there:
-        done |= _write_rows(store, there.keys(), heard)
+        done |= _write_rows(store, there.keys(), heard, told)
     return done
 
 
-def _write_rows(store: Store, there: Iterable[str], heard: Counting) -> dict[str, int]:
+def _write_rows(
+    store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
+) -> dict[str, int]:
     """Those that are missing; how many samples each is of."""
     manifest = read_manifest(store)
     missing = [
@@ -60,31 +77,62 @@ def _write_rows(store: Store, there: Iterable[str], heard: Counting) -> dict[str
         if may_have_rows(receipt) and receipt.shards
         if rows_name(receipt.shards[0].name) not in there
     ]
+    mend = f'run {command("repair", store.url)}, then the same "wdsprep encode" again'
     done: dict[str, int] = {}
+    untold: dict[str, list[str]] = {}
     for number, receipt in enumerate(missing):
         heard(number, len(missing))
-        done |= write_rows(store, receipt)
+        (shard,) = receipt.shards
+        name, samples = rows_name(shard.name), write_rows(store, receipt)
+        if samples is None:
+            next_step = mend if name in receipt.files else AGAIN
+            untold.setdefault(next_step, []).append(name)
+        elif samples:
+            done[name] = samples
+    for next_step, names in untold.items():
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        told(f"{store.url}/{names[0]}{more} cannot be made: {UNTOLD}: {next_step}")
     return done
 
 
-def write_rows(store: Store, receipt: Receipt) -> dict[str, int]:
-    """Write which samples of its image shard those of a latent shard are, if they have to be told.
-    Of tars that pack did not make, none but a run over them knows."""
+def write_rows(store: Store, receipt: Receipt) -> int | None:
+    """Write which samples of its image shard those of a latent shard are, if they have to be told:
+    of how many. None where keys do not tell it: of tars that pack did not make, none but a run
+    over them knows."""
     (shard,) = receipt.shards
-    keys = _keys(store, shard.name)
-    rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
-    positions = positions_of(receipt, keys, rejected)
-    if positions is None or are_plain(positions):
-        return {}
     name = rows_name(shard.name)
-    write_bytes(store, name, rows_bytes(positions))
-    return {name: len(positions)}
+    positions = _positions(store, receipt, is_stated=name in receipt.files)
+    if positions is None:
+        return None
+    data = b"" if are_plain(positions) else rows_bytes(positions)
+    digest = DigestKind.of(receipt.settings).hex(data)
+    if digest != receipt.files.get(name, digest):
+        return None
+    if data:
+        write_bytes(store, name, data)
+    return len(data) // NBYTES
 
 
-def _keys(store: Store, tar: str) -> list[str]:
+def _positions(store: Store, receipt: Receipt, *, is_stated: bool) -> Sequence[int] | None:
+    """One look tells where all that was rejected stood behind the samples, so that these are in
+    their places, unless a receipt says that they are not."""
+    if not keys_may_tell(receipt):
+        return None
+    (shard,) = receipt.shards
+    offsets = decode_index(store.read(index_name(shard.name)), index_name(shard.name))[:-1]
+    rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
+    if not (is_stated or shapes_of(receipt.settings)):
+        spots = [offsets[len(offsets) * part // LOOKS] for part in range(LOOKS)]
+        keys = _keys(store, shard.name, sorted({*spots, offsets[-1]}))
+        found = positions_of(receipt, keys, rejected)
+        if found is None or are_plain(found):
+            return found
+    return positions_of(receipt, _keys(store, shard.name, offsets), rejected)
+
+
+def _keys(store: Store, tar: str, offsets: Sequence[int]) -> list[str]:
     """By the first header of each sample."""
     what = f"{store.url}/{tar}"
-    offsets = decode_index(store.read(index_name(tar)), index_name(tar))[:-1]
 
     def key(offset: int) -> str:
         head = store.read(tar, start=offset, nbytes=BLOCK)

@@ -4,7 +4,9 @@ All that is made of one image shard has its keys in its order, so a sample is fo
 its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian
 number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on:
 where a sample was rejected, or where samples stand by their shapes. Of images that pack packed,
-keys tell the numbers as well, since they rise in an image shard.
+keys tell the numbers as well, since they rise in an image shard. Of others nothing else tells them,
+so there is a file wherever a sample was rejected. The files of a receipt have its digest; those of
+receipts from before there were rows do not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "NBYTES",
     "are_plain",
+    "keys_may_tell",
     "may_have_rows",
     "positions_of",
     "rows_bytes",
@@ -46,15 +50,21 @@ def may_have_rows(receipt: Receipt) -> bool:
     return receipt.dataset == "latents" and is_reordered
 
 
+def keys_may_tell(receipt: Receipt) -> bool:
+    """Whether its samples seem to be those of a shard that pack made."""
+    return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
+
+
 def positions_of(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
 ) -> list[int] | None:
     """The number of each of the `keys` among all of the image shard, where keys tell it: where they
     are those that pack gave, so that they rise there, and here in each shape."""
     stem = receipt.unit.partition("/")[2].partition("_")[0]
-    is_packed = LATENTS.fullmatch(latent_shard(receipt.unit)) and not receipt.content
     both = [*keys, *rejected]
-    if not is_packed or not all(key.isdecimal() and key.startswith(stem) for key in both):
+    if not keys_may_tell(receipt) or not all(
+        key.isdecimal() and key.startswith(stem) for key in both
+    ):
         return None
     both.sort(key=key_order)
     numbers = {key: number for number, key in enumerate(both)}

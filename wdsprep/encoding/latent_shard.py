@@ -103,7 +103,7 @@ class LatentShard:
         """Complete the shard; `files` are those of the empty caption, and what else the receipt is
         to have among its files by their digests, `beside` those that are written with it. The
         receipt of the shard."""
-        kind = DigestKind.of(settings)
+        kind, beside = DigestKind.of(settings), {**beside, **self._rows_beside()}
         for one in chain.from_iterable(self._waiting.values()):
             self._begun().add(one.key, self._spool.members(one))
         receipt = Receipt(
@@ -122,12 +122,14 @@ class LatentShard:
                 **{name: kind.hex(data) for name, data in beside.items()},
             },
         )
-        return self._draft.finish(receipt, {**beside, **self._rows_beside()})
+        return self._draft.finish(receipt, beside)
 
     def _rows_beside(self) -> dict[str, bytes]:
-        """A file, where the samples are not all of the image shard's, in its order."""
+        """A file, where the samples are not all of the image shard's, in its order. Of a tar that
+        pack did not make, wherever something was rejected: no key says that it was the last."""
         positions = [*chain.from_iterable(self._rows.values())]
-        if are_plain(positions):
+        has_moved = self._shard.is_foreign and bool(self.rejects.counts)
+        if not positions or (are_plain(positions) and not has_moved):
             return {}
         return {rows_name(latent_shard(self._shard.name)): rows_bytes(positions)}
 
