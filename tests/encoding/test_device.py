@@ -1,13 +1,17 @@
 """What a GPU can do, by what torch says of it."""
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from wdsprep.encoding.encode import dtype_of, make_encoder
 from wdsprep.encoding.models.device import check_age
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.recipe import Recipe
 
 
@@ -27,6 +31,29 @@ def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPat
     gpu(monkeypatch, "T4", (7, 5))
     check_age(torch.device("cuda"))
     check_age(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"force_upcast": True}, "bf16"),
+        ({"force_upcast": False}, "fp16"),
+        ({"_class_name": "AutoencoderDC", "encoder_block_out_channels": [4, 4, 4, 4]}, "half"),
+    ],
+)
+def test_text_alone_has_the_dtype_that_it_has_beside_latents(
+    config: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.encoding.encode.has_bf16", lambda: True)
+    shutil.copytree(TINY, tmp_path / "model")
+    path = tmp_path / "model/vae/config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | config))
+    both = find_model(str(tmp_path / "model"), text="emb")
+    alone = find_model(str(tmp_path / "model"), text="emb", has_vae=False)
+    assert dtype_of("auto", "cuda", both) == dtype_of("auto", "cuda", alone) == dtype
+    path.unlink()
+    alone = find_model(str(tmp_path / "model"), text="emb", has_vae=False)
+    assert dtype_of("auto", "cuda", alone) == "fp16"
 
 
 @pytest.mark.parametrize(("is_native", "dtype"), [(True, "bf16"), (False, "fp32")])

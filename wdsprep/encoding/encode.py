@@ -652,12 +652,13 @@ def latents_of(wanted: str, model: Model) -> str:
 
 def dtype_of(wanted: str, device: str, model: Model) -> str:
     """Half precision on a GPU: each network's own in a pipeline; else with the range of fp32 for a
-    VAE that is known to overflow, where the GPU has that."""
+    VAE that is known to overflow, where the GPU has that. Text alone has what it has beside
+    latents."""
     if wanted != "auto":
         return wanted
     if device != "cuda":
         return "fp32"
-    is_plain = model.pipeline is None and model.vae_kind in ("AutoencoderKL", "")
+    is_plain = model.pipeline is None and model.is_plain
     if not is_plain:
         return HALF if has_bf16() else "fp32"
     if not model.upcast:

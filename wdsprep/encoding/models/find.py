@@ -90,7 +90,9 @@ class Model:
     is_sampled: bool
     """whether the VAE gives a distribution, and not the latent itself"""
     upcast: bool
-    """whether the VAE's config warns that half precision overflows"""
+    """whether the VAE's config warns that half precision overflows, be it left out"""
+    is_plain: bool
+    """whether the VAE is an AutoencoderKL; of text alone that which is left out, if there is one"""
     note: str
     """what a user should know of it, or nothing"""
     towers: tuple[Tower, ...] = ()
@@ -121,7 +123,8 @@ def find_model(
     listener: Callable[[str], None] = lambda _line: None,
 ) -> Model:
     """The model that a user named, with all of its files on this machine: where `has_vae` is not
-    asked for, those that text takes alone. Where it is offline, they have to be here already."""
+    asked for, those that text takes alone, and the VAE's config, which decides their dtype. Where
+    it is offline, they have to be here already."""
     wanted = Wanted(text, has_vae)
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
@@ -177,7 +180,8 @@ def _from_hub(
 
 def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
     text, names = wanted.text, [INDEX]
-    names += ["vae/*.json", f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
+    names += ["vae/*.json"]
+    names += [f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
     names += ["tokenizer*/*", "*processor/*"] * (text != "none")
     names += ["text_encoder*/*.json"] * (text != "none")
     weights = [f"text_encoder*/model{part}.safetensors" for part in ("", "-0*")]
@@ -202,10 +206,14 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
         )
     if parts.missing:
         raise UsageError(f"{what} lacks {', '.join(parts.missing)}: choose another --model")
-    configs = place.fetch([file for file in parts.files if file.endswith(".json")])
-    config, rule = {}, NO_VAE
+    jsons = {file for file in parts.files if file.endswith(".json")}
+    of_vae = f"{parts.vae}/config.json" if parts.vae else "config.json"
+    if text != "none" and of_vae in place.names():
+        jsons.add(of_vae)
+    configs = place.fetch(sorted(jsons))
+    config = read_json(configs / of_vae) if of_vae in jsons else {}
+    rule = replace(NO_VAE, upcast=config.get("force_upcast") is True)
     if wanted.vae:
-        config = read_json(configs / parts.vae / "config.json")
         rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
     towers: tuple[Tower, ...] = ()
     if parts.pipeline:
@@ -214,8 +222,8 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
         towers = (_tower(what, configs, text),)
     folder = place.fetch(parts.files)
     weights = [file for file in parts.files if file.endswith(".safetensors")]
-    of_vae = [folder / file for file in weights if file.rpartition("/")[0] == parts.vae]
-    rule = normed(rule, config, parts.kind, of_vae)
+    own = [folder / file for file in weights if file.rpartition("/")[0] == parts.vae]
+    rule = normed(rule, config, parts.kind, own)
     return Model(
         name=name,
         folder=str(folder),
@@ -233,6 +241,7 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
         patch=rule.patch,
         is_sampled=rule.is_sampled,
         upcast=rule.upcast,
+        is_plain=config.get("_class_name", "AutoencoderKL") == "AutoencoderKL",
         towers=towers,
         pipeline=parts.pipeline,
         pipeline_kind="" if parts.is_plain else parts.kind,
