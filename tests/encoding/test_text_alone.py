@@ -40,7 +40,8 @@ from wdsprep.dataset.state import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
-from wdsprep.encoding.encode import TEXT_PLACE
+from wdsprep.encoding.captions import CaptionOptions
+from wdsprep.encoding.encode import TEXT_PLACE, places_of
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.recipe import Encode
@@ -469,6 +470,18 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     assert store.read_nbytes < whole / 4
     monkeypatch.setattr(shard_texts, "LARGE_NBYTES", 1)
     assert shard_texts.is_read_in_parts(store, found)  # type: ignore[arg-type]
+
+
+def test_a_place_that_names_a_resolution_has_to_be_given_one(images: Path, tmp_path: Path) -> None:
+    for options in ({}, {"caption_fields": "caption"}):
+        with pytest.raises(UsageError, match="give --resolution too, or a place without"):
+            texts(images, tmp_path / "x-{resolution}", **options)
+    assert not [*tmp_path.iterdir()]
+    assert [
+        *places_of(
+            "x-{resolution}-{caption}", [64], "none", CaptionOptions(fields=("a", "b"))
+        ).values()
+    ] == ["x-64-a", "x-64-b"]
 
 
 @pytest.mark.usefixtures("cheap")
