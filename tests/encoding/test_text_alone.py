@@ -474,7 +474,7 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
 
 def test_a_place_that_names_a_resolution_has_to_be_given_one(images: Path, tmp_path: Path) -> None:
     for options in ({}, {"caption_fields": "caption"}):
-        with pytest.raises(UsageError, match="give --resolution too, or a place without"):
+        with pytest.raises(UsageError, match="give --resolution, or a place without"):
             texts(images, tmp_path / "x-{resolution}", **options)
     assert not [*tmp_path.iterdir()]
     assert [

@@ -76,7 +76,7 @@ class Fed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotFed:
     """A sample that is none; what was found for it is taken all the same, for those outputs."""
 
     reject: Reject
@@ -98,7 +98,7 @@ class Feeder:
     ) -> None:
         """`captioned` are where captions are found, and which of the engine's cuts of each image go
         with them. Where no `part` of a sample is its image, that is passed over."""
-        self.entries: queue.SimpleQueue[Fed | Refused | Exception | None] = queue.SimpleQueue()
+        self.entries: queue.SimpleQueue[Fed | NotFed | Exception | None] = queue.SimpleQueue()
         has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
         self._source = source if has_images else replace(source, has_images=False)
@@ -138,7 +138,7 @@ class Feeder:
         else:
             self.entries.put(None)
 
-    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | Refused]:
+    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | NotFed]:
         if isinstance(row, Refusal):
             yield self._refused(row.to_reject(key), Sample(source=row.source, image=b""))
             return
@@ -152,11 +152,11 @@ class Feeder:
             result = self._engine.put(key, row.image, caption, self._part, cuts)
             yield Fed(key, sample, named, result, cuts)
 
-    def _refused(self, reject: Reject, row: Sample) -> Refused:
+    def _refused(self, reject: Reject, row: Sample) -> NotFed:
         named = [
             (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
         ]
-        return Refused(reject, named)
+        return NotFed(reject, named)
 
     def _find(self, captions: Captions, key: str, row: Sample) -> Named | None:
         return captions.find(key, row, is_packed=not self._shard.is_foreign)
@@ -364,7 +364,7 @@ class EncodeWorker:
                 return
             if isinstance(entry, Exception):
                 raise entry
-            if isinstance(entry, Refused):
+            if isinstance(entry, NotFed):
                 for named, numbers in entry.named:
                     for number in numbers:
                         outputs[number].taken.note_row(named)

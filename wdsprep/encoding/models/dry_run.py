@@ -32,6 +32,7 @@ from wdsprep.encoding.models.prompt_call import (
     Row,
     assembled,
     dtype_of_tower,
+    known_class,
     misbehaves,
     pipeline_class,
 )
@@ -127,9 +128,7 @@ def _stored(dtype: torch.dtype) -> str:
 
 def _sizes_of(name: str) -> tuple[Field, ...]:
     """The same of a class that need not be known here: images alone are encoded without it."""
-    import diffusers
-
-    kind = getattr(diffusers, name, None)
+    kind = known_class(name)
     return () if kind is None else _sizes(kind)
 
 

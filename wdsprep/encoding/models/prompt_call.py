@@ -10,6 +10,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -205,14 +206,19 @@ def pipeline_of(model: Model) -> TextPipeline:
     return model.pipeline
 
 
-def pipeline_class(model: Model) -> Any:
+def known_class(kind: str) -> Any:
+    """The pipeline's class; None where this diffusers does not have it."""
     import diffusers
 
+    return getattr(diffusers, kind, None)
+
+
+def pipeline_class(model: Model) -> Any:
     name = pipeline_of(model).kind
-    found = getattr(diffusers, name, None)
+    found = known_class(name)
     if found is None:
         raise WorkError(
-            f"{model.name} is a {name}, which diffusers {diffusers.__version__} does not have: "
+            f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
             "upgrade it, or choose another --model"
         )
     try:
