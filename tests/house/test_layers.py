@@ -30,7 +30,7 @@ HOUSE = {
     "sources": ("dataset", "images", "store"),
     "packing": ("dataset", "fetch", "images", "runners", "sources", "store"),
     "encoding": ("dataset", "images", "runners", "sources", "store"),
-    "loading": ("dataset", "encoding", "images", "runners", "store"),
+    "loading": ("dataset", "encoding", "images", "runners", "sources", "store"),
     "checks": ("dataset", "images", "packing", "runners", "store"),
     "reporting": ("dataset", "encoding", "images", "store"),
     "cli": ("checks", "dataset", "encoding", "packing", "reporting", "runners", "sources"),

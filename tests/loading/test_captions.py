@@ -199,3 +199,27 @@ def test_a_state_of_other_weights_is_refused(parts: tuple[str, str, str]) -> Non
     with pytest.raises(FingerprintError, match=r"captions: caption 0\.25, long 0\.75 -> "):
         other.load_state_dict(state)
     load(own, join=long, captions={"caption": 0.5e308, "long": 1.5e308}).load_state_dict(state)
+
+
+def test_shards_that_one_of_the_captions_lacks_are_missed_by_its_rows_alone(
+    parts: tuple[str, str, str], tmp_path: Path
+) -> None:
+    """So that what a rank has seen missing changes nothing."""
+    own, long, alt = (
+        parts[0],
+        *(shutil.copytree(url, tmp_path / Path(url).name) for url in parts[1:]),
+    )
+    for tar in (long / "256/000003.tar", alt / "256/000000.tar", alt / "256/000002.tar"):
+        tar.unlink()
+    options: Any = {
+        "join": [str(long), str(alt)],
+        "captions": {"long": 1, "alt": 1},
+        "fields": ("key", "txt"),
+        "skip_missing": True,
+    }
+    whole = list(load(own, **options))
+    ranks = [load(own, rank=rank, world_size=4, **options) for rank in range(4)]
+    for batch, *some in zip(whole, *ranks, strict=True):
+        assert batch["key"] == flat(part["key"] for part in some)
+        assert batch["txt"] == flat(part["txt"] for part in some)
+    assert list(load(own, step=20, **options)) == whole[20:]

@@ -33,7 +33,7 @@ def load_chosen(
 ) -> Any:
     """A loader of what is chosen of a dataset."""
 
-    def opened(streams: Any) -> tuple[Dataset, ...]:
+    def opened(streams: Any, _join: Any) -> tuple[Dataset, ...]:
         found = open_all(streams)
         for keep in keeps:
             found = tuple(left for each in found if (left := chosen(each, keep)) is not None)

@@ -80,9 +80,8 @@ def load(url: Path, **options: Any) -> Any:
 
 def stream(images: Path, **options: Any) -> Any:
     pools = {"decoders": (1, 2), "encoders": (1, 2)}
-    how = Encode(
-        **(HOW | {n: options.pop(n) for n in {"resolution", "device", "text"} & options.keys()})
-    )
+    own = {n: options.pop(n) for n in {"resolution", "device", "text"} & options.keys()}
+    how = Encode(**(HOW | own | options.pop("how", {})))
     return wdsprep.stream(str(images), encode=how, **(ORDER | pools | options))
 
 
@@ -161,7 +160,7 @@ def test_text_that_is_joined_is_read_by_the_trainer(images: Path) -> None:
     encode_here(images, latents, text="none")
     encode_here(images, texts, latents="none")
     wanted = list(load(latents, join=texts, epochs=1))
-    with stream(images, text="none", join=texts, epochs=1) as feed:
+    with stream(images, how={"text": "none"}, join=texts, epochs=1) as feed:
         assert_same(list(feed.trainers[0]), wanted)
 
 

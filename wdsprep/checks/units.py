@@ -185,6 +185,8 @@ class _Checker:
             self._rejects(name, data)
         if (taken := taken_name(receipt.unit)) in receipt.files:
             self._digest(taken, receipt.files[taken])
+        if may_have_rows(receipt):
+            self._rows()
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 

@@ -53,6 +53,7 @@ class EncodeShow(RunShow):
         if len(places) > 1:  # each image is counted for each
             self.counted = "sample"
         self._speeds = Speeds()
+        self._captions: list[tuple[Outcome, CaptionReport]] = []
         self._noun = "image"
         self.listener = EncodeListener(
             told=self.told,

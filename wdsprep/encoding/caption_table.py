@@ -241,12 +241,13 @@ def ready_captions(
     them. An error where something is not as it has to be."""
     sources = options.sources
     for source in sources:
-        if source.field:
-            _check_field(source.field, tars, shards)
+        if source.field and (missing := _lacks_field(source.field, tars, shards)):
+            told(missing)
     if table is None:
         return ReadyCaptions(sources)
-    _check_names(table.by, tars, shards)
-    known = {TableRead.of(open_store(place)) for place in places} if is_kept else set()
+    if missing := _lacks_names(table.by, tars, shards, hashed_by):
+        told(missing)
+    known = {_known(place) for place in places} if is_kept else set()
     read, file = known.pop() if len(known) == 1 else None, None
     if read is None or read.identity != table.identity:
         read, file = _read(table, told)

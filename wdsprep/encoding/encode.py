@@ -276,13 +276,7 @@ def places_of(
     called = [source.name for source in captions.sources]
     text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
-    if RESOLUTION in place and 0 in resolutions:
-        raise UsageError(
-            f"{place} is to name a resolution, and none is given: give --resolution too, or a "
-            f"place without {RESOLUTION}"
-        )
-    if len(resolutions) == 1:
-        place = place.replace(RESOLUTION, str(resolutions[0]))
+    _check_place(place, resolutions, latents, captions)
     if captions.fields:
         place = place.replace(RESOLUTION, str(resolutions[0]))
         return _places_of_captions(place, latents, called)

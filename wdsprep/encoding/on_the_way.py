@@ -22,7 +22,7 @@ from wdsprep.encoding.models.find import (
     find_model,
     hashed_with,
 )
-from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe import Encode, Recipe, check_on_the_way
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns
@@ -62,6 +62,7 @@ class Encoding:
 def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
+    check_on_the_way(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)

@@ -111,3 +111,11 @@ class Encode(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "batch_size", auto(self.batch_size))
+
+
+def check_on_the_way(encode: Encode) -> None:
+    if encode.latents == "none":
+        raise UsageError(
+            'encode= makes latents of images: leave latents="none" out, or make text first, with '
+            'wdsprep.encode(latents="none")'
+        )

@@ -15,5 +15,5 @@ says what comes from where.
 
 In: Datasets of images or latents, a seed and a step.
 Out: Batches in one order, whatever the cluster, and the state to go on from.
-Uses: dataset, encoding, images, runners, store.
+Uses: dataset, encoding, images, runners, sources, store.
 """

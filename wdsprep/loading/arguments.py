@@ -204,7 +204,7 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
                 "latent, with flip="
             )
         is_stored = "made" not in names  # and no image that is mirrored before it is encoded
-        if flip and is_stored and FLIPPED not in {field.name for field in dataset.fields}:
+        if flip and is_stored and FLIPPED not in {field.name for field in dataset.served}:
             raise UsageError(
                 f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
                 "with --flip"

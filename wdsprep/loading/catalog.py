@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.arrays import Field, fields_of
+from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS, MANIFEST, index_name, latent_shard
@@ -67,7 +67,8 @@ class Stream:
     At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
     comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
     default each sample comes once. `buckets` names the folders to take, by default all, and `where`
-    is a condition that samples are to meet.
+    is a condition that samples are to meet. `join` names datasets of the same images, whose arrays
+    stand beside those of this one.
     """
 
     url: "str | os.PathLike[str]"
@@ -76,6 +77,7 @@ class Stream:
     count: int | None = None
     buckets: Sequence[str | int] | str | int | None = None
     where: str | None = None
+    join: "Places" = ()
 
     def __repr__(self) -> str:
         """What was given, as it may be typed again."""
@@ -148,6 +150,11 @@ class Dataset:
             for field in part.fields
             if given.get(short(field.name)) == slot
         )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Those of the tables, with what they hold."""
+        return {name: kind for table in self.tables for name, kind in table.columns.items()}
 
     @property
     def latents(self) -> "Dataset":
@@ -295,9 +302,15 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        return (replace(_of_tars(store, want, buckets), where=stream.where or ""),)
-    dataset = _of_manifest(store, manifest, want, buckets)
-    dataset = replace(dataset, where=stream.where or "")
+        made = _of_tars(store, want, buckets)
+        return (replace(made, where=stream.where or "", join=places_of(stream.join)),)
+    if not manifest.complete:
+        what = f"{store.url} is not complete"
+        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
+    dataset = of_manifest(store, manifest, want, buckets)
+    dataset = replace(dataset, where=stream.where or "", join=places_of(stream.join))
+    if dataset.join:
+        dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)
@@ -405,9 +418,7 @@ def of_phase(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
     return of_shards(images, chosen)
 
 
-def _of_tars(
-    store: Store, want: Want, buckets: "frozenset[str] | None", join: tuple[str, ...]
-) -> Dataset:
+def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
     """An index tells the samples of its tar by its length, so nothing but the listing is read."""
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
@@ -439,7 +450,6 @@ def _of_tars(
         nbytes=sum(nbytes),
         digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
         want=want,
-        join=join,
     )
 
 

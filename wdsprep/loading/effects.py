@@ -70,7 +70,51 @@ class Effects:
         usual = {"drop_text": self.drop_text, "pixels": self.pixels}
         conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
         where = {"where": _shared(list(conditions))} if any(conditions) else {}
-        return {"drop_text": self.drop_text, "pixels": self.pixels} | flip | latents | area | where
+        return usual | flip | latents | area | where | picked | self._described
+
+    @property
+    def joined(self) -> "dict[str, Dataset]":
+        """What stands beside the streams, by what a state calls it."""
+        each = dict.fromkeys(part for d in self.datasets for part in d.beside[1:])
+        return {f"joined {number}": part for number, part in enumerate(each)}
+
+    @property
+    def _described(self) -> dict[str, str]:
+        lines = {
+            name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
+            for name, d in self.joined.items()
+        }
+        tables = dict.fromkeys(table for d in self.datasets for table in d.tables)
+        for number, table in enumerate(tables):
+            lines[f"table {number}"] = f"{table.digest[:16]}, {plural(table.rows, 'row')}"
+        if len(lines) > NAMED:
+            return {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
+        return lines
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The captions that have datasets of their own, or one without a name."""
+        names = tuple(name for name, _ in self.captions)
+        return names if names and _have_arrays(self.datasets) else ("",)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The places in the json that captions are picked among."""
+        names = tuple(name for name, _ in self.captions)
+        return () if _have_arrays(self.datasets) else names
+
+    def picked(self, step: int, first: int, count: int) -> Ints:
+        """The number of the captions that each row has, from this place of the global batch on."""
+        places = np.arange(count) + (step * self.global_batch + first)
+        chance = draw(key_of("captions", self.seed), places)
+        return np.searchsorted(self._bounds, chance, side="right")
+
+    @cached_property
+    def _bounds(self) -> Words:
+        """Where among 64-bit numbers the part of each but the last ends."""
+        ends = np.cumsum([weight for _, weight in self.captions]).tolist()
+        words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
+        return np.array(words, np.uint64)
 
     def crop(self, image: bytes) -> torch.Tensor:
         from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
@@ -90,6 +134,7 @@ class Effects:
         )
 
     def finish(self, batch: Batch, rows: range) -> None:
+        self._put_columns(batch, rows)
         if batch.flipped is not None:
             self._flip(batch, batch.flipped, rows)
         if batch.moments is not None:
@@ -97,6 +142,19 @@ class Effects:
         if self.drop_text:
             self._drop(batch, rows)
         batch.mask(rows)
+
+    def _put_columns(self, batch: Batch, rows: range) -> None:
+        """What tables have of these keys."""
+        for number in {*batch.stream[rows.start : rows.stop]}:
+            own = [row for row in rows if batch.stream[row] == number]
+            for table in self.datasets[number].tables:
+                for name, values in table.of_keys([batch.keys[row] for row in own]).items():
+                    if "samples" in batch.out:
+                        for row, value in zip(own, values.tolist(), strict=True):
+                            batch.out["samples"][row][name] = value
+                    elif name in batch.out:
+                        into = batch.out[name]
+                        into[own] = torch.from_numpy(values).to(into.dtype)
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
         latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments

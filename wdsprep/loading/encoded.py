@@ -158,7 +158,7 @@ class BatchLayout:
             shelves=shelves,
             names=plan.names,
             effects=self._effects,
-            memory=memory,
+            memory=Memory(pin=plan.pinned, keep=2 * (READY + 4)),
         )
         own = (taking for takings in self._reader.takings for taking in takings[0] if taking)
         self._own = {name for taking in own for name in taking.names}

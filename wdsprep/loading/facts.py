@@ -64,7 +64,7 @@ class SomeFacts:
 
 
 def look_at_all(
-    dataset: Dataset, found: Callable[[SomeFacts], Found]
+    dataset: Dataset, found: Callable[[SomeFacts], Found], *, parses: bool = True
 ) -> Iterator[tuple[int, list[Found]]]:
     """What is found in each piece of each shard, shard by shard; in threads. Without `parses`, it
     is keys alone that are looked at. An error at the end, where any sample of ours is damaged."""
@@ -102,8 +102,8 @@ def look_at_all(
 
 
 class _Reader:
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset, store = dataset, dataset.store
+    def __init__(self, dataset: Dataset, *, parses: bool) -> None:
+        self._dataset, self._parses, store = dataset, parses, dataset.store
         if not isinstance(store, LocalStore | S3Store):
             raise UsageError(f"{store.url}: loading is from a local folder or s3://")
         self._store = store

@@ -29,7 +29,7 @@ from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.state import READERS, read_manifest
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.loading.catalog import Dataset, digest_of, of_manifest
+from wdsprep.loading.catalog import Dataset, of_manifest
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import (
@@ -67,10 +67,14 @@ class ImagePositions:
     shapes: tuple[DatasetPart, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset, inputs: Ints) -> "ImagePositions":
-        has_shapes = bool(shapes_of(dataset.settings)) and dataset.kind == "latents"
-        moved = (dataset.sizes != inputs) | has_shapes
-        return cls(dataset=dataset, inputs=inputs, moved=moved)
+    def of(cls, dataset: Dataset, inputs: Ints, parts: Sequence[Dataset] = ()) -> "ImagePositions":
+        """A shard of one shape has its samples in the order of the images."""
+        shapes = tuple(part.part for part in parts if part.part is not None)
+        count = np.zeros(len(dataset.names), np.int64)
+        for shape in shapes:
+            count[shape.shards] += 1
+        moved = (dataset.sizes != inputs) | (count > 1)
+        return cls(dataset=dataset, inputs=inputs, moved=moved, shapes=shapes)
 
     def read(self, shard: int) -> Numbers:
         """The positions of all samples of a shard."""
@@ -219,19 +223,24 @@ def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
         by_whole.setdefault(dataset.whole, []).append(dataset)
     found: list[Dataset] = []
     for whole, parts in by_whole.items():
-        found += _joined(whole, parts, opened) if whole.join else parts
+        places = [place for place in whole.join if not is_table(place)]
+        found += _joined(whole, parts, places, opened) if places else parts
     return tuple(found)
 
 
 def _joined(
-    whole: Dataset, parts: list[Dataset], opened: dict[str, tuple[Dataset, Manifest]]
+    whole: Dataset,
+    parts: list[Dataset],
+    places: Sequence[str],
+    opened: dict[str, tuple[Dataset, Manifest]],
 ) -> list[Dataset]:
     if whole.kind == "tars":
         raise UsageError(
             f"{whole.store.url} holds tars without a manifest, and nothing says which images they "
             "are of: leave out join="
         )
-    first = ImagePositions.of(whole.files, whole.files.inputs)
+    files = whole.files
+    first = ImagePositions.of(files, files.inputs, parts if files.kind == "latents" else ())
     beside: list[Joined] = []
     for place in places:
         store = open_store(place)
@@ -325,14 +334,13 @@ def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined])
         return parts
     numbers = Positions.of(
         np.flatnonzero(keep.get(shard, np.ones(size, np.bool_))).astype(np.uint32)
-        for shard, size in enumerate(whole.sizes.tolist())
+        for shard, size in enumerate(whole.files.sizes.tolist())
     )
     left = [made for part in parts if (made := chosen(part, numbers)) is not None]
     if not left:
         places = " and ".join(each.dataset.store.url for each in beside)
         raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
-    is_plain = all(part.part is None or part.part.positions is None for part in parts)
-    return _as_one(whole, left) if is_plain else left
+    return _as_one(whole, left)
 
 
 def _kept(beside: list[Joined]) -> dict[int, NDArray[np.bool_]]:
@@ -361,7 +369,7 @@ def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
     total = np.sum(counts, axis=0)
     there = np.flatnonzero(total)
     lines = ((whole.names[n], int(total[n]), whole.made_of[n]) for n in there.tolist())
-    digest = digest_of(lines)
+    digest = digest_of_shards(lines)
     return [
         replace(
             dataset,

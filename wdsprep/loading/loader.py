@@ -45,7 +45,7 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Streams, of_phase, open_all, order_streams
+from wdsprep.loading.catalog import Places, Streams, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.images_in_shapes import latents_of
@@ -134,7 +134,7 @@ def load(
     global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
     pixels, step = whole("pixels", pixels), whole("step", step)
     threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
-    datasets, cached = open_all(streams), cache_dir(cache, cache_nbytes)
+    datasets, cached = open_all(streams, join), cache_dir(cache, cache_nbytes)
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
@@ -154,7 +154,14 @@ def load(
         datasets = tuple(
             of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
         )
+    before = sum(dataset.samples for dataset in datasets)
     datasets = those_where(joined(datasets), where, cached)
+    left_out = before - sum(dataset.samples for dataset in datasets)
+    if tee and left_out:
+        raise UsageError(
+            f"tee= keeps whole shards, and what is joined lacks {plural(left_out, 'sample')}: "
+            "leave out join=, or tee="
+        )
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,

@@ -140,12 +140,15 @@ def of_shards(dataset: "Dataset", shards: Iterable[int]) -> "Dataset":
     """A dataset of these shards alone."""
     some = list(map(int, shards))
     names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
+    made_of = tuple(dataset.made_of[n] for n in some) if dataset.made_of else ()
     sizes = dataset.sizes[some]
     return replace(
         dataset,
         names=names,
         sizes=sizes,
         contents=contents,
+        made_of=made_of,
+        inputs=dataset.inputs[some] if len(dataset.inputs) else dataset.inputs,
         nbytes=round(dataset.nbytes * (int(sizes.sum()) / dataset.samples)),
         digest=digest_of_shards(zip(names, sizes.tolist(), contents, strict=True)),
     )
@@ -154,6 +157,12 @@ def of_shards(dataset: "Dataset", shards: Iterable[int]) -> "Dataset":
 def digest_of_shards(parts: Iterable[tuple[str, int, str | int]]) -> str:
     """What a dataset is known by: the name of each shard, its samples, and what it is made of."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def of_shape(digest: str, size: Size, counts: NDArray[np.int32]) -> str:
+    """The digest of a shape's samples, by the whole dataset's and how many each shard has."""
+    known = f"{digest} {shape_name(size)} ".encode() + counts.astype("<i4").tobytes()
+    return hashlib.sha256(known).hexdigest()
 
 
 def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":

@@ -81,8 +81,9 @@ class Reader:
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
     takings: tuple[Takings, ...] = ()
     _told: set[tuple[str, int]] = field(default_factory=set)
-    _missing: dict[int, set[int]] = field(default_factory=dict)
-    """The shards of each stream that are known to be missing."""
+    _missing: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The shards of each stream that are known to be missing, to rows of each choice of captions:
+    what stands beside one may be missing, and be there beside another."""
     _lacking: dict[str, int] = field(default_factory=dict)
     """How many samples had no text at each path of captions; -1 once one had."""
 
@@ -496,6 +497,11 @@ class Reader:
             batch.lengths[slice(own.start, own.stop) if isinstance(own, range) else own] = lengths
         ends = lengths * grid.token_nbytes
         faults: dict[int, str] = {}
+        is_fine = None not in keys and not (ends > left).any()
+        if not rest and is_fine and {*map(type, came)} == {Came}:
+            if padded is not None:
+                padded.close(own, ends, np.minimum(left, padded.row_nbytes))
+            return {}
         for number, (row, one, key, is_short) in enumerate(
             zip(own, came, keys, (ends > left).tolist(), strict=True)
         ):

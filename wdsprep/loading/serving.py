@@ -126,7 +126,8 @@ def _rows_at_once(plan: LoadPlan) -> int:
     if plan.datasets[0].kind != "latents":
         return ROWS_AT_ONCE
     largest = max(dataset.served_nbytes for dataset in plan.datasets)
-    return max(ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
+    slots = max(len(dataset.beside) for dataset in plan.datasets)
+    return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
 def _close(pool: ThreadPoolExecutor, shelves: Shelves) -> None:

@@ -17,6 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.facts import SomeFacts, look_at_all
 from wdsprep.loading.kept import KeptWriter, kept
-from wdsprep.loading.order.chance import key_of
+from wdsprep.loading.order.chance import Ints, key_of
 from wdsprep.loading.parts import Numbers, Positions, RunningDigest, chosen
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.tables import LACKING, KeyedTable, is_table, keyed_table
@@ -321,10 +322,10 @@ def shown_name(path: PathParts) -> str:
 @dataclass(frozen=True, slots=True)
 class _Left:
     """What is left of a piece of a shard, and how many of its samples have each name; of all, how
-    many are damaged."""
+    many are damaged, and how many others lack a row in a table."""
 
     numbers: Numbers
-    seen: Sequence[int]
+    seen: Ints
     damaged: int
     lacking: int
 
@@ -447,8 +448,10 @@ class Subset:
 def those_where(
     datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """What is left of datasets where a condition holds, beside the one that a stream may have."""
-    known: dict[Dataset, tuple[str, Positions]] = {}
+    """What is left of datasets where a condition holds, beside the one that a stream may have, and
+    where all tables that are joined have a row; with these tables."""
+    subsets: dict[Dataset, Subset | None] = {}
+    known: dict[Subset, Positions] = {}
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
@@ -464,7 +467,10 @@ def those_where(
     for whole, subset in subsets.items():
         if subset is not None and all(dataset.whole is not whole for dataset in found):
             raise UsageError(
-                f"{whole.store.url}: no sample meets where={in_short(plain)!r}: ask for less"
+                f"{whole.store.url}: no sample meets where={subset.shown!r}: ask for less"
+                if subset.condition
+                else f"{whole.store.url}: no sample has a row in each of the tables that are "
+                f"joined ({examples([table.url for table in subset.tables])}): see their keys"
             )
     return tuple(found)
 
@@ -494,70 +500,3 @@ def joint(conditions: Sequence[Condition]) -> Condition:
 def in_short(plain: str) -> str:
     """As a state has it, which is small."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"
-
-
-def _kept(whole: Dataset, condition: Condition, folder: Path) -> Positions:
-    """What meets the condition, looked for once."""
-    what = "where", *whole.files.names, *whole.files.contents, condition.plain
-
-    def make(writer: KeptWriter, path: Path) -> None:
-        _look(whole, condition, writer, path)
-
-    found = kept(folder, what, make)
-    if damaged := found.facts["damaged"]:
-        _log.warning(
-            "%s: the json of %s is damaged or lacking: they meet no condition",
-            whole.store.url,
-            plural(damaged, "sample"),
-        )
-    return Positions(
-        numbers=found.arrays["numbers"],
-        starts=found.arrays["starts"],
-        digest=found.facts["digest"],
-    )
-
-
-def _look(whole: Dataset, condition: Condition, writer: KeptWriter, path: Path) -> None:
-    _log.info(
-        "%s: reading the json of %s (the dataset has %s) for where=%r; what meets it is kept in %s",
-        whole.store.url,
-        plural(whole.files.samples, "sample"),
-        human_bytes(whole.files.nbytes),
-        in_short(condition.plain),
-        path,
-    )
-    names = tuple(condition.names)
-
-    def left_of(some: SomeFacts) -> _Left:
-        found = {name: Values.of([at_path(one, name) for one in some.facts]) for name in names}
-        is_sound = np.array([one is not None for one in some.facts], np.bool_)
-        keep = condition.holds(found, len(some.facts)) & is_sound
-        numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
-        seen = [int(found[name].there.sum()) for name in names]
-        return _Left(numbers, seen, int((~is_sound).sum()))
-
-    counts = np.zeros(len(whole.names) + 1, np.int64)
-    seen, damaged = np.zeros(len(names), np.int64), 0
-    digest = RunningDigest()
-
-    def numbers() -> Iterator[Numbers]:
-        nonlocal damaged
-        for shard, pieces in look_at_all(whole, left_of):
-            for piece in pieces:
-                counts[shard + 1] += len(piece.numbers)
-                seen[:] += piece.seen
-                damaged += piece.damaged
-                digest.update(piece.numbers)
-                yield piece.numbers
-
-    writer.add("numbers", "<u4", numbers())
-    lacking = [name for name, count in zip(names, seen.tolist(), strict=True) if not count]
-    if lacking:
-        raise UsageError(
-            f"{whole.store.url}: no sample has {shown_name(lacking[0])}, which "
-            f"where={in_short(condition.plain)!r} asks for: wdsprep inspect DATASET KEY shows what "
-            "one has"
-        )
-    starts = np.cumsum(counts)
-    writer.add("starts", "<i8", [starts])
-    writer.facts |= {"damaged": damaged, "digest": digest.of(starts)}

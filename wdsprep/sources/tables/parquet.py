@@ -3,8 +3,9 @@ is ever in memory as a whole. Footers alone tell how many rows there are.
 """
 
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,8 @@ from wdsprep.store.base import Store
 
 BATCH_ROWS = 1_000
 BUFFER_NBYTES = 1 << 20
+NUMBERS = {"bool": "|b1", "int": "<i8", "float": "<f4", "double": "<f8"}
+"""Kinds of columns of numbers, and how NumPy may hold them."""
 
 
 class ParquetTable:
@@ -35,6 +38,16 @@ class ParquetTable:
 
     def columns(self) -> list[str]:
         return list(self.schema.names)
+
+    def kinds(self) -> dict[str, str]:
+        """Of each column: text, one of NUMBERS, or nothing."""
+        return {field.name: _kind(field.type) for field in self.schema}
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
+        """Some columns as Arrow has them, so many rows at a time."""
+        with open_parquet(self.store, self.name) as file:
+            for batch in file.iter_batches(rows, columns=list(columns), use_threads=False):
+                yield {name: batch.column(name) for name in columns}
 
     def texts(self) -> list[str]:
         """The columns that may hold URLs."""
@@ -68,6 +81,18 @@ class ParquetTable:
                 at += batch.num_rows
                 if at >= skipped + taken:
                     return
+
+
+def _kind(kind: pa.DataType) -> str:
+    if _is_text(kind):
+        return "text"
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind):
+        return "int"
+    if pa.types.is_floating(kind):
+        return "double" if pa.types.is_float64(kind) else "float"
+    return ""
 
 
 def _is_text(kind: pa.DataType) -> bool:
