@@ -234,7 +234,7 @@ def test_whatever_else_is_said_takes_the_line_away_first(
 def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_folder: str, counting: Counting) -> None:
+    def interrupted(_folder: str, counting: Counting, _told: object) -> None:
         counting(1, 2)
         window.out.write("^C")
         raise KeyboardInterrupt
