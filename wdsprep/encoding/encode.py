@@ -202,7 +202,6 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
-    check_alone(latents, resolutions)
     wanted = CaptionOptions(
         captions=absolute(captions) if captions else "",
         by=captions_by,
@@ -253,7 +252,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     return outcomes if is_several else outcomes[0]
 
 
-def check_alone(latents: str, resolutions: Sequence[int]) -> None:
+def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
     """Text has no resolution: one may say which images it is made of."""
     if latents != "none":
         if 0 in resolutions:
@@ -273,6 +272,7 @@ def places_of(
 ) -> dict[int | str, str]:
     """Where the latents of each resolution go, or their text; of several captions, by their
     names."""
+    _check_alone(latents, resolutions)
     called = [source.name for source in captions.sources]
     text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
