@@ -1,20 +1,34 @@
 """Fixtures for every test, and which tests are marked `system`: `-m "not system"` is soon done."""
 
 import contextlib
+import fcntl
+import importlib.util
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kit.paths import ROOT
 from wdsprep.store.base import Store
+from wdsprep.store.hub import HubStore
 from wdsprep.store.local import LocalStore
+from wdsprep.store.objects import ObjectStore
 from wdsprep.store.s3 import S3Store
 
-pytest_plugins = ["tests.kit.family_folders", "tests.kit.s3"]
-SYSTEM_FIXTURES = {"s3_server", "browser", "cluster", "connected_ray", "endpoint", "ray_address"}
-SYSTEM_PARAMETERS = {"store": "s3", "place": "s3", "kind": "ray"}
+pytest_plugins = ["tests.kit.family_folders", "tests.kit.s3", "tests.kit.clouds", "tests.kit.hub"]
+SYSTEM_FIXTURES = {
+    "azurite",
+    "s3_server",
+    "browser",
+    "cluster",
+    "connected_ray",
+    "endpoint",
+    "ray_address",
+}
+SYSTEM_PARAMETERS = {"store": {"s3", "gs", "az"}, "place": {"s3", "gs", "az"}, "kind": {"ray"}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,8 +44,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _needs_a_system(item: pytest.Function) -> bool:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     return not SYSTEM_FIXTURES.isdisjoint(item.fixturenames) or any(
-        given.get(name) == value for name, value in SYSTEM_PARAMETERS.items()
+        given.get(name) in values for name, values in SYSTEM_PARAMETERS.items()
     )
+
+
+@pytest.fixture(scope="session")
+def foreign_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What other libraries have written: see `tests.kit.foreign_sets`, which writes it.
+
+    Once for all processes of pytest-xdist, whose folders lie beside each other.
+    """
+    for package in ("streaming", "datasets"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: tools/venv installs it")
+    own = tmp_path_factory.getbasetemp()
+    place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "foreign"
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            begun = Path(f"{place}.begun")
+            words = [sys.executable, "-W", "ignore", "-m", "tests.kit.foreign_sets", str(begun)]
+            subprocess.run(words, check=True, capture_output=True, timeout=300, cwd=ROOT)
+            begun.rename(place)
+    return place
 
 
 @pytest.fixture
@@ -40,12 +75,27 @@ def s3_store(bucket: str) -> Iterator[S3Store]:
         yield store
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture
+def gs_store(gcs_bucket: str) -> ObjectStore:
+    return ObjectStore(f"gs://{gcs_bucket}/data", first_pause_s=0.01)
+
+
+@pytest.fixture
+def az_store(container: str) -> ObjectStore:
+    return ObjectStore(f"az://{container}/data", first_pause_s=0.01)
+
+
+@pytest.fixture
+def hf_store(hub_dataset: str) -> HubStore:
+    return HubStore(f"hf://datasets/{hub_dataset}/data", first_pause_s=0.01)
+
+
+@pytest.fixture(params=["local", "s3", "gs", "az", "hf"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Each kind of store, empty."""
     if request.param == "local":
         return LocalStore(tmp_path / "data")
-    made: S3Store = request.getfixturevalue("s3_store")
+    made: Store = request.getfixturevalue(f"{request.param}_store")
     return made
 
 

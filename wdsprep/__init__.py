@@ -7,27 +7,39 @@ They are loaded when they are first used: `import wdsprep` costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdsprep.changes.duplicates import duplicates
+    from wdsprep.changes.remove import remove
+    from wdsprep.changes.select import select
     from wdsprep.checks.inspect import inspect
     from wdsprep.checks.repair import repair
     from wdsprep.checks.verify import verify
     from wdsprep.encoding.encode import encode
     from wdsprep.encoding.recipe import Encode
+    from wdsprep.exporting.export import export
+    from wdsprep.importing.take_in import import_
     from wdsprep.loading.catalog import Stream
     from wdsprep.loading.loader import load
     from wdsprep.loading.streaming import stream
     from wdsprep.packing.pack import pack
     from wdsprep.reporting import report
+    from wdsprep.reporting.card import card
 
 
 __all__ = [
     "Encode",
     "Stream",
+    "card",
+    "duplicates",
     "encode",
+    "export",
+    "import_",
     "inspect",
     "load",
     "pack",
+    "remove",
     "repair",
     "report",
+    "select",
     "stream",
     "verify",
 ]
@@ -35,12 +47,18 @@ __all__ = [
 _PLACES = {
     "Encode": "wdsprep.encoding.recipe",
     "Stream": "wdsprep.loading.catalog",
+    "card": "wdsprep.reporting.card",
+    "duplicates": "wdsprep.changes.duplicates",
     "encode": "wdsprep.encoding.encode",
+    "export": "wdsprep.exporting.export",
+    "import_": "wdsprep.importing.take_in",
     "inspect": "wdsprep.checks.inspect",
     "load": "wdsprep.loading.loader",
     "pack": "wdsprep.packing.pack",
+    "remove": "wdsprep.changes.remove",
     "repair": "wdsprep.checks.repair",
     "report": "wdsprep.reporting",
+    "select": "wdsprep.changes.select",
     "stream": "wdsprep.loading.streaming",
     "verify": "wdsprep.checks.verify",
 }

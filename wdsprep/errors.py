@@ -47,7 +47,8 @@ class UsageError(WdsprepError):
 
 
 class StoreError(WdsprepError):
-    pass
+    status = 0
+    """Of the answer of a server of objects that is not S3, where there was one."""
 
 
 class NotFoundError(StoreError):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.kit.packs import tar_bytes
 from wdsprep.cli import cli, main
-from wdsprep.cli.options import Command, Option
+from wdsprep.cli.command import Command, Option
 from wdsprep.cli.pack import next_command
 from wdsprep.encoding import MODELS
 from wdsprep.version import __version__
@@ -133,6 +133,12 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
         ("out", "out out-latents-256"),
         ("a/images-2/", "a/images-2/ a/latents-256-2"),
         ("s3://b/x y", "'s3://b/x y' 's3://b/x y-latents-256'"),
+        ("s3://b", "s3://b"),
+        ("hf://datasets/me/cats", "hf://datasets/me/cats"),
+        (
+            "hf://datasets/me/cats/all",
+            "hf://datasets/me/cats/all hf://datasets/me/cats/all-latents-256",
+        ),
     ],
 )
 def test_latents_are_proposed_beside_their_images(images: str, latents: str) -> None:
@@ -219,7 +225,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "urls.csv"], 1, "has no column of URLs: it has link_to, caption"),
         (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
         (["pack", "https://a.b/c.tar"], 2, "only tables are read from the web"),
-        (["pack", "pipe:cat x.tar"], 2, "local paths, s3:// and tables by https://"),
+        (["pack", "pipe:cat x.tar"], 2, "az:// or hf://datasets/, and tables by https://"),
         (["pack", "--retry-rejected"], 2, "is no table of URLs"),
         (["pack", "--retry-rejected", "--overwrite"], 2, "give one"),
         (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),

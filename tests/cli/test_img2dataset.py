@@ -83,7 +83,7 @@ def test_the_code_of_the_page_takes_samples_from_elsewhere_to_a_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write, train = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    train, write = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(write, names)
     names["write_tars"]([{"image": data, "caption": path} for path, data in PICTURES.items()])
@@ -140,7 +140,7 @@ def test_a_line_for_laion_packs_with_hashes_columns_and_limits(
     said = capfd.readouterr().err
     assert "--buckets 384" in said
     assert "note: --resize_only_if_bigger, --resize_mode: nothing is cut" in said
-    assert "note: --enable_wandb: nothing is sent anywhere" in said
+    assert "note: --enable_wandb: --track wandb sends how it goes" in said
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import subprocess
 import tarfile
 import threading
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from wdsprep.dataset.tar import write
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header
+from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header, pieces_of
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -47,6 +49,30 @@ def test_bytes_are_frozen() -> None:
     assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
     assert written.digest == blake3(data).hexdigest()
     assert (written.samples, written.nbytes) == (3, len(data))
+
+
+def test_large_members_are_written_and_hashed_where_they_lie() -> None:
+    """In pieces, one of them a view; small ones between them are joined."""
+    large = memoryview(bytes(range(256)) * 300)
+    members = [("npy", (b"header", large)), ("json", b"{}"), ("txt", b"")]
+    parts: list[int] = []
+
+    class Sink(io.BytesIO):
+        def writelines(self, pieces: Iterable[Any], /) -> None:
+            several = [*pieces]
+            parts.extend(id(piece) for piece in several)
+            super().writelines(several)
+
+    sink = Sink()
+    with TarWriter(sink) as tar:
+        for key in "ab":
+            tar.add(key, members)
+        written = tar.finish()
+    whole = {name: b"".join(pieces_of(data)) for name, data in members}
+    data, same = write_tar([(key, whole) for key in "ab"])
+    assert (sink.getvalue(), written) == (data, same)
+    assert parts.count(id(large)) == 2
+    assert len(parts) == 5
 
 
 @pytest.mark.parametrize("flush_nbytes", [1, 512, 1000, 5000, 1 << 30])
@@ -187,7 +213,10 @@ class FullSink:
     def __init__(self) -> None:
         self.blocks = 0
 
-    def write(self, _data: bytes, /) -> None:
+    def write(self, data: bytes | memoryview, /) -> None:
+        self.writelines([data])
+
+    def writelines(self, _pieces: Sequence[bytes | memoryview], /) -> None:
         self.blocks += 1
         if self.blocks > 1:
             raise StoreError("the disk is full")

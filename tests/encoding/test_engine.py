@@ -200,6 +200,20 @@ def test_a_batch_fits_into_memory_and_its_widest_tensor_into_31_bits(
     assert fitting(nbytes, resolution, itemsize=2) == size
 
 
+def test_fewer_images_of_a_shape_larger_than_the_square_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where memory says how many; on a CPU the size of a batch shows in what is stored."""
+    encoder = Means()
+    encoder.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**9, 10**9))
+    device = Device(encoder, 0)
+    sizes = [device.size_of(shape) for shape in [(16, 16), (8, 16), (24, 16), (256, 256)]]
+    assert sizes == [128, 128, 85, 1]
+    assert Device(encoder, 4).size_of((24, 16)) == 4
+    assert Device(Means(), 0).size_of((24, 16)) == Device(Means(), 0).size
+
+
 @pytest.mark.parametrize(("resolution", "size"), [(128, 63), (256, 32), (512, 8), (1024, 2)])
 def test_beside_a_trainer_batches_have_few_pixels(resolution: int, size: int) -> None:
     assert beside_a_trainer(63, resolution) == size

@@ -41,10 +41,12 @@ def test_a_phase_counts_the_images_of_its_buckets_and_those_above() -> None:
 
 @pytest.mark.parametrize("latents", ["sample", "moments"])
 @pytest.mark.parametrize("text", ["emb", "tokens", "none"])
-def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str) -> None:
-    choice = Choice(latents=latents, text=text)
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bool) -> None:
+    choice = Choice(latents=latents, flip=flip, text=text)
     shape = (8 if latents == "moments" else 4, 32, 32)
-    fields = [Field(name="latent.npy", dtype="<f2", shape=shape)]
+    names = ("latent.npy", "latent_flipped.npy") if flip else ("latent.npy",)
+    fields = [Field(name=name, dtype="<f2", shape=shape) for name in names]
     if text == "emb":
         fields.append(Field(name="emb.npy", dtype="<f2", shape=(77, 1024)))
     if text == "tokens":
@@ -98,6 +100,10 @@ def test_the_table_knows_four_gpus_and_scales_by_operations(
     assert "2,359.6 GPU hours, $2,374; 2.0 days on 48" in said
     assert main([*words, "--gpu", "a10g", "--text", "none"]) == 0
     assert "108 images/s" in capfd.readouterr().out  # 45.1 of 317.8 GFLOPs are the text's
+    assert main([*words, "--gpu", "a10g", "--flip"]) == 0
+    said = capfd.readouterr().out
+    assert "50 images/s" in said  # of 590.5 GFLOPs with the mirror image
+    assert "flip      7.3 TB (5% of what is written); the VAE's work twice" in said
     assert main(["plan", "--counts", "256=1M,512=0", "--gpu", "a10g"]) == 0
     assert "phase 512" not in capfd.readouterr().out
     assert main([*words, "--rate", "512=30.5"]) == 0
@@ -121,6 +127,10 @@ def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> N
         (["--counts", "256=1M"], "give a --gpu of the table, --rate"),
         (["--counts", "256"], "write 256=490M,512=300M"),
         (["--counts", "256=0", "--gpu", "A100"], "no images to plan for"),
+        (
+            ["--counts", "256=1M", "--gpu", "A100", "--latents", "none", "--flip"],
+            "--flip is for images, which --latents none leaves alone",
+        ),
         (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
         (["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"], "'tiny' is not one of"),
         (

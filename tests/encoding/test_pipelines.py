@@ -28,7 +28,7 @@ from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
-from wdsprep.encoding.encode import settled_for
+from wdsprep.encoding.choices import settled_for
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
@@ -61,6 +61,14 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> dict[str, Tensor]:
         (name,) = (field.name for field in made.fields if field.is_variable)
         own[name] = own[name][: int(found.lengths[0])]
     return own
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Two batches, to the bit."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        is_tensor = torch.is_tensor(value)
+        assert torch.equal(value, found[name]) if is_tensor else value == found[name], name
 
 
 def wanted_of(outputs: dict[str, Any], fields: Sequence[str]) -> dict[str, Tensor]:
@@ -216,12 +224,7 @@ def test_latents_alone_and_text_alone_make_the_batches_of_one_dataset(
     assert "time_ids" in wanted[0]
     assert not verify(latents).findings
     for before, after in zip(wanted, found, strict=True):
-        assert before.keys() == after.keys()
-        for member, value in before.items():
-            if torch.is_tensor(value):
-                assert torch.equal(value, after[member])
-            else:
-                assert value == after[member]
+        assert_same(before, after)
 
 
 @pytest.mark.parametrize("name", ["Flux", "StableDiffusionXL", "QwenImage", "Sana", "Kolors"])
@@ -389,12 +392,7 @@ def test_batches_made_on_the_way_are_those_of_the_stored_shards(
     how = wdsprep.Encode(resolution=SIDE, model=folder, device="cpu")
     made = list(wdsprep.load(str(few), encode=how, tee=str(tmp_path / "kept"), epochs=3, **options))
     for before, after in zip(stored, made, strict=False):
-        assert before.keys() == after.keys()
-        for member, value in before.items():
-            if torch.is_tensor(value):
-                assert torch.equal(value, after[member])
-            else:
-                assert value == after[member]
+        assert_same(before, after)
     kept = tree(tmp_path / "kept")
     shards = [name for name in kept if name.endswith(".tar")]
     assert shards

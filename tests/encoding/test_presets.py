@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wdsprep.dataset.arrays import OF_SIZES
-from wdsprep.encoding.encode import settled_for
+from wdsprep.encoding.choices import settled_for
 from wdsprep.encoding.estimate import CLIP_ALONE
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model

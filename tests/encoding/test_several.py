@@ -19,13 +19,13 @@ from tests.kit.encodes import (
     SHARDS,
     TOY,
     encode_here,
-    in_this_process,
+    one_error,
     packed,
     pictures,
     rejected,
+    run,
 )
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
-from wdsprep.cli import main
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import EncodeListener
@@ -312,11 +312,6 @@ def test_units_are_counted_where_the_datasets_lack_unlike_shards(images: Path) -
 # --- what a user sees
 
 
-def run(*words: str | Path) -> int:
-    with in_this_process():
-        return main(["encode", *map(str, words), *TOY])
-
-
 def test_to_start_over_names_the_one_that_has_other_settings(
     images: Path, latents: Path, tmp_path: Path
 ) -> None:
@@ -361,9 +356,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(images, *words) == 2
-    told = capsys.readouterr()
-    (line,) = [line for line in told.err.splitlines() if line.startswith("wdsprep: ")]
-    assert said in line
+    assert said in one_error(capsys)
     assert not tree(tmp_path)
 
 

@@ -131,11 +131,11 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
         result = Result(crop=cut, tokens=Tokens(""), arrays={})
         sample = Sample(source="a", image=b"", facts={"source_width": 999, "source_height": 777})
         made = members_of(fields, "1", sample, result, is_packed=True)
-        arrays = {name: torch.frombuffer(bytearray(data[128:]), dtype=torch.int32).tolist()
+        arrays = {name: torch.frombuffer(bytearray(b"".join(data)[128:]), dtype=torch.int32)
                   for name, data in made if name.endswith("npy")}  # fmt: skip
         left, top, right, bottom = own_shapes.placed(size, shapes.sizes, 1.0)["crop"]
         original, corner, target = [777, 999], [top, left], [bottom - top, right - left]
-        assert arrays == {
+        assert {name: array.tolist() for name, array in arrays.items()} == {
             "time_ids.npy": original + corner + target, "original_size.npy": original,
             "target_size.npy": target, "crop_coords.npy": corner,
         }  # fmt: skip
@@ -466,8 +466,10 @@ def test_shards_of_shapes_are_kept_as_encode_writes_them(
     """With what was rejected, and all of it after an encode has made the rest: a shard of which
     every image is."""
     kept = tmp_path / "kept"
+    wanted = sum(1 for _ in latents.rglob("*.tar"))
     for _ in on_the_way(images, tee=str(kept), epochs=40, global_batch=16):
-        pass
+        if sum(1 for _ in kept.rglob("*.tar")) == wanted:
+            break
     there = manifest_of(kept).shards
     assert len(there) == len(manifest_of(latents).shards)
     assert len(rejected(kept)) > COUNT / 10

@@ -31,8 +31,9 @@ from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.checks import Kind
 from wdsprep.dataset import reindex
+from wdsprep.dataset.keys import keys_at
 from wdsprep.dataset.names import receipt_name
-from wdsprep.dataset.reindex import index
+from wdsprep.dataset.reindex import UNTOLD, index, missing_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.rows import rows_of
@@ -41,9 +42,9 @@ from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
 from wdsprep.encoding.captions import CaptionOptions
-from wdsprep.encoding.encode import TEXT_PLACE, places_of
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.places import TEXT_PLACE, places_of
 from wdsprep.encoding.recipe import Encode
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
@@ -315,11 +316,10 @@ def test_one_look_tells_that_rejects_at_the_end_need_no_rows(
 
     def keys(store: Store, tar: str, offsets: Sequence[int]) -> list[str]:
         looked.append(len(offsets))
-        return keys_there(store, tar, offsets)
+        return keys_at(store, tar, offsets)
 
-    keys_there = reindex._keys
     monkeypatch.setattr(reindex, "LOOKS", 1)
-    monkeypatch.setattr(reindex, "_keys", keys)
+    monkeypatch.setattr(reindex, "keys_at", keys)
     assert reindex.write_rows(open_store(str(root)), receipt) == 0
     assert looked == [2]
 
@@ -377,7 +377,9 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     rows.unlink()
     told: list[str] = []
     assert index(str(out), told=told.append) == {}
-    assert "wdsprep repair" in told.pop()
+    next_step = told.pop().partition(f"{UNTOLD}: ")[2]
+    assert "wdsprep repair" in next_step
+    assert missing_rows(open_store(str(out)), "64/x").endswith(next_step)
     assert wdsprep.repair(str(out), yes=True).is_whole
     encode_here(url, out)
     assert rows_of(rows.read_bytes()).tolist() == [0, 2, 3]
@@ -391,6 +393,7 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert "--overwrite" in note.next_step
     assert index(str(out), told=told.append) == {}
     assert note.next_step in told.pop()
+    assert missing_rows(open_store(str(out)), "64/x").endswith(note.next_step)
 
 
 @pytest.mark.usefixtures("cheap")

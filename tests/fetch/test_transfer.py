@@ -178,7 +178,10 @@ def test_a_name_that_does_not_resolve_in_time_is_a_matter_of_dns_too() -> None:
 
 def test_a_url_that_is_none_gets_its_code_too(patient: Fetcher) -> None:
     fetched = patient.submit("file:///etc/hostname").result(LONG_S)
-    assert (fetched.code, fetched.detail) == (Code.BAD_URL, "file: is not http, https or s3")
+    assert (fetched.code, fetched.detail) == (
+        Code.BAD_URL,
+        "file: is not http, https, s3, gs, az or hf",
+    )
 
 
 def test_a_refused_body_is_not_read() -> None:

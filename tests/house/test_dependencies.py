@@ -66,19 +66,22 @@ def texts(folder: Path) -> Iterator[str]:
 
 PACKAGE = distributions(texts(ROOT / "wdsprep"), own=("wdsprep",))
 IMPORTED, GIVEN = named("dependencies")
+EXTRAS = set(re.findall(r'\n(tensorboard|wandb) = \["\1>', PYPROJECT))
+"""What is imported where somebody has asked for it."""
 
 
 def test_the_lists_are_read_whole() -> None:
     """Or what is below would hold for nothing."""
     assert {"pillow", "ray", "torch"} <= PACKAGE
-    assert [each.name for each in named("dev")[0]][:1] == ["pytest"]
+    assert [each.name for each in named("dev")[0]][:2] == ["wdsprep", "pytest"]
     for group in (IMPORTED, GIVEN):
         names = [each.name for each in group]
         assert names == sorted(set(names))
 
 
 def test_the_package_imports_what_is_named_so_and_nothing_else() -> None:
-    assert {each.name for each in IMPORTED} == PACKAGE
+    assert {each.name for each in IMPORTED} == PACKAGE - EXTRAS
+    assert EXTRAS <= PACKAGE
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.name)
@@ -91,8 +94,8 @@ def test_what_the_package_does_not_import_serves_trainers(given: Named) -> None:
 
 
 def test_tests_import_what_is_named() -> None:
-    """But for the reader that a test is skipped without."""
+    """But for the readers that a test is skipped without."""
     dev = {each.name for group in named("dev") for each in group}
-    both = {each.name for each in (*IMPORTED, *GIVEN)} | dev
-    own = ("wdsprep", "tests", "tools", "train_example", "megatron")
+    both = {each.name for each in (*IMPORTED, *GIVEN)} | dev | EXTRAS
+    own = ("wdsprep", "tests", "tools", "train_example", "megatron", "streaming", "webshart")
     assert distributions(texts(ROOT / "tests"), own=own) <= both

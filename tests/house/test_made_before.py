@@ -46,6 +46,8 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsprep
+from tests.kit.encodes import in_this_process
+from wdsprep.cli import main
 from wdsprep.errors import FingerprintError
 
 OLD = next(p for p in Path(__file__).parents if p.name == "tests") / "kit" / "made_by_0_1_0"
@@ -86,6 +88,13 @@ def run(home: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+def run_here(home: Path, *words: str) -> None:
+    """The same in this process, which loads the libraries of models once for all tests."""
+    with pytest.MonkeyPatch.context() as patch, in_this_process():
+        patch.chdir(home)
+        assert main([*words]) == 0
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -166,7 +175,7 @@ def test_a_killed_encode_goes_on(old: Path) -> None:
     begun = old / "moments-begun"
     (done,) = (path.stem for path in begun.glob("receipts/128/*.json"))
     source, *options = MOMENTS
-    run(old, "encode", source, begun.name, *options)
+    run_here(old, "encode", source, begun.name, *options)
     assert tree(begun).keys() == tree(OLD / "moments").keys()
     assert untouched(begun) & shards(begun) == {f"128/{done}.tar"}
     run(old, "verify", "images", begun.name)
@@ -220,7 +229,7 @@ def test_a_trial_is_finished(old: Path) -> None:
     options = ("--resolution", "128", "--text", "none", *MODEL)
     told = run(old, "plan", "images", "--trial", "trial", "--json").stdout
     assert "measured with tiny on cpu at 128" in told
-    run(old, "encode", "images", "trial", *options)
+    run_here(old, "encode", "images", "trial", *options)
     run(old, "verify", "images", "trial")
     assert len(shards(old / "trial")) == 2
     assert "limit" not in manifest(old / "trial")["extra"]
@@ -260,7 +269,7 @@ def test_they_are_shown(old: Path) -> None:
     assert "latent.npy" in run(old, "inspect", "latents", "000001000001").stdout
     assert "too_small" in run(old, "inspect", "images", "000003000000").stdout
     assert "128/{000001..000002}.tar" in run(old, "inspect", "moments", "--urls").stdout
-    run(old, "report", "images", "latents", "moments", "-o", "page.html")
+    run_here(old, "report", "images", "latents", "moments", "-o", "page.html")
     page = (old / "page.html").read_text()
     (caption,) = (path.read_text().strip() for path in old.glob("downloads/d/*.txt"))
     assert caption in page
@@ -417,7 +426,8 @@ def test_a_state_of_latents_on_their_way_goes_on_in_stored_ones(old: Path, name:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_stream_goes_on_from_its_state(old: Path) -> None:
     state, wanted = STATES["streamed"]["state"], STATES["streamed"]["next"]
-    with wdsprep.stream(str(old / "images"), state=state, **PASSED, encode=HOW) as feed:
+    few = {"decoders": (1, 1), "encoders": (1, 1)}
+    with wdsprep.stream(str(old / "images"), state=state, **PASSED, encode=HOW, **few) as feed:
         (trainer,) = feed.trainers
         assert same(noted(trainer, len(wanted)), wanted)
 

@@ -6,11 +6,13 @@ it; a further one finds names that have none. So do texts of messages that decid
 
 import ast
 import contextlib
+import importlib
 import io
 import os
 import random
 import re
 import struct
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import _why
 from wdsprep.store.base import write_bytes
+from wdsprep.store.objects import library
+from wdsprep.store.objects.retry import kind_of
 from wdsprep.store.s3 import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
@@ -326,3 +330,23 @@ def test_pillow_says_what_it_does_not_support() -> None:
     colours = tiff.index(struct.pack("<HHI", 262, 3, 1))
     tiff[colours + 8] = 77
     assert refusal(tiff, "TIFF") is Code.UNSUPPORTED
+
+
+# obstore
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_obstore_has_what_the_store_takes_from_within_it(copy: bool) -> None:
+    """Else nothing on gs:// and az:// can be read: mend store/objects/library.py."""
+    loaded = library._copy() if copy else importlib.import_module(library.NAME)
+    assert {"GCSStore", "AzureStore"} <= set(dir(loaded._store))
+    assert {"get", "put", "head", "list", "delete"} <= set(dir(loaded))
+    store = loaded._store.MemoryStore()
+    loaded.put(store, "a/f", b"bytes", mode="create", attributes={"wdsprepwriter": "me"})
+    with pytest.raises(Exception, match="exists") as caught:
+        loaded.put(store, "a/f", b"bytes", mode="create")
+    assert kind_of(caught.value) == "AlreadyExistsError"
+    assert type(caught.value).__module__.startswith("obstore")
+    found = loaded.get(store, "a/f", options={"range": (1, 3)})
+    assert (bytes(found.bytes()), found.range, found.meta["size"]) == (b"yt", (1, 3), 5)
+    assert sys.modules[library.NAME] is importlib.import_module(library.NAME)

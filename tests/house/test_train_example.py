@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -23,6 +23,7 @@ from tests.kit.encodes import in_this_process, packed, pictures
 from tests.kit.example_trainer import Interrupt
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
+from tests.kit.trackers import curves_of
 from wdsprep.encoding.encode import encode
 
 pytestmark = pytest.mark.system
@@ -51,12 +52,17 @@ class Trainer:
 
 @contextlib.contextmanager
 def trainer(
-    folder: Path, out: str, interrupt: Interrupt | None = None, **environment: str
+    folder: Path,
+    out: str,
+    interrupt: Interrupt | None = None,
+    *,
+    more: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Trainer]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([example_trainer.PRELOADED])
     ours, its = context.Pipe()
-    words = [*(name for name, _side in PHASES), "--out", out, *OPTIONS]
+    words = [*(name for name, _side in PHASES), "--out", out, *OPTIONS, *more]
     arguments = (folder, words, environment, its, interrupt)
     process = context.Process(target=example_trainer.train, args=arguments)
     path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
@@ -121,7 +127,8 @@ def encoded_by_lumina2(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> Losses:
     """The losses of a run to its end; another is killed meanwhile, in mid-epoch."""
-    with trainer(folder, "whole") as whole, trainer(folder, "killed") as victim:
+    tracked = trainer(folder, "whole", more=["--track", "tensorboard"])
+    with tracked as whole, trainer(folder, "killed") as victim:
         victim.wait_for(f"phase 0 step {KILLED} ")
         victim.process.kill()
         whole.end()
@@ -135,6 +142,11 @@ def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, fo
     for name in ("losses", "samples-64", "samples-128"):
         with Image.open(folder / f"whole/{name}.png") as image:
             assert len(set(image.convert("L").tobytes())) > 20
+    (told,) = (folder / "runs/whole").iterdir()
+    points, settings = curves_of(told)
+    step, loss = points["loss"][-1]
+    assert (step, loss) == (sum(STEPS), pytest.approx(undisturbed[-1][2], rel=1e-6))
+    assert "    batch: 4\n" in settings
 
 
 def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(

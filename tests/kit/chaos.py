@@ -159,7 +159,7 @@ class Diary:
 @dataclass(kw_only=True)
 class Scene:
     """What a fault sees and does. `struck` are the workers that it hit, with what each had ended
-    by then: only what else they had may be done twice."""
+    by then as the run has heard: only what else they had may be done twice."""
 
     stage: Stage | None
     diary: Diary
@@ -180,7 +180,7 @@ class Scene:
     def strike(self, pids: Iterable[int]) -> None:
         for pid in pids:
             if pid in self.diary.pages():
-                self.struck[pid] = self.diary.of(pid, "ended")
+                self.struck[pid] = self.diary.of(pid, "ended") & self.done
 
     def excused(self) -> set[str]:
         """What the struck workers had in hand, begun or not."""

@@ -25,10 +25,10 @@ from wdsprep.store import base as store
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Takes the place of `encode.make_encoder`. A white image is what does harm."""
+    """Takes the place of `encode.make_encoder`. Images of one colour are what does harm."""
 
-    white: str = ""
-    """`kills` its worker or `raises`."""
+    white_kills: bool = False
+    black_raises: bool = False
     pause_s: float = 0.0
     """For each batch, so that there is time for a fault."""
     chunk_nbytes: int = 0
@@ -69,9 +69,9 @@ class Plain:
     ) -> Encoded:
         assert not exact
         time.sleep(self._making.pause_s)
-        if self._making.white and bool((pixels.amin((1, 2, 3)) == 255).any()):
-            if self._making.white == "kills":
-                os.kill(os.getpid(), signal.SIGKILL)
+        if self._making.white_kills and bool((pixels.amin((1, 2, 3)) == 255).any()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._making.black_raises and bool((pixels.amax((1, 2, 3)) == 0).any()):
             raise RuntimeError("an illegal memory access was encountered")
         small = avg_pool2d(pixels.float() / 255, self._factor)
         channels = [n % 3 for n in range(self.fields[0].shape[0])]
@@ -97,10 +97,11 @@ class Plain:
         return {"emb.npy": torch.zeros(self.fields[-1].shape, dtype=torch.float16)}
 
 
-def command(pause_s: str, white: str, *arguments: str) -> None:
+def command(pause_s: str, harm: str, *arguments: str) -> None:
     """`wdsprep` as a process of its own, with these encoders."""
     from wdsprep.__main__ import main
 
-    encoding.make_encoder = Making(pause_s=float(pause_s), white=white)  # type: ignore[assignment]
+    making = Making(pause_s=float(pause_s), white_kills=bool(harm), black_raises=bool(harm))
+    encoding.make_encoder = making  # type: ignore[assignment]
     sys.argv[1:] = arguments
     sys.exit(main())

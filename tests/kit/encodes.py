@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -19,7 +20,8 @@ from torch import Tensor
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field, fields_of, text_fields
-from wdsprep.dataset.rows import rows_name, rows_of
+from wdsprep.dataset.names import rows_name
+from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
@@ -44,7 +46,7 @@ def pictures(root: Path, numbers: Iterable[int] = range(COUNT)) -> Path:
     return write_files(root, files)
 
 
-def packed(source: Path, images: Path, *options: str) -> Path:
+def packed(source: Path | str, images: Path | str, *options: str) -> Path:
     """Shards from slices of 6 pictures, in the buckets 64 and 128."""
     return pack(source, images, "--buckets", "64,128", "--samples-per-shard", "6", *options)
 
@@ -78,7 +80,7 @@ def in_this_process() -> Iterator[None]:
         yield
 
 
-def encode_here(images: Path | str, out: Path, **options: Any) -> Outcome:
+def encode_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
     wanted = {"resolution": 64, "model": "tiny", "device": "cpu", "runner": "local", **options}
     with in_this_process():
         return encode(str(images), str(out), **wanted)
@@ -93,8 +95,20 @@ def run_encode(
 
 
 def command(images: Path, out: Path, *more: str) -> int:
+    return run(images, out, "--resolution", "64", *more)
+
+
+def run(*words: str | Path) -> int:
+    """`wdsprep encode` in this process, with the toy model where `words` name no other."""
     with in_this_process():
-        return main(["encode", str(images), str(out), "--resolution", "64", *TOY, *more])
+        return main(["encode", *TOY, *map(str, words)])
+
+
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that a command said of what is wrong; there is one alone."""
+    told = capsys.readouterr()
+    (line,) = [line for line in told.err.splitlines() if line.startswith("wdsprep: ")]
+    return line
 
 
 # --- looking at what came of it

@@ -240,8 +240,9 @@ class Server(http.server.ThreadingHTTPServer):
         tls: ssl.SSLContext | None,
         *,
         knows_crc: bool,
+        handler: type[Handler],
     ) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), handler)
         self.upstream, self.rule, self.tls, self.knows_crc = upstream, rule, tls, knows_crc
         self.lock, self.closing = threading.Lock(), threading.Event()
         self.requests: list[tuple[str, str]] = []
@@ -297,10 +298,11 @@ class FaultProxy:
         *,
         tls: ssl.SSLContext | None = None,
         knows_crc: bool = False,
+        handler: type[Handler] = Handler,
     ) -> None:
         parts = urlsplit(upstream_url)
         upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._server = Server(upstream, rule, tls, knows_crc=knows_crc)
+        self._server = Server(upstream, rule, tls, knows_crc=knows_crc, handler=handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
 

@@ -9,10 +9,11 @@ from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
 from wdsprep.dataset.arrays import Field, layout, text_fields
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import rows_name
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import are_plain, rows_bytes, rows_name
+from wdsprep.dataset.rows import are_plain, rows_bytes
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
@@ -139,7 +140,7 @@ def members(key: str, fields: Sequence[Field], tag: str) -> list[tuple[str, byte
     ]
     facts: dict[str, Any] = {"key": key, "source": f"a/{key}"}
     if len(of_text) < len(fields):
-        facts |= {"width": int(key), "height": 9}
+        facts |= {"width": int(key), "height": 9, "source_width": int(key), "source_height": 18}
     if of_text:
         facts |= {"caption": caption(key, tag), "tokens": int(key) % 7}
     return [

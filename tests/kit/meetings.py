@@ -30,6 +30,7 @@ from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.names import rejects_name
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.state import read_manifest, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape
@@ -147,6 +148,7 @@ class Meeting:
         self._site = Fickle(random.Random(seed))
         self._rows = 0
         self._kept: set[int] = set()
+        self._removed: set[int] = set()
         self._log = root / "log"
 
     @contextlib.contextmanager
@@ -187,7 +189,10 @@ class Meeting:
 
     def _draw(self) -> tuple[str, list[str]]:
         name = self._chance.choice(
-            ("pack", "append", "overwrite", "retry", "repair", "verify", "encode", "encode again")
+            (
+                *("pack", "append", "overwrite", "retry", "repair", "verify"),
+                *("encode", "encode again", "remove"),
+            )
         )
         options = {"append": "--append", "overwrite": "--overwrite", "retry": "--retry-rejected"}
         if name in ("pack", *options):
@@ -196,6 +201,10 @@ class Meeting:
         if name == "repair":
             place = self._chance.choice((self._images, self._latents))
             return name, ["repair", place, "--yes", "--workers", "1"]
+        if name == "remove":
+            self._removed |= set(self._chance.sample(range(self._rows), 2))
+            self._kept -= self._removed
+            return name, self._remove()
         if name == "verify":
             return name, ["verify", self._images, self._latents, "--workers", "1"]
         return name, self._encode("--overwrite" if name == "encode again" else "--redo-changed")
@@ -211,6 +220,12 @@ class Meeting:
     def _encode(self, *options: str) -> list[str]:
         batch = str(self._chance.choice((2, 3, 8)))
         return ["encode", self._images, self._latents, *ENCODE, "--batch-size", batch, *options]
+
+    def _remove(self) -> list[str]:
+        """All that was ever asked for, so that it is the same command."""
+        urls = self._root / "urls.txt"
+        urls.write_text("".join(f"{self._server.url}/{row}\n" for row in sorted(self._removed)))
+        return ["remove", self._images, self._latents, "--urls", str(urls), "--yes"]
 
     def _spoil(self) -> set[int]:
         """Harm a file of the images; the rows that this may cost."""
@@ -265,12 +280,16 @@ class Meeting:
 
     def _quieten(self, done: Round) -> None:
         """What a user would do now: repair what is damaged, pack and encode what is missing."""
+        remove = [self._remove()] if self._removed else []
+        for arguments in remove:  # fails where the next finds damage, or there is nothing yet
+            self._stage.run(arguments, self._log)
         for arguments in (
             ["repair", self._images, "--yes", "--workers", "1"],
             self._pack(self._size(), "--append"),
             self._encode("--redo-changed"),
             ["repair", self._latents, "--yes", "--workers", "1"],
             self._encode("--redo-changed"),
+            *remove,
         ):
             self._log.write_bytes(b"")
             code = self._stage.run(arguments, self._log)
@@ -293,11 +312,13 @@ class Meeting:
         packed = set(rows)
         for receipt in manifest.receipts:
             for reject in read_rejects(store.read(rejects_name(receipt.unit))):
-                if reject.source:
+                if reject.source and reject.code is not Code.REMOVED:
                     rows[self._row(reject.source)] += 1
-        lost = manifest.rejects.get("record_lost", 0)
+        lost = manifest.rejects.get("record_lost", 0) + manifest.rejects.get("removed", 0)
         if any(count > 1 for count in rows.values()) or len(rows) + lost != self._rows:
             done.findings.append(f"of {self._rows} rows, {len(rows)} are there: {rows}")
+        if self._removed & packed:
+            done.findings.append(f"removed, and there again: {sorted(self._removed & packed)}")
         if self._kept - packed:
             done.findings.append(f"packed once, vanished, and lost: {sorted(self._kept - packed)}")
         self._kept |= packed

@@ -31,6 +31,7 @@ from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
+from wdsprep.store.places import is_keyed
 
 SCRIPT = Path(sys.executable).with_name("wdsprep")
 BUCKETS = ("--buckets", "32,64")
@@ -162,7 +163,7 @@ def _state(pid: int) -> str:
 
 def tree(root: Path | str) -> dict[str, bytes]:
     """Every file of a dataset, hidden ones too."""
-    if str(root).startswith("s3://"):
+    if is_keyed(str(root)):
         store = open_store(str(root))
         return {entry.name: store.read(entry.name) for entry in store.list()}
     paths = (path for path in Path(root).rglob("*") if path.is_file())
@@ -239,14 +240,15 @@ def check_dataset(root: Path) -> None:
         assert shard.samples > 0
         with file_tape(path) as tape:
             assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
-    for sample in samples_of(root):
+    samples = samples_of(root)
+    for sample in samples:
         keys.append(sample["__key__"])
         assert sample["json"]["key"] == sample["__key__"]
         assert sample["json"]["caption"] == sample["txt"]
     assert len(set(keys)) == len(keys) == sum(shard.samples for shard in manifest.shards)
     assert all(re.fullmatch(r"\d{12}", key) for key in keys)
     for bucket in manifest.settings["buckets"]:
-        of_bucket = [s["__key__"] for s in samples_of(root) if s["json"]["bucket"] == bucket]
+        of_bucket = [s["__key__"] for s in samples if s["json"]["bucket"] == bucket]
         assert of_bucket == sorted(of_bucket)
     rejects = rejects_of(root)
     assert not {reject["key"] for reject in rejects} & set(keys)

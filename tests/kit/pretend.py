@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import EDITION, MANIFEST
+from wdsprep.dataset.names import EDITION, MANIFEST, REMOVED
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
@@ -142,6 +142,9 @@ class Shelf:
     theirs: bytes = b""
     """The manifest that another driver has written meanwhile."""
 
+    def publish(self) -> None:
+        """All is there as it is written."""
+
     def read(self, name: str, /) -> bytes:
         if name == MANIFEST and self.theirs:
             return self.theirs
@@ -178,6 +181,10 @@ class _Counter:
         self.nbytes += len(data)
         self.units += data.count(b',"unit":')
 
+    def writelines(self, pieces: Iterable[bytes], /) -> None:
+        for piece in pieces:
+            self.write(piece)
+
 
 class PretendS3(ThreadingHTTPServer):
     """Enough of S3 to resume from: a listing of `count` receipts in pages, each after `pause_s`,
@@ -207,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_entries(self.server.marks))
         elif "list-type" in query and query["prefix"][0].endswith(MANIFEST):
             self._send(_entries(query["prefix"]))
+        elif "list-type" in query and query["prefix"][0].endswith(REMOVED):
+            self._send(_entries([]))
         elif "list-type" in query:
             self.server.pages += 1
             time.sleep(self.server.pause_s)

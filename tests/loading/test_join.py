@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
 from wdsprep.encoding.step_batches import StepBegun
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.catalog import Stream
 from wdsprep.loading.joining import ImagePositions
 
@@ -222,10 +223,57 @@ def test_where_and_join_leave_what_both_leave(rejected: Three) -> None:
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_the_first_json_lacks_is_looked_for_in_the_others(rejected: Three, first: int) -> None:
+    """Latents say the width, text says how many tokens there are."""
+    one, other = rejected[first], rejected[3 - first]
+    options: dict[str, Any] = {"join": other, "global_batch": 1}
+    every = flat(keys(load(one, **options)))
+    for _ in range(2):  # from the file that is kept, too
+        came = flat(keys(load(one, where="width < 200 and tokens == 3", **options)))
+        assert sorted(came) == sorted(k for k in every if int(k) < 200 and int(k) % 7 == 3)
+    none = rf"^{re.escape(one)}, {re.escape(other)}: no sample has wide, which"
+    with pytest.raises(UsageError, match=none):
+        load(one, where="wide > 1", **options)
+    with pytest.raises(UsageError, match="no sample has tokens"):
+        load(rejected[1], where="tokens == 3", **{**options, "join": None})
+
+
+def test_damaged_json_beside_others_is_an_error(plain: Three, tmp_path: Path) -> None:
+    _, latents, texts = plain
+    shutil.copytree(texts, tmp_path / "texts")
+    tar = tmp_path / "texts/256/000002.tar"
+    tar.write_bytes(tar.read_bytes().replace(b'{"caption"', b'["caption"', 1))
+    load(latents, join=tmp_path / "texts", where="width < 100")
+    with pytest.raises(FormatError, match=r"1 sample is damaged, .* number 0 of 256/000002.tar"):
+        load(latents, join=tmp_path / "texts", where="tokens == 3")
+
+
+def test_shapes_stand_beside_the_same_shapes(shaped: Three, tmp_path: Path) -> None:
+    """As latents of another model, with text beside them."""
+    others = (field("latent", (8, 8, 8)), *TEXT)
+    beside = write_part(str(tmp_path / "beside"), SHAPED, others, rejects={1: (0,), 2: (7,)})
+    lost = {0: (1, 2), 1: (0, 32), 2: (7,)}
+    both = write_part(str(tmp_path / "both"), SHAPED, others, rejects=lost)
+    fields = ("latent", "emb", "shape", "txt", "key")
+    options: dict[str, Any] = {"fields": fields, "epochs": 2, "where": "tokens != 3"}
+    assert_same(load(shaped[1], join=beside, **options), load(both, **options))
+    ranks = [load(shaped[1], join=beside, rank=n, world_size=4, **options) for n in range(4)]
+    every = zip(*(keys(rank) for rank in ranks), strict=True)
+    assert [flat(some) for some in every] == keys(load(both, **options))
+    other = replace(SHAPED, shapes=((48, 80), (64, 64)))
+    square = write_part(str(tmp_path / "square"), replace(SHAPED, shapes=()), LATENTS)
+    wrong = write_part(str(tmp_path / "other"), other, LATENTS)
+    assert f"{wrong} has other shapes than {shaped[1]}" in refused(shaped[1], wrong)
+    assert "load it first" in refused(square, beside)
+
+
 # With a model
 
 
-def test_text_by_itself_joined_to_latents_is_what_one_run_makes(tmp_path: Path) -> None:
+def test_text_by_itself_joined_to_latents_is_what_one_run_makes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Byte for byte, as both are stored, and with the latents made on the way."""
     images = packed(pictures(tmp_path / "photos"), tmp_path / "images")
     both, latents, texts = (tmp_path / name for name in ("both", "latents", "texts"))
@@ -257,6 +305,15 @@ def test_text_by_itself_joined_to_latents_is_what_one_run_makes(tmp_path: Path) 
     (tmp_path / "some.csv").write_text("\n".join(lines))
     with pytest.raises(UsageError, match="keeps whole shards, and what is joined lacks 1 sample: "):
         load(str(images), join=[texts, tmp_path / "some.csv"], encode=how, tee=str(tmp_path / "t"))
+    damaged = shutil.copytree(texts, tmp_path / "damaged")
+    tar = next(damaged.glob("*/*.tar"))
+    damage(str(tar), 0)
+    stored = list(load(str(latents), join=str(damaged), **options))
+    found = list(load(str(images), join=str(damaged), encode=how, **options))
+    assert f"{tar}: sample 0 cannot be served" in caplog.text
+    for one, two in zip(found, stored, strict=True):
+        assert torch.allclose(one.pop("latent").float(), two.pop("latent").float(), atol=1e-2)
+    assert_same(found, stored)
     with not_finite_once(row=3):
         found = list(load(str(images), join=str(texts), encode=how))
     stored = list(load(str(latents), join=str(texts)))
@@ -418,10 +475,14 @@ def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
     rows = tmp_path / "t/256/000001.tar.rows"
     data = rows.read_bytes()
     rows.write_bytes(data[:-4])
-    assert f'is damaged: delete it and run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
+    assert f'is damaged: run "wdsprep repair {tmp_path}/t"' in refused(latents, texts)
     rows.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
+    with (tmp_path / "t/256/000001.tar").open("r+b") as file:
+        file.write(bytes(100))
+    with pytest.raises(TarError, match=r'no sample begins at byte 0: run "wdsprep verify'):
+        load(latents, join=texts)
 
 
 def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:

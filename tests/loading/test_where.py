@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,56 +20,16 @@ from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import jpeg, pack, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.dataset.arrays import layout
-from wdsprep.dataset.samples import at_path, facts_bytes
+from wdsprep.dataset.samples import facts_bytes
 from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
 from wdsprep.loading import facts as facts_module
-from wdsprep.loading.where import Condition, Values
+from wdsprep.loading.evaluate import Values
+from wdsprep.loading.evaluate import holds as holds_for
+from wdsprep.loading.where import Where
 from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)
 Facts = dict[str, Any]
-
-FACTS: Facts = {
-    "width": 640, "height": 480, "caption": "a red car", "captions": ["a red car", "ein Auto"],
-    "meta": {"aesthetic": 5.0, "nsfw": False, "lang": "en", "cell": "7", "a name": 3, "width": 1},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
-        ("width == 640", True),
-        ("meta.width == 1 and width != 1", True),
-        ("aesthetic >= 5 and meta.aesthetic < 5.5", True),
-        ("width * height > 300_000", True),
-        ("width / height > 4 / 3 or -width > 0", False),
-        ("(width - height) / 2 == 80", True),
-        ("width / (height - 480) > 0", False),
-        ("not nsfw and lang in ('en', 'de')", True),
-        ("lang not in ('nc', 'nd')", True),
-        ("width in (1, 640)", True),
-        ("256 <= height <= 480 < width", True),
-        ("'car' in caption and 'truck' not in caption", True),
-        ("'ein Auto' in captions and captions[1] == 'ein Auto'", True),
-        ("captions[2] == 'a'", False),
-        ('meta["a name"] == 3', True),
-        ("cell > 6 and cell + 1 == 8", True),
-        ("lang > 6 or lang == 6 or lang + 1 > 0", False),
-        ("score > 1 or score <= 1 or score != 1 or score in (1,) or score not in (1,)", False),
-        ("not score > 1", True),
-        ("nsfw == 0 and nsfw == False", True),
-        ("lang", True),
-        ("True and 1", True),
-        ("not True", False),
-    ],
-)
-def test_a_condition_is_true_of_facts(text: str, holds: bool) -> None:
-    """For any number of samples at once, beside such as lack all of it."""
-    condition = Condition(text)
-    for count in (1, 3):
-        each: list[Facts] = [FACTS, {}, {"meta": "none"}][:count]
-        found = {name: Values.of([at_path(one, name) for one in each]) for name in condition.names}
-        assert condition.holds(found, count).tolist()[0] is holds
 
 
 @pytest.mark.parametrize("neighbour", [1, 10**30, 2**63, 1.5, True, None, "5", [1], 10**400])
@@ -89,29 +51,7 @@ def test_a_number_means_the_same_beside_any_other(
 ) -> None:
     for beside in ([], [neighbour]):
         found = {("wide",): Values.of([wide, *beside])}
-        assert bool(Condition(text).holds(found, 1 + len(beside))[0]) is holds
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("", "give a condition"),
-        ("width >", "invalid syntax"),
-        ("open('x')", r"\"open\('x'\)\" cannot be used"),
-        ("width.__class__()", "cannot be used"),
-        ("(lambda: 1)() or width", "cannot be used"),
-        ("width ** 9 > 1", "cannot be used"),
-        ("width is 1", "cannot be used"),
-        ("width in " + "x" * 90_000 + "()", "cannot be used"),
-        ("[x for x in caption]", "cannot be used"),
-        ("(" * 5000 + "width" + ")" * 5000, "cannot be read|too many nested|nested too deep"),
-        ("not " * 50_000 + "width", "give a condition|cannot be read"),
-    ],
-)
-def test_nothing_else_is_taken(text: str, wrong: str) -> None:
-    with pytest.raises(UsageError, match=wrong) as caught:
-        Condition(text)
-    assert len(str(caught.value)) < 700
+        assert bool(holds_for(Where(text), found, 1 + len(beside))[0]) is holds
 
 
 def facts_of(number: int) -> Facts:
@@ -382,3 +322,23 @@ def test_variable_arrays_and_a_json_far_from_the_end(tmp_path: Path) -> None:
     url = write_with_facts(str(tmp_path), (30,), fields=(field("latent", (4, 8, 8)),))
     assert layout([field("latent", (4, 8, 8))])
     assert set(served(url, where=FINE)) == wanted(is_fine, 30)
+
+
+def test_a_process_that_is_started_maps_positions_again(tmp_path: Path, cache_home: Path) -> None:
+    """Where their file is gone it is sent them, as another machine is."""
+    url = write_latents(str(tmp_path / "set"), (400,), fields=(field("latent", (2, 2, 2)),))
+    loader = load(url, where="key != '000000000007'", global_batch=1)
+
+    def came(data: Any) -> list[str]:
+        return flat(keys(ForkingPickler.loads(data)))
+
+    small, whole = ForkingPickler.dumps(loader), pickle.dumps(loader)
+    every = sorted(flat(keys(load(url, where="key != '000000000007'", global_batch=1))))
+    assert len(every) == 399
+    assert len(small) + 4 * len(every) < len(whole) < len(small) + 5 * len(every)
+    assert sorted(came(small)) == sorted(came(whole)) == every
+    (file,) = cache_home.glob("*.arrays")
+    file.unlink()
+    with pytest.raises(StoreError, match=r"arrays was deleted just now"):
+        came(small)
+    assert sorted(came(ForkingPickler.dumps(loader))) == every

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,13 @@ from tests.kit.packs import (
 from wdsprep.dataset.receipts import CONTENT, Receipt
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.sources import Item, slices
+
+
+@pytest.fixture(autouse=True)
+def here() -> Iterator[None]:
+    """What a slice holds is no question of who packs it: none of these has a worker started."""
+    with packing_here():
+        yield
 
 
 def refused(source: Path, out: Path, *options: str) -> str:
@@ -68,27 +76,26 @@ def test_what_has_another_date_alone_is_what_was_packed(tmp_path: Path, kind: st
     root, out = tmp_path / "in", tmp_path / "out"
     options = (*TWENTY, "--ignore-outage") if kind == "urls" else TWENTY
     more(root, kind, 0)
-    with packing_here():
-        pack(root, out, *options)
-        before = tree(out)
-        touch(root)
-        pack(root, out, *options)
-        pack(root, out, *options, "--append")
-        copy = shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
-        pack(copy, out, *options)
-        assert tree(out) == before
-        more(copy, kind, 1)
-        pack(copy, out, *options, "--append")
-        assert len(manifest_of(out).generations) == 2
-        assert {name: tree(out)[name] for name in tars(tmp_path / "out")}.items() >= {
-            name: data for name, data in before.items() if name.endswith((".tar", ".idx"))
-        }.items()
-        before = tree(out)
-        touch(copy)
-        pack(copy, out, *options)
-        (out / "receipts/000000.json").unlink()  # packed again, with the dates of now
-        pack(copy, out, *options)
-        after = tree(out)
+    pack(root, out, *options)
+    before = tree(out)
+    touch(root)
+    pack(root, out, *options)
+    pack(root, out, *options, "--append")
+    copy = shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
+    pack(copy, out, *options)
+    assert tree(out) == before
+    more(copy, kind, 1)
+    pack(copy, out, *options, "--append")
+    assert len(manifest_of(out).generations) == 2
+    assert {name: tree(out)[name] for name in tars(tmp_path / "out")}.items() >= {
+        name: data for name, data in before.items() if name.endswith((".tar", ".idx"))
+    }.items()
+    before = tree(out)
+    touch(copy)
+    pack(copy, out, *options)
+    (out / "receipts/000000.json").unlink()  # packed again, with the dates of now
+    pack(copy, out, *options)
+    after = tree(out)
     assert after.keys() == before.keys()
     assert tars(out) == {n: data for n, data in before.items() if n.endswith((".tar", ".idx"))}
     assert manifest_of(out).complete
@@ -112,8 +119,7 @@ def more(root: Path, kind: str, number: int) -> None:
 
 def test_bytes_that_changed_are_told_from_dates(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 45)
-    with packing_here():
-        out = pack(source, tmp_path / "out", *TWENTY)
+    out = pack(source, tmp_path / "out", *TWENTY)
     caption = source / "1/photo-00004.txt"
     was = caption.read_text()
     caption.write_text(was.replace("noise", "voice"))
@@ -133,17 +139,16 @@ def test_bytes_that_changed_are_told_from_dates(tmp_path: Path) -> None:
 def test_a_dataset_that_keeps_no_digest_goes_on_without_and_says_so(tmp_path: Path) -> None:
     """As older versions made them."""
     source = photos(tmp_path / "in", 45)
-    with packing_here():
-        out = pack(source, tmp_path / "out", *TWENTY)
-        for file in out.glob("receipts/*.json"):
-            receipt = Receipt.from_bytes(file.read_bytes(), "receipt")
-            files = {name: at for name, at in receipt.files.items() if name != CONTENT}
-            file.write_bytes(replace(receipt, files=files).to_bytes())
-        (out / "wdsprep.json").unlink()
-        assert run("rebuild", out).returncode == 0
-        old = tree(out)
-        (out / "receipts/000001.json").unlink()
-        pack(source, out, *TWENTY)
+    out = pack(source, tmp_path / "out", *TWENTY)
+    for file in out.glob("receipts/*.json"):
+        receipt = Receipt.from_bytes(file.read_bytes(), "receipt")
+        files = {name: at for name, at in receipt.files.items() if name != CONTENT}
+        file.write_bytes(replace(receipt, files=files).to_bytes())
+    (out / "wdsprep.json").unlink()
+    assert run("rebuild", out).returncode == 0
+    old = tree(out)
+    (out / "receipts/000001.json").unlink()
+    pack(source, out, *TWENTY)
     assert {n: tree(out)[n] for n in old if n != "wdsprep.json"} == {
         n: data for n, data in old.items() if n != "wdsprep.json"
     }
@@ -305,7 +310,7 @@ def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
     [
         {"a.jpg": b"x", "b/c.jpg": b"x", "b/d.txt": "mine", "e.jpg": b"x"},
         {"32/000000.tar": b"x", "rejects/000001.jsonl": b"mine"},
-        {"README.md": "mine"},
+        {"LICENSE.md": "mine"},
     ],
 )
 def test_no_dataset_begins_among_other_things(

@@ -337,7 +337,7 @@ def test_a_source_with_nothing_of_use_is_an_error_and_writes_nothing(tmp_path: P
 
 
 def test_addresses_that_pack_cannot_read_are_refused(tmp_path: Path) -> None:
-    for url in ("https://host/a.tar", "pipe:cat x.tar", "gs://bucket/x"):
+    for url in ("https://host/a.tar", "pipe:cat x.tar", "ftp://host/x", "hf://models/a/b"):
         with pytest.raises(UsageError):
             pack(url, tmp_path / "out")
 

@@ -14,15 +14,16 @@ import pytest
 from wdsprep.errors import BusyError
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.holds import Holder, this_process
+from wdsprep.store.marks import FRESH_S
 from wdsprep.store.s3 import S3Store
 
 NAME = "receipts/000001.hold"
 CHILD = """
 import sys, time
 from wdsprep.store import open_store
-from wdsprep.store.s3 import holds
+from wdsprep.store import marks
 url, fresh_s = sys.argv[1], float(sys.argv[2])
-holds.FRESH_S = fresh_s
+marks.FRESH_S = fresh_s
 store = open_store(url)
 with store.hold("receipts/000001.hold"):
     print("held", flush=True)
@@ -84,7 +85,7 @@ def test_names_are_held_each_by_itself(store: Store) -> None:
 
 
 def test_who_dies_lets_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.store.s3.holds.IN_FLIGHT_S", 0.1)
+    monkeypatch.setattr("wdsprep.store.marks.IN_FLIGHT_S", 0.1)
     with holder(store) as child:
         store.let_go(NAME)
         assert names(store) == [NAME]  # it lives
@@ -104,7 +105,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.store.local.HOLD_WAIT_S", 0.3)
-    monkeypatch.setattr("wdsprep.store.s3.holds.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("wdsprep.store.marks.LONGEST_WAIT_S", 0.3)
     with holder(store) as child:
         child.send_signal(signal.SIGSTOP)
         with pytest.raises(BusyError, match="let that run go on or end it"), store.hold(NAME):
@@ -117,7 +118,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
 def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.s3.holds.DEAD_S", 2.0)
+    monkeypatch.setattr("wdsprep.store.marks.DEAD_S", 2.0)
     write_bytes(s3_store, "precious", b"of another run")
     with holder(s3_store, fresh_s=1) as child:
         child.send_signal(signal.SIGSTOP)
@@ -133,14 +134,15 @@ def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
 def test_on_s3_who_takes_long_makes_further_marks(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.s3.holds.FRESH_S", 0.2)
+    clock = [0.0]
+    monkeypatch.setattr("wdsprep.store.marks._now", lambda: (clock[0], clock[0]))
     seen = set()
     with s3_store.hold(NAME):
-        for number in range(12):
+        for number in range(6):
             write_bytes(s3_store, "f", str(number).encode())
             seen |= set(names(s3_store))
-            time.sleep(0.05)
-    assert len([name for name in seen if name.startswith(f"{NAME}.")]) > 1  # a few may be missed
+            clock[0] += FRESH_S / 3
+    assert seen == {"f", NAME, f"{NAME}.1", f"{NAME}.2"}
     assert names(s3_store) == ["f"]
 
 

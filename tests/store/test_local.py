@@ -58,7 +58,17 @@ def test_a_folder_may_have_a_colon_in_its_name(
 
 
 @pytest.mark.parametrize(
-    "url", ["pipe:cat x", "ftp://h/x", "s3:/b", "HTTPS:/h", "A+b://h", "s3://", "gs://b/x"]
+    "url",
+    [
+        "pipe:cat x",
+        "ftp://h/x",
+        "s3:/b",
+        "HTTPS:/h",
+        "A+b://h",
+        "s3://",
+        "gs://",
+        "hf://models/a/b",
+    ],
 )
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -205,7 +205,7 @@ def refusal(act: Any, kind: type[Exception], *parts: str) -> None:
 
 
 def refused(url: str, kind: type[Exception], *parts: str) -> None:
-    """Every operation says the same, at once."""
+    """Every operation says the same, at once: eight attempts at each would take minutes."""
     began = time.monotonic()
     with opened(url) as store:
         refusal(lambda: store.read("f"), kind, *parts)
@@ -215,7 +215,7 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
         refusal(lambda: write_bytes(store, "f", BIG), kind, *parts)
         refusal(lambda: store.delete("f"), kind, *parts)
         refusal(store.sweep, kind, *parts)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_no_such_bucket(s3_env: dict[str, str]) -> None:  # noqa: ARG001

@@ -24,9 +24,9 @@ from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
 from wdsprep.store.base import stream, write_bytes
+from wdsprep.store.patience import ATTEMPTS
 from wdsprep.store.s3 import S3Store
 from wdsprep.store.s3 import uploads as s3_uploads
-from wdsprep.store.s3.retry import ATTEMPTS
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["boto3", "tests.store.test_s3_uploads"])

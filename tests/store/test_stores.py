@@ -32,7 +32,7 @@ def test_what_was_written_is_read(store: Store) -> None:
     with store.write("a/b") as sink:
         sink.write(b"01234")
         sink.write(b"")
-        sink.write(b"56789")
+        sink.writelines([b"5", memoryview(b"67"), b"89"])
     assert store.read("a/b") == b"0123456789"
 
 

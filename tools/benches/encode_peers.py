@@ -256,7 +256,7 @@ def sd_batch(
 
 
 def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
-    return FreeEncoder(recipe.resolution, has_images=recipe.latents != "none")
+    return FreeEncoder(recipe.resolution, has_images=not recipe.is_of_text)
 
 
 class FreeEncoder:

@@ -25,6 +25,9 @@ With `--online own` each rank encodes images on its own device while it trains; 
 other processes do, on Ray. A checkpoint of one way goes on in any other, but for the precision in
 which a GPU and a CPU encode: the loader refuses to go on with latents that were made otherwise.
 
+`--track wandb` or `--track tensorboard` tells of the losses as training goes, over the steps: a run
+that goes on stands in one group with the one before.
+
 In OUT: checkpoint.pt, losses.csv, losses.png, and for each phase samples-N.png, where the upper row
 is decoded from stored latents and the lower one is sampled for the same captions.
 """
@@ -52,6 +55,8 @@ import wdsprep
 from wdsprep.dataset.state import read_manifest
 from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.find import find_model
+from wdsprep.errors import UsageError
+from wdsprep.runners.track import TRACKERS, Tracking, check_tracker
 from wdsprep.store import open_store
 
 SEED = 0
@@ -71,7 +76,8 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, trainer.ask_to_stop)
     try:
-        trainer.run()
+        with contextlib.closing(trainer.tracking):
+            trainer.run()
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -91,8 +97,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--vae", help="of what model, for samples; by default what made the latents"
     )
+    parser.add_argument("--track", choices=TRACKERS, default="", help="tell this of the losses")
     parser.add_argument("--out", type=Path, default=Path("training"))
     options = parser.parse_args()
+    try:
+        check_tracker(options.track)
+    except UsageError as error:
+        parser.error(str(error))
     steps = options.steps or ",".join(["300", *["40"] * (len(options.data) - 1)])
     options.steps = [int(count) for count in steps.split(",")]
     options.resolutions = [int(side) for side in options.resolutions.split(",")]
@@ -137,6 +148,9 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=options.rate)
         self.losses: list[tuple[int, int, float]] = []
         options.out.mkdir(parents=True, exist_ok=True)
+        kind = options.track if self.rank == 0 else ""
+        told = vars(options) | {"out": str(options.out)}
+        self.tracking = Tracking(kind, options.out.resolve().name, "step", told)
 
     def run(self) -> None:
         state = self.resume()
@@ -155,6 +169,8 @@ class Trainer:
                 batch = next(batches)
                 loss, stop = self.agree(self.train_step(loader.step, batch))
                 self.losses.append((self.phase, loader.step, loss))
+                if self.tracking.is_due or loader.step == last:
+                    self.tracking.log(len(self.losses), {"loss": loss, "phase": self.phase})
                 if self.rank == 0:
                     print(f"phase {self.phase} step {loader.step} loss {loss:.4f}", flush=True)
                 if stop or loader.step % self.options.save_every == 0 or loader.step == last:

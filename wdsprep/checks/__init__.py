@@ -20,7 +20,6 @@ import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 
-from wdsprep.dataset.names import MAKERS
 from wdsprep.dataset.reindex import AGAIN
 
 
@@ -36,6 +35,8 @@ class Kind(Enum):
     UNMATCHED = "unmatched"  # latents that are not what these images give
     UNREADABLE = "unreadable"
     UNCHECKED = "unchecked"
+    REMOVING = "removing"  # samples that are to go are there still
+    REMOVED = "removed"  # nobody knows any more what is to stay away
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
     ROWLESS = "rowless"  # latents from before there were rows: a join with others needs them
@@ -53,11 +54,13 @@ NOTES = (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNTOLD, Kind.UNSETTLED, Kind.LEFTOV
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedDataset:
-    """A dataset: where it is, as the user wrote it, and what it is of."""
+    """A dataset: where it is, as the user wrote it, what it is of, and what makes it."""
 
     url: str
     shown: str
     dataset: str
+    maker: str
+    """The command that goes on with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +77,7 @@ class Finding:
     @property
     def next_step(self) -> str:
         return _NEXT[self.kind].format(
-            url=shlex.quote(self.place.shown), maker=MAKERS[self.place.dataset], unit=self.unit
+            url=shlex.quote(self.place.shown), maker=self.place.maker, unit=self.unit
         )
 
     def __str__(self) -> str:
@@ -93,6 +96,8 @@ _NEXT = {
     Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
     Kind.UNREADABLE: "check the disk and the permissions, then verify again",
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
+    Kind.REMOVING: 'run the same "wdsprep remove" again, or "wdsprep remove {url}", to end it',
+    Kind.REMOVED: "put it back from a copy, or delete it and remove again what must stay away",
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
     Kind.ROWLESS: 'run "wdsprep index {url}" before it is joined with another',

@@ -18,7 +18,7 @@ from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import index_name, latent_unit, rejects_name
+from wdsprep.dataset.names import SELECTION, index_name, latent_unit, rejects_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
@@ -60,8 +60,8 @@ def inspect(
         wdsprep.inspect("shards/images", "000000000012").facts
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
-    `out` is a folder, or an `s3://` URL, to write the members of the sample to. `heard` is told how
-    many shards were looked at, of how many.
+    `out` is a folder, or a URL of a bucket or the hub, to write the members of the sample to.
+    `heard` is told how many shards were looked at, of how many.
     """
     dataset, out = os.fspath(dataset), os.fspath(out)
     if out and not key:
@@ -87,7 +87,7 @@ class Overview:
         manifest = self.manifest
         state = "complete" if manifest.complete else "not complete"
         samples, shards = plural(manifest.samples, "sample"), plural(len(manifest.shards), "shard")
-        what = f"{_kind(manifest)}, {state}: {samples} in {shards}"
+        what = f"{manifest.kind}, {state}: {samples} in {shards}"
         return f"<Overview {self.dataset!r}: {what}>"
 
     @property
@@ -106,11 +106,6 @@ class Overview:
         return patterns(self.dataset, self.manifest)
 
 
-def _kind(manifest: Manifest) -> str:
-    is_of_text = manifest.settings.get("latents") == "none"
-    return "text" if is_of_text else manifest.dataset
-
-
 def overview(manifest: Manifest) -> dict[str, Any]:
     """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
     shards = manifest.shards
@@ -123,7 +118,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "format": format_of(manifest.settings),
         "generations": list(manifest.generations),
         "inputs": manifest.inputs,
-        "kind": _kind(manifest),
+        "kind": manifest.kind,
         "nbytes": manifest.nbytes,
         "quantiles": _quantiles(manifest.counts),
         "rejects": manifest.rejects,
@@ -227,12 +222,13 @@ class Looked:
         }
 
     def write(self, folder: str) -> list[str]:
-        """Its members as files in a folder or an `s3://` URL; no name leads out of it."""
+        """Its members as files in a folder, a bucket or on the hub; no name leads out of it."""
         store = open_store(folder)
         stem = self.key.rpartition("/")[2]
         named = {f"{stem}.{name}": data for name, data in self.members}
         for name, data in named.items():
             write_bytes(store, name, data)
+        store.publish(named)
         return [f"{store.url}/{name}" for name in named]
 
 
@@ -285,12 +281,17 @@ class _Finder:
         self._store, self._manifest, self._heard = store, manifest, heard
         self._counts: dict[str, Mapping[str, int]] = {}  # of receipts that were asked for them
 
+    @property
+    def _is_selection(self) -> bool:
+        """Whether keys say nothing of where their samples are."""
+        return self._manifest.settings.get("source") == SELECTION
+
     def find(self, key: str) -> Located | None:
         likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
         for shard in likely:
             if place := self._bisect(shard, key):
                 return place
-        if self._manifest.dataset == "images":
+        if self._manifest.dataset == "images" and not self._is_selection:
             return None
         return self._among_foreign(key)
 
@@ -311,8 +312,9 @@ class _Finder:
 
     def rejects(self, key: str) -> Iterator[Reject]:
         """Those of the units that may have had the key."""
+        is_packed = self._manifest.dataset == "images" and not self._is_selection
         for receipt in self._manifest.receipts:
-            if receipt.rejects and _may_hold(receipt.unit, key):
+            if receipt.rejects and (not is_packed or _may_hold(receipt.unit, key)):
                 yield from read_rejects(self._store.read(rejects_name(receipt.unit)))
 
     def _first(self, shard: Shard) -> str:

@@ -37,7 +37,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, read_rejects
+from wdsprep.dataset.rejects import Reject, RejectsFile, leaves, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
@@ -246,6 +246,7 @@ def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None
         with edition.holding_manifest():
             _write_manifest(edition.store, repair.survey)
     edition.store.sweep()
+    edition.store.publish()
     return replace(repair, changed=tuple(repairer.changed), done=True)
 
 
@@ -310,7 +311,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     """Make the rejects of a unit whole again, but for the sources that are `gone` to a retry, and
     its receipt say what they are then. Done twice, it is the same."""
     name = rejects_name(receipt.unit)
-    left = [r for r in _readable(store, receipt.unit) if r.source not in gone]
+    left = [r for r in _readable(store, receipt.unit) if not leaves(r, gone)]
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, fields_of, is_of_text
+from wdsprep.dataset.arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
@@ -15,20 +15,15 @@ from wdsprep.images.shapes import cut_of
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
-# The bits that are all set in what is not finite: infinities and not-a-numbers.
-EXPONENTS = {
-    "<f2": ("<u2", 0x7C00),
-    "<f4": ("<u4", 0x7F80_0000),
-    BFLOAT16: ("<u2", 0x7F80),
-}
 IMAGE_FACTS: dict[str, type] = {
     **dict.fromkeys(("key", "source", "caption"), str),
     **dict.fromkeys(("width", "height", "source_width", "source_height", "bucket"), int),
     "changes": list,
     "meta": dict,
 }
+IMPORTED_FACTS: dict[str, type] = dict.fromkeys(("key", "source", "caption"), str)
 TEXT_FACTS: dict[str, type] = {
-    **dict.fromkeys(("key", "source", "caption"), str),
+    **IMPORTED_FACTS,
     "tokens": int,
     "cut": bool,
 }
@@ -66,7 +61,10 @@ def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
         return ImageRules(tuple(receipt.settings["buckets"]), shard.bucket)
     if shapes_of(receipt.settings):
         return ShapedRules(receipt.settings, receipt.counts)
-    return LatentRules(fields_of(receipt.settings["layout"]))
+    fields = fields_of(receipt.settings["layout"])
+    if is_imported(receipt.settings):
+        return LatentRules(fields, IMPORTED_FACTS)
+    return LatentRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
 
 
 class ImageRules:
@@ -98,9 +96,9 @@ class ImageRules:
 
 
 class LatentRules:
-    def __init__(self, fields: tuple[Field, ...]) -> None:
+    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type]) -> None:
         self._fields = {field.name: field for field in fields}
-        self._facts = TEXT_FACTS if is_of_text(fields) else LATENT_FACTS
+        self._facts = facts
         self._order = (*self._fields, "json", "txt")
         self.members = len(self._order)
 
@@ -123,7 +121,7 @@ class ShapedRules(LatentRules):
     receipt counts, and a sample's shape is the one that its image's size says."""
 
     def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        super().__init__(fields_of(settings["layout"]))
+        super().__init__(fields_of(settings["layout"]), LATENT_FACTS)
         ranges = shape_ranges(settings, counts)
         self._names, self._ends = [*ranges], [each.stop for each in ranges.values()]
         self._in_shape = {
@@ -163,13 +161,8 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
     header = field.header_of(nbytes)
     if not header or bytes(data[: len(header)]) != header:
         return f"{field.name} is not the array of {field} that it should be"
-    if field.dtype in EXPONENTS:
-        unsigned, exponent = EXPONENTS[field.dtype]
-        import numpy as np
-
-        bits = np.frombuffer(data, unsigned, offset=len(header))
-        if bits.size and int((bits & exponent).max()) == exponent:
-            return f"{field.name} has values that are not finite"
+    if not is_finite(field.dtype, data[len(header) :]):
+        return f"{field.name} has values that are not finite"
     return ""
 
 

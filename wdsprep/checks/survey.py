@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
-from wdsprep.dataset.arrays import fields_of, text_fields
+from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.names import (
     CAPTION_TABLE,
     EDITION,
+    HUB_FILES,
     MANIFEST,
     OURS,
+    REMOVED,
     belongs_to,
     empty_name,
     held_name,
@@ -27,15 +29,18 @@ from wdsprep.dataset.names import (
     inputs_name,
     is_retry,
     lookup_name,
+    maker_of,
     receipt_name,
     rejects_name,
     retry_of_inputs,
+    rows_name,
     taken_name,
     unit_of_receipt,
 )
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows, rows_name
+from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
+from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
 from wdsprep.dataset.state import READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
@@ -53,6 +58,8 @@ class DatasetSurvey:
     there: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
     manifest: Manifest | None
+    removing: frozenset[str] = frozenset()
+    """Units that a removal has begun to change, and may have left in the middle of that."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -69,6 +76,10 @@ class DatasetSurvey:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
     def find(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
+        if not self.removing.isdisjoint({unit} | belongs_to(name)):
+            return
+        if kind is Kind.MANIFEST and self.removing:
+            return
         self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
 
 
@@ -84,14 +95,23 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
             f"{shown} holds no dataset: neither its {MANIFEST} nor any receipt is there and "
             "sound: name the folder or URL that pack or encode wrote"
         )
-    dataset = manifest.dataset if manifest else read.sound[0].dataset
+    said = manifest or read.sound[0]
+    maker = maker_of(said.dataset, said.settings)
+    removed, broken_list = _removed(store)
     found = DatasetSurvey(
-        place=CheckedDataset(url=store.url, shown=shown, dataset=dataset),
+        place=CheckedDataset(url=store.url, shown=shown, dataset=said.dataset, maker=maker),
         edition=edition,
         there=there,
         receipts=sorted_receipts(read.sound),
         manifest=manifest,
+        removing=frozenset(unit.unit for unit in removed.units),
     )
+    if broken_list:
+        found.find(REMOVED, Kind.REMOVED, broken_list)
+    if removed.units:
+        samples = plural(sum(unit.samples for unit in removed.units), "sample")
+        what = f"a removal of {samples} goes on, or was killed"
+        found.find(REMOVED, Kind.REMOVING, what)
     for unit, what in read.broken.items():
         found.find(receipt_name(unit), Kind.DAMAGED, what, unit)
     if complaint:
@@ -112,6 +132,16 @@ def _manifest(store: Store) -> tuple[Manifest | None, str]:
         raise
     except FormatError:
         return None, "it is damaged: its digest does not match what it holds"
+
+
+def _removed(store: Store) -> tuple[Removed, str]:
+    """What was removed, and what is wrong with the list of it."""
+    try:
+        return removed_from(store), ""
+    except NewerFormatError:
+        raise
+    except FormatError:
+        return NONE_REMOVED, "it is damaged: its digest does not match what it holds"
 
 
 class _Receipts:
@@ -253,8 +283,7 @@ def empty_names(found: DatasetSurvey) -> list[str]:
     """The files for the empty caption: of latents that have been made, one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
-    fields = fields_of(found.receipts[0].settings["layout"])
-    return [empty_name(item.name) for item in text_fields(fields)]
+    return [empty_name(item.name) for item in empty_fields(found.receipts[0].settings)]
 
 
 def smallest_unit(found: DatasetSurvey) -> str:
@@ -263,7 +292,8 @@ def smallest_unit(found: DatasetSurvey) -> str:
 
 
 def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
-    known = {MANIFEST, EDITION, *empty_names(found), *map(receipt_name, broken)}
+    ours = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
+    known = {*ours, *empty_names(found), *map(receipt_name, broken)}
     settings = (found.manifest or found.receipts[0]).settings
     if digest := settings.get("captions"):
         known |= {CAPTION_TABLE, lookup_name(digest)}  # which may be gone: encode makes them again

@@ -12,15 +12,17 @@ from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
-from wdsprep.dataset.arrays import fields_of, text_fields
+from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
+    SELECTION,
     empty_name,
     index_name,
     inputs_name,
     receipt_name,
     rejects_name,
+    rows_name,
     sample_key,
     taken_name,
 )
@@ -32,7 +34,6 @@ from wdsprep.dataset.rows import (
     may_have_rows,
     positions_of,
     rows_bytes,
-    rows_name,
     rows_of,
 )
 from wdsprep.dataset.samples import key_order
@@ -91,7 +92,7 @@ def check_empty(found: DatasetSurvey) -> None:
         return
     store, unit = opened(found.place.url), smallest_unit(found)
     digest = DigestKind.of(found.receipts[0].settings)
-    for item in text_fields(fields_of(found.receipts[0].settings["layout"])):
+    for item in empty_fields(found.receipts[0].settings):
         name = empty_name(item.name)
         if name not in found.there:
             continue
@@ -269,11 +270,13 @@ class _Checker:
 
     def _check_inputs(self) -> None:
         """The keys of a slice are its number and 0, 1, 2, ..., each in one place. Of URLs, some may
-        have gone to a slice that tried them again."""
+        have gone to a slice that tried them again; of a selection they are those of others."""
         unit, inputs = self._receipt.unit, self._receipt.inputs
         keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
-        if self._receipt.settings["source"] == "urls":
-            is_whole = len(set(keys)) == inputs and all(key.startswith(unit) for key in keys)
+        source = self._receipt.settings["source"]
+        if source in ("urls", SELECTION):
+            is_own = source == SELECTION or all(key.startswith(unit) for key in keys)
+            is_whole = len(set(keys)) == inputs and is_own
         else:
             wanted = sorted(sample_key(unit, number) for number in range(inputs))
             is_whole = sorted(keys) == wanted

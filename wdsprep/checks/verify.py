@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -13,27 +13,15 @@ from wdsprep.checks.lookups import check_lookup
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
-from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
-from wdsprep.runners import make_runner
-from wdsprep.runners.base import (
-    CrewOptions,
-    Event,
-    Finished,
-    Quarantined,
-    Runner,
-    Step,
-    Unit,
-    Work,
-    settled,
-)
+from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runner, Step
+from wdsprep.runners.here import runner_for
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import auto, plural
 
 _log = logging.getLogger("wdsprep")
-HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,29 +88,19 @@ def verify(
     )
     listener = listener or VerifyListener()
 
-    def runner_for(units: int) -> Runner:
-        runner = settled(options, listener.told).runner
-        most = options.workers or (usable_cpus() if runner == "local" else 0)
-        return make_runner(
-            runner,
-            workers=min(most, units),
-            max_attempts=options.max_attempts,
-            address=options.ray_address,
-            name="verify",
-        )
-
-    return check_datasets(datasets, make_runner=runner_for, quick=quick, listener=listener)
+    make_runner = partial(runner_for, options, told=listener.told, name="verify")
+    return check_datasets(datasets, make_runner=make_runner, quick=quick, listener=listener)
 
 
 def check_datasets(
     urls: "Sequence[str | os.PathLike[str]]",
     *,
-    make_runner: Callable[[int], Runner],
+    make_runner: Callable[[int, int], Runner],
     quick: bool = False,
     listener: VerifyListener | None = None,
 ) -> Verified:
     """Check the datasets at `urls`. Latents are held against the images among them. Shards are read
-    on the workers of `make_runner(units)`, or here where there is little to read."""
+    on the workers of `make_runner(units, nbytes)`."""
     listener = listener or VerifyListener()
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):
@@ -150,21 +128,6 @@ def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, Datase
     return [(survey, images) for survey, images in found if images is not None]
 
 
-class InThisProcess:
-    """A runner that does one unit after another in this process."""
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        call = work.open()
-        for unit in units:
-            steps = call(unit)
-            while True:
-                try:
-                    yield Step(unit=unit, value=next(steps))
-                except StopIteration as end:
-                    yield Finished(unit=unit, result=end.value)
-                    break
-
-
 class _ByteCheck:
     """Reads every byte of some datasets."""
 
@@ -180,11 +143,11 @@ class _ByteCheck:
         self._under_way: dict[str, int] = {}
         self._nbytes = self._done = 0
 
-    def check(self, make_runner: Callable[[int], Runner]) -> None:
+    def check(self, make_runner: Callable[[int, int], Runner]) -> None:
         units = [unit for survey in self._surveys for unit in self._units(survey)]
         units.sort(key=lambda unit: -unit.nbytes)  # so that no worker begins a large one last
         nbytes = sum(unit.nbytes for unit in units)
-        runner = make_runner(len(units)) if nbytes > HERE_NBYTES else InThisProcess()
+        runner = make_runner(len(units), nbytes)
         with closing(runner.run(Checking(), units)) as events:
             for event in events:
                 self._take(event)
@@ -226,7 +189,8 @@ class _ByteCheck:
         if isinstance(event, Finished):
             made = cast("UnitFindings", event.result)
             _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
-            found.findings.extend(made.findings)
+            for finding in made.findings:
+                found.find(finding.name, finding.kind, finding.what, finding.unit)
             self._keys[unit.place.url] |= made.keys
         elif isinstance(event, Quarantined):
             name = receipt_name(unit.receipt.unit)

@@ -155,7 +155,8 @@ def _intent(repair: Repair) -> Iterator[str]:
 
 
 def _needs(repair: Repair) -> str:
-    if repair.survey.place.dataset == "latents":
+    place = repair.survey.place
+    if place.maker == MAKERS["latents"]:
         return "their image shards are needed to make them again, sound ones"
     return "their source is needed to make them again, unchanged; without it they are lost"
 
@@ -180,7 +181,7 @@ def _done(repair: Repair) -> Iterator[str]:
         some = examples(repair.changed)
         yield Kept(f"another run has changed {some} meanwhile, which was left alone: verify again")
     if set(repair.units) - set(repair.changed):
-        yield f'repaired: now run the same "{MAKERS[place.dataset]}" again to make what is missing'
+        yield f'repaired: now run the same "{place.maker}" again to make what is missing'
     elif not repair.changed:
         yield f"repaired: {place.shown} lacks nothing"
 

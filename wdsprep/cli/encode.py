@@ -47,9 +47,12 @@ class EncodeShow(RunShow):
     unit, touched, done = "shard", "touched tar", "encoded"
 
     def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
-        """`places` of the latents are by resolution, those of several captions by their names."""
+        """`places` of latents are by resolution, those of several captions, or of text that is
+        stored apart, by the captions' names."""
         super().__init__(as_json=as_json)
         self._images, self._places = images, places
+        self._texts = [place for name, place in places.items() if isinstance(name, str)]
+        self._has_latents = len(self._texts) < len(places)
         if len(places) > 1:  # each image is counted for each
             self.counted = "sample"
         self._speeds = Speeds()
@@ -73,7 +76,7 @@ class EncodeShow(RunShow):
     def _begin(self, begun: EncodeBegun) -> None:
         for line in describe(self._images, begun):
             self.told(line)
-        if begun.recipe.latents == "none":
+        if begun.recipe.is_of_text:
             self._noun = "caption"
             self.counted = "caption" if self.counted == "image" else self.counted
         self.start_counting()
@@ -100,17 +103,28 @@ class EncodeShow(RunShow):
             lines.append(Kept("run the same command again to retry what is left out"))
         for outcome in outcomes:
             if outcome.manifest.shards and not outcome.quarantined and not outcome.is_void:
-                place = self._place(outcome)
-                lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
+                lines.append(self._next(outcome))
         return list(dict.fromkeys(lines))  # some holds of all
+
+    def _next(self, outcome: Outcome) -> str:
+        """Of text that stands beside latents, how the two are loaded together."""
+        places = [self._place(outcome)]
+        if self._has_latents and self._texts:
+            latents = [place for name, place in self._places.items() if isinstance(name, int)]
+            places = latents[:1] if outcome.manifest.settings["latents"] == "none" else places
+            places.append(self._texts[0])
+        joined = "".join(f', join=["{place}"]' for place in places[1:])
+        return f'next: wdsprep.load("{places[0]}"{joined}, global_batch=64) in your trainer'
 
     def _place(self, outcome: Outcome) -> str:
         if len(self._places) == 1:
             (place,) = self._places.values()
             return place
         settings = outcome.manifest.settings
-        name = settings.get("caption_name", OWN)
-        return self._places[name if name in self._places else settings["resolution"]]
+        is_of_text = settings["latents"] == "none"
+        return self._places[
+            settings.get("caption_name", OWN) if is_of_text else settings["resolution"]
+        ]
 
     def _dataset(self, outcome: Outcome) -> list[str]:
         """What became of one."""
@@ -127,8 +141,7 @@ class EncodeShow(RunShow):
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
-            is_of_text = manifest.settings["latents"] == "none"
-            warning = TEXTLESS if is_of_text else CAPTIONLESS
+            warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
             lines.append(Kept(self._overwriting(warning, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)
         for failed in outcome.quarantined:
@@ -154,10 +167,12 @@ class EncodeShow(RunShow):
         if len(self._places) == 1:
             return line
         settings = manifest.settings
-        alone = f"--resolution {settings['resolution']} --overwrite"
-        if settings.get("caption_name", OWN) in self._places:
-            alone = f"--caption-field {settings.get('caption_field', OWN)} --overwrite"
-        return line.replace("--overwrite", alone)
+        alone = [f"--resolution {settings['resolution']}"]
+        if settings["latents"] == "none":
+            alone = ["--latents none", *alone] if self._has_latents else []
+            if len(self._texts) > 1:
+                alone.append(f"--caption-field {settings.get('caption_field', OWN)}")
+        return line.replace("--overwrite", " ".join([*alone, "--overwrite"]))
 
     def _speed(self, samples: int) -> list[str]:
         if not (rates := self._speeds.rates().values()):
@@ -250,8 +265,7 @@ def _captions_facts(report: CaptionReport) -> dict[str, Any]:
 def describe(images: str, begun: EncodeBegun) -> list[str]:
     """What is encoded with what, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
-    noun = "caption" if recipe.latents == "none" else "image"
-    phases = ", ".join(_phase(phase, noun) for phase in begun.phases)
+    phases = ", ".join(map(_phase, begun.phases))
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
     lines = [f"{images}: {phases}; model {begun.model.name} in {precision} on {crew.device}"]
     if begun.model.note:
@@ -261,7 +275,8 @@ def describe(images: str, begun: EncodeBegun) -> list[str]:
     return lines
 
 
-def _phase(phase: EncodePhase, noun: str) -> str:
+def _phase(phase: EncodePhase) -> str:
+    noun = "caption" if phase.is_of_text else "image"
     counted = f", {plural(phase.samples, noun)}" if phase.samples else ""
     shapes = f" in {plural(phase.shapes, 'shape')}" if phase.shapes else ""
     return f"{plural(phase.shards, 'shard')}{counted} for resolution {phase.resolution}{shapes}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from wdsprep.cli.options import LibraryCommand
+from wdsprep.cli.command import LibraryCommand
 from wdsprep.cli.output import ProgressLine
 from wdsprep.errors import UsageError
 
@@ -52,7 +52,7 @@ OWN_SIZE = (
 )
 OTHER_SIZE = f"{OWN_SIZE}; add --buckets {{value}} to have all images from that size on"
 SHAPE = "nothing is cut, padded or scaled before `wdsprep encode`"
-PROGRESS = "nothing is sent anywhere: the progress line, --json and `wdsprep report` tell it"
+PROGRESS = "--track wandb sends how it goes; the progress line and `wdsprep report` tell it too"
 AT_A_TIME = "--requests says how many are under way at a time, --per-host how many at one host"
 TARS_ALONE = "pack writes WebDataset tars: leave this out, or write --output_format webdataset"
 NO_JSON = 'give a table: pandas.read_json("a.json").to_parquet("a.parquet") makes one of it'

@@ -22,10 +22,11 @@ from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
+from wdsprep.store.places import is_keyed, root_and_name
 from wdsprep.text import human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
-    from wdsprep.sources.image_tables import TableSource
+    from wdsprep.sources.image_tables import ImageTables
     from wdsprep.sources.url_tables import UrlSource
 
 
@@ -108,7 +109,7 @@ def describe(survey: SourceSurvey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
-    source = cast("TableSource | UrlSource", survey.source)
+    source = cast("ImageTables | UrlSource", survey.source)
     image, caption = source.chosen()
     if kind == "urls":
         columns = f"{plural(survey.samples, 'URL')} to download"
@@ -116,8 +117,9 @@ def describe(survey: SourceSurvey) -> str:
             return f"{columns}, without captions"
         columns += f", in column {image!r}"
     else:
-        rows = plural(survey.samples, "row")
-        columns = f"{rows} of image bytes in Parquet, images in {image!r}"
+        form = cast("ImageTables", source).form
+        rows = plural(survey.samples, "row") if survey.samples else plural(survey.count, "file")
+        columns = f"{rows} of image bytes in {form}, images in {image!r}"
     if caption:
         return f"{columns}, captions in {caption!r}"
     return f"{columns}, no captions (--caption-col names their column)"
@@ -171,7 +173,7 @@ def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[st
         elif count and not given and code is Code.PRIVATE_ADDRESS:
             yield (
                 f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
-                "--allow-s3 where their URLs are s3://"
+                "--allow-s3 where their URLs are s3://, gs://, az:// or hf://"
             )
         elif count and not given and code is Code.TOO_MANY_BYTES:
             yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
@@ -245,9 +247,12 @@ def _captionless(settings: Mapping[str, Any]) -> Kept:
 
 
 def next_command(images: str, resolution: int) -> str:
-    """Latents go beside images, under a name of their own."""
+    """Latents go beside images, under a name of their own; beside a whole bucket or repository
+    there is nothing."""
     if images == "shards/images":
         return f"wdsprep encode --resolution {resolution}"
+    if is_keyed(images) and not root_and_name(images)[1]:
+        return f"wdsprep encode {shlex.quote(images)} --resolution {resolution}"
     folder, slash, name = images.rstrip("/").rpartition("/")
     latents = f"latents-{resolution}"
     beside = name.replace("images", latents) if "images" in name else f"{name}-{latents}"

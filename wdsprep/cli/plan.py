@@ -80,6 +80,7 @@ def plan_lines(
     price: float = 0.0,
     model: str = Choice.model,
     latents: str = Choice.latents,
+    flip: bool = Choice.flip,
     text: str = Choice.text,
     tokens: int = Choice.tokens,
     samples_per_shard: int = Choice.samples_per_shard,
@@ -95,14 +96,17 @@ def plan_lines(
     choice = Choice(
         model=model,
         latents=latents,
+        flip=flip,
         text=text,
         tokens=tokens,
         samples_per_shard=samples_per_shard,
     )
     if latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {model} gives no distribution")
-    if latents == "none" and text != "emb":
+    if choice.is_of_text and text != "emb":
         raise UsageError(f"--latents none --text {text}: nothing of that is computed on a GPU")
+    if latents == "none" and flip:
+        raise UsageError("--flip is for images, which --latents none leaves alone")
     given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
     buckets = given or buckets_in(images)
     speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
@@ -183,13 +187,14 @@ class Trial:
     speed: Speed
     model: str
     latents: str
+    flip: bool
     text: str
 
     def at(self, choice: Choice) -> Choice:
         """What was measured; a model that nobody counted is taken for the one that is planned."""
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
         model = self.model if known else choice.model
-        return replace(choice, text=self.text, latents=self.latents, model=model)
+        return replace(choice, text=self.text, latents=self.latents, flip=self.flip, model=model)
 
 
 def _trial(url: str) -> tuple[int, Trial]:
@@ -204,7 +209,8 @@ def _trial(url: str) -> tuple[int, Trial]:
     source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
     speed = Speed(each=trial["each"], source=source)
     latents, text = (manifest.settings[name] for name in ("latents", "text"))
-    return resolution, Trial(speed=speed, model=model, latents=latents, text=text)
+    flip = manifest.settings.get("flip", False)
+    return resolution, Trial(speed=speed, model=model, latents=latents, flip=flip, text=text)
 
 
 def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
@@ -254,16 +260,17 @@ def _lines(
 
 def _phase(phase: Phase, fleet: Fleet, choice: Choice) -> Iterator[str]:
     speed, hours = phase.speed, phase.device_hours
-    is_of_text = choice.latents == "none"
     dollars = "" if phase.dollars is None else f", ${phase.dollars:,.0f}"
-    noun = "caption" if is_of_text else "image"
-    of = "text alone" if is_of_text else f"phase {phase.resolution}"
+    noun = "caption" if choice.is_of_text else "image"
+    of = "text alone" if choice.is_of_text else f"phase {phase.resolution}"
     yield f"{of}: {plural(phase.samples, noun)}"
     yield f"  speed     {speed.each:,.0f} {noun}s/s a GPU ({speed.source})"
     yield f"  GPUs      {hours:,.1f} GPU hours{dollars}; {_wall(phase)} on {fleet.devices:,}"
+    if choice.flip:
+        yield f"  flip      {_flip(phase, choice)}"
     if phase.text_nbytes:
         yield f"  text      {_text(phase)}"
-    decoding = "" if is_of_text else f"{phase.cores_each:.1f} a GPU to decode, and "
+    decoding = "" if choice.is_of_text else f"{phase.cores_each:.1f} a GPU to decode, and "
     yield f"  cores     {decoding}one to read, write and hash"
     each = human_bytes(phase.bytes_a_second_each)
     yield (
@@ -285,6 +292,16 @@ def _shapes(names: Sequence[str], phase: Phase) -> str:
         f"{plural(len(names), 'shape')}, {ends}: one tar for each image shard, as without; up to "
         f"{waits} for each worker in TMPDIR; sizes and images are reckoned as of squares"
     )
+
+
+def _flip(phase: Phase, choice: Choice) -> str:
+    """What of all that the mirror images take."""
+    both, one = (
+        sample_nbytes(phase.resolution, replace(choice, flip=flip)) for flip in (True, False)
+    )
+    nbytes = human_bytes(phase.samples * (both - one))
+    share = (both - one) / both
+    return f"{nbytes} ({share:.0%} of what is written); the VAE's work twice"
 
 
 def _text(phase: Phase) -> str:

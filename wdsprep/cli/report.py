@@ -16,7 +16,7 @@ class ReportShow:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._line = ProgressLine()
-        self.listener = ReportListener(told=self._line.say, heard=self._line.show, asked=_asked)
+        self.listener = ReportListener(told=self._line.say, heard=self._line.show, asked=asked)
 
     def result(self, written: WrittenReport) -> list[str]:
         self._line.clear()
@@ -27,8 +27,9 @@ class ReportShow:
         return [f"{written.output}: {shown}: open it in a browser"]
 
 
-def _asked(output: str) -> bool:
-    question = one_line(f"{output} is there already and is no report: replace it?")
+def asked(output: str, kind: str = "no report") -> bool:
+    """Whether to replace a file, where somebody can answer."""
+    question = one_line(f"{output} is there already and is {kind}: replace it?")
     try:
         return sys.stdin.isatty() and click.confirm(question, err=True)
     except click.Abort:  # no answer, or Ctrl-C

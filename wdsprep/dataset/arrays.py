@@ -21,8 +21,8 @@ from wdsprep.text import plural
 
 MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
-LATENT, EMB, TOKENS = "latent.npy", "emb.npy", "tokens.npy"
-"""Arrays of a latent sample: of its image, and of its caption one of the two or none."""
+LATENT, EMB, POOLED, TOKENS = "latent.npy", "emb.npy", "pooled.npy", "tokens.npy"
+"""Arrays of a latent sample: of its image, and of its caption."""
 FLIPPED = "latent_flipped.npy"
 """Of the image with left and right exchanged, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
@@ -107,6 +107,18 @@ def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     return tuple(field for field in fields if field.name not in OF_IMAGES)
 
 
+def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
+    """Those of which the dataset keeps what becomes of the empty caption. Of text that somebody
+    else has cached nobody knows it, unless the user said so."""
+    is_known = "empty" in settings or not is_imported(settings)
+    return text_fields(fields_of(settings["layout"])) if is_known else ()
+
+
+def is_imported(settings: Mapping[str, Any]) -> bool:
+    """Whether latents were taken in from a cache, as their `source` says, and not encoded here."""
+    return "layout" in settings and "source" in settings
+
+
 def is_of_text(fields: Iterable[Field]) -> bool:
     """Whether nothing is made of images: of a text dataset."""
     return OF_IMAGES.isdisjoint(field.name for field in fields)
@@ -154,7 +166,7 @@ _HEADER = re.compile(
 )
 
 
-def field_of(name: str, data: bytes) -> Field:
+def field_of(name: str, data: "bytes | memoryview") -> Field:
     """The field that the `.npy` bytes of one member show. Nothing is ever unpickled."""
     match = _HEADER.match(data)
     if match is None:
@@ -167,11 +179,41 @@ def field_of(name: str, data: bytes) -> Field:
     return field
 
 
-def values_of(field: Field, data: bytes) -> Any:
+# The bits that are all set in what is not finite: infinities and not-a-numbers.
+_EXPONENTS = {
+    "<f2": ("<u2", 0x7C00),
+    "<f4": ("<u4", 0x7F80_0000),
+    BFLOAT16: ("<u2", 0x7F80),
+}
+
+
+def is_finite(dtype: str, data: "bytes | memoryview") -> bool:
+    """Whether all values of an array are."""
+    if dtype not in _EXPONENTS:
+        return True
+    import numpy as np
+
+    unsigned, exponent = _EXPONENTS[dtype]
+    bits = np.frombuffer(data, unsigned)
+    return not bits.size or int((bits & exponent).max()) != exponent
+
+
+def values_of(field: Field, data: "bytes | memoryview") -> Any:
     """The array in the bytes of a member, as NumPy has it; float32 in place of bfloat16."""
     import numpy as np
 
     is_bits = field.dtype == BFLOAT16
     stored = np.frombuffer(data, _BITS if is_bits else field.dtype, offset=len(field.header))
     stored = stored.reshape(field.shape)
-    return (stored.astype("<u4") << 16).view("<f4") if is_bits else stored
+    return of_bits(stored) if is_bits else stored
+
+
+def of_bits(bits: Any) -> Any:
+    """Floats of 32 bits of those of bfloat16, whose bits these are."""
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def to_bits(values: Any) -> Any:
+    """The bits of bfloat16, rounded to the nearest, of two the even one."""
+    bits = values.astype("<f4").view("<u4")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(_BITS)

@@ -3,7 +3,7 @@
 `edition` says why. Until then they lie under temporary names, or in uploads that nobody sees.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -12,8 +12,9 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import index_name, receipt_name, rejects_name
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectsFile
+from wdsprep.dataset.removed import removed_from
 from wdsprep.dataset.state import check_same, find_receipt
-from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.dataset.tar.write import Data, TarWriter
 from wdsprep.errors import BusyError, ExistsError, NotFoundError
 from wdsprep.store.base import FileSink
 from wdsprep.store.local import allow_files
@@ -32,6 +33,7 @@ class Draft:
         self._beside: dict[str, bytes] = {}
 
     def __enter__(self) -> "Draft":
+        self.removed = removed_from(self._edition.store)
         self.rejects = RejectsFile(self._open(rejects_name(self.unit)), self._digest)
         return self
 
@@ -80,6 +82,7 @@ class Draft:
                 if done := self._done(receipt):
                     return done
                 check()
+                self._check_removed()
                 self._named.close()
                 self._finish(receipt)
                 return receipt
@@ -94,6 +97,13 @@ class Draft:
             self._receipt.close()
         except ExistsError:
             check_same(self._edition.store, receipt)
+
+    def _check_removed(self) -> None:
+        """What was removed since this was begun may be in it."""
+        if removed_from(self._edition.store).changes != self.removed.changes:
+            raise BusyError(
+                f"samples were removed while {self.unit} was made: it is to be done again"
+            )
 
     def _done(self, receipt: Receipt) -> Receipt | None:
         return find_receipt(self._edition.store, self.unit, receipt.input, receipt.settings)
@@ -126,8 +136,17 @@ class DraftTar:
     def nbytes(self) -> int:
         return self._writer.nbytes
 
-    def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
+    def add(self, key: str, fields: Sequence[tuple[str, Data]]) -> None:
         self._writer.add(key, fields)
+
+    def add_tarred(
+        self,
+        keys: Sequence[str],
+        names: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        blocks: Iterable[bytes | memoryview],
+    ) -> None:
+        self._writer.add_tarred(keys, names, sizes, blocks)
 
     def take(self, key: str, names: Sequence[str]) -> None:
         """Refuse now what `add` would refuse later."""

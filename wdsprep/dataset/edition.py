@@ -12,7 +12,7 @@
 4. The manifest is written under a hold of its own.
 
 So at the moment of a change nobody else changes the same, and a run that slept, or has an old plan,
-finds that out before it does harm. What a hold is on a disk and on S3, `Store.hold` knows.
+finds that out before it does harm. What a hold is in each place, `Store.hold` knows.
 """
 
 import secrets

@@ -39,3 +39,19 @@ def _by_channel(latents: Any, given: Any) -> Any:
     if isinstance(given, int | float):
         return given
     return (given if hasattr(given, "device") else latents.new_tensor(given))[:, None, None]
+
+
+def denormalised(latents: Any, settings: Mapping[str, Any]) -> Any:
+    """What the VAE gave, of arrays (C, h, w) that were stored by these settings."""
+    raw = (latents.T / settings["scale"] + settings["shift"]).T  # channels last, as lists have them
+    return unpatchified(raw, settings.get("patch", 1))
+
+
+def unpatchified(latents: Any, patch: int) -> Any:
+    """The way back from `patchified`, of arrays (C, h, w)."""
+    if patch == 1:
+        return latents
+    channels, height, width = latents.shape
+    cells = latents.reshape(channels // patch**2, patch, patch, height, width)
+    spread = cells.transpose(0, 3, 1, 4, 2)
+    return spread.reshape(channels // patch**2, height * patch, width * patch)

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.receipts import (
     CONTENT,
@@ -62,6 +63,16 @@ class Manifest:
     @cached_property
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.shards)
+
+    @cached_property
+    def is_of_text(self) -> bool:
+        """Whether it is made of captions alone."""
+        return self.dataset == "latents" and is_of_text(fields_of(self.settings["layout"]))
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a word: images, latents or text."""
+        return "text" if self.is_of_text else self.dataset
 
     @property
     def keeps_content(self) -> bool:

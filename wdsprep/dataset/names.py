@@ -3,6 +3,7 @@
     wdsprep.json             the manifest
     wdsprep.hold             while somebody writes it
     edition                  changes with each --overwrite
+    removed                  what `wdsprep remove` took out, by digests: it stays away
     256/000000.tar           what unit 000000 has made for bucket 256
     256/000000.tar.idx       where its samples begin
     256/000000_01.tar        what did not fit into that
@@ -22,15 +23,24 @@ Where captions come from a table, these lie there by the digest of what the tabl
 """
 
 import re
+from collections.abc import Mapping
 
 from wdsprep.store.base import HELD
 
 MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
+SELECTION = "selection"
+"""What images have as their source that were selected from other datasets."""
+IMPORTER = "wdsprep import"
+"""And of latents that were taken in."""
 MANIFEST = "wdsprep.json"
 MANIFEST_HOLD = f"wdsprep{HELD}"
 EDITION = "edition"
+CARD = "README.md"
+HUB_FILES = (CARD, ".gitattributes")
+"""What the Hugging Face hub has beside a dataset: its card, and a file that the hub writes."""
 RECEIPTS, INPUTS, CAPTIONS = "receipts/", "inputs/", "captions/"
 CAPTION_TABLE = f"{CAPTIONS}table.json"
+REMOVED = "removed"
 FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
@@ -61,6 +71,14 @@ _FOLDER_OR_ENDING = re.compile(
     r"^(receipts|rejects|inputs|captions)/|\.(jsonl?|tar(\.idx|\.rows)?)$"
 )
 _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
+
+
+def maker_of(dataset: str, settings: Mapping[str, object]) -> str:
+    """The command that goes on with a dataset of these settings."""
+    source = settings.get("source", "")
+    if source == SELECTION:
+        return "wdsprep select"
+    return IMPORTER if dataset == "latents" and source else MAKERS[dataset]
 
 
 def slice_name(number: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name
+from wdsprep.dataset.keys import keys_at, offsets_of
+from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name, rows_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.rows import (
@@ -16,14 +17,11 @@ from wdsprep.dataset.rows import (
     may_have_rows,
     positions_of,
     rows_bytes,
-    rows_name,
 )
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.dataset.state import read_each, read_manifest
-from wdsprep.dataset.tar import BLOCK
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.members import BadSampleError, name_of
-from wdsprep.dataset.tar.read import file_tape, index_tar, split_member, stream_tape
+from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
 from wdsprep.errors import SourceError, TarError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, stream, write_bytes
@@ -35,6 +33,11 @@ LOOKS = 8
 UNTOLD = "no keys tell which images its samples are of"
 """Of rows of tars that pack did not make."""
 AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
+
+
+def mending(url: str) -> str:
+    """What makes whole a file of latents that its receipt has."""
+    return f'run {command("repair", url)}, then the same "wdsprep encode" again'
 
 
 def index(
@@ -63,6 +66,7 @@ def index(
         done[name] = write_index(store, name)
     if MANIFEST in there:
         done |= _write_rows(store, there.keys(), heard, told)
+    store.publish()
     return done
 
 
@@ -77,7 +81,6 @@ def _write_rows(
         if may_have_rows(receipt) and receipt.shards
         if rows_name(receipt.shards[0].name) not in there
     ]
-    mend = f'run {command("repair", store.url)}, then the same "wdsprep encode" again'
     done: dict[str, int] = {}
     untold: dict[str, list[str]] = {}
     for number, receipt in enumerate(missing):
@@ -85,8 +88,7 @@ def _write_rows(
         (shard,) = receipt.shards
         name, samples = rows_name(shard.name), write_rows(store, receipt)
         if samples is None:
-            next_step = mend if name in receipt.files else AGAIN
-            untold.setdefault(next_step, []).append(name)
+            untold.setdefault(_remade(store, receipt), []).append(name)
         elif samples:
             done[name] = samples
     for next_step, names in untold.items():
@@ -95,13 +97,29 @@ def _write_rows(
     return done
 
 
+def _remade(store: Store, receipt: Receipt) -> str:
+    """What makes rows again that no keys tell."""
+    is_stated = rows_name(receipt.shards[0].name) in receipt.files
+    return mending(store.url) if is_stated else AGAIN
+
+
+def missing_rows(store: Store, unit: str) -> str:
+    """What is said of a unit's, and what makes them again."""
+    manifest = read_manifest(store)
+    receipts = manifest.receipts if manifest else ()
+    receipt = {receipt.unit: receipt for receipt in receipts}[unit]
+    if keys_may_tell(receipt):
+        return f"is missing: run {command('index', store.url)}"
+    return f"is missing, and {UNTOLD}: {_remade(store, receipt)}"
+
+
 def write_rows(store: Store, receipt: Receipt) -> int | None:
     """Write which samples of its image shard those of a latent shard are, if they have to be told:
     of how many. None where keys do not tell it: of tars that pack did not make, none but a run
     over them knows."""
     (shard,) = receipt.shards
     name = rows_name(shard.name)
-    positions = _positions(store, receipt, is_stated=name in receipt.files)
+    positions = positions_told(store, receipt)
     if positions is None:
         return None
     data = b"" if are_plain(positions) else rows_bytes(positions)
@@ -113,35 +131,23 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
     return len(data) // NBYTES
 
 
-def _positions(store: Store, receipt: Receipt, *, is_stated: bool) -> Sequence[int] | None:
-    """One look tells where all that was rejected stood behind the samples, so that these are in
-    their places, unless a receipt says that they are not."""
+def positions_told(store: Store, receipt: Receipt) -> Sequence[int] | None:
+    """Of the samples of a latent shard, by its keys. One look tells where all that was rejected
+    stood behind the samples, so that these are in their places, unless a receipt says that they
+    are not."""
     if not keys_may_tell(receipt):
         return None
     (shard,) = receipt.shards
-    offsets = decode_index(store.read(index_name(shard.name)), index_name(shard.name))[:-1]
+    offsets = offsets_of(store, shard)[:-1]
     rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
+    is_stated = rows_name(shard.name) in receipt.files
     if not (is_stated or shapes_of(receipt.settings)):
         spots = [offsets[len(offsets) * part // LOOKS] for part in range(LOOKS)]
-        keys = _keys(store, shard.name, sorted({*spots, offsets[-1]}))
+        keys = keys_at(store, shard.name, sorted({*spots, offsets[-1]}))
         found = positions_of(receipt, keys, rejected)
         if found is None or are_plain(found):
             return found
-    return positions_of(receipt, _keys(store, shard.name, offsets), rejected)
-
-
-def _keys(store: Store, tar: str, offsets: Sequence[int]) -> list[str]:
-    """By the first header of each sample."""
-    what = f"{store.url}/{tar}"
-
-    def key(offset: int) -> str:
-        head = store.read(tar, start=offset, nbytes=BLOCK)
-        split = split_member(name_of(head)) if len(head) == BLOCK else None
-        if split is None:
-            raise TarError(f"{what} is damaged: no sample begins at byte {offset:,}")
-        return split[0]
-
-    return read_each(key, offsets, lambda _count: None)
+    return positions_of(receipt, keys_at(store, shard.name, offsets), rejected)
 
 
 def is_whole(idx: Entry | None) -> bool:

@@ -55,6 +55,7 @@ class Code(str, Enum):
     TOO_MANY_BYTES = ("too_many_bytes", "fetch")
     FAULT = ("fault", "fetch")  # an exception that nobody foresaw: a bug of ours
     HASH_MISMATCH = ("hash_mismatch", "fetch")  # not the bytes that the table speaks of
+    REMOVED = ("removed", "filter")  # by `wdsprep remove`, which keeps nothing of it but the key
     FILTERED = ("filtered", "filter")
     CAPTION_TOO_SHORT = ("caption_too_short", "filter")
     CAPTION_TOO_LONG = ("caption_too_long", "filter")
@@ -68,6 +69,8 @@ class Code(str, Enum):
     ASPECT_RATIO = ("aspect_ratio", "check")
     BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
     NO_TOKENS = ("no_tokens", "encode")  # the tokenizers make nothing of the caption
+    OTHER_SHAPE = ("other_shape", "encode")  # a cached array that is not like those of the dataset
+    NO_ARRAY = ("no_array", "encode")  # a sample of a cache without one of its arrays
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 

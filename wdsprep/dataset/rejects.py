@@ -2,13 +2,16 @@
 
 import json
 import logging
+import re
 import traceback
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.removed import mark_of
 from wdsprep.errors import WdsprepError
 from wdsprep.store.base import Sink
 
@@ -86,6 +89,21 @@ UNSETTLED = "rejects that rows are leaving"
 """By this a receipt has the digest of its rejects as they were, until they are as it says."""
 
 
+HIDDEN = re.compile(r"blake3:[0-9a-f]{32}")
+"""A source that cannot be read, of a row that was a reject before it was removed."""
+
+
+def hidden(source: str) -> str:
+    return f"blake3:{mark_of('source', source).hex()}"
+
+
+def leaves(reject: Reject, gone: Collection[str]) -> bool:
+    """Whether a reject is of a row whose source is `gone` to another slice."""
+    if reject.code is Code.REMOVED and reject.source:
+        return any(reject.source == hidden(source) for source in gone)
+    return reject.source in gone
+
+
 class RejectsFile:
     """Writes rejects to a sink; a unit may have any number of them."""
 
@@ -99,6 +117,10 @@ class RejectsFile:
         return self._hash.hexdigest()
 
     def add(self, reject: Reject) -> None:
+        """Of what was removed nothing that can be read is written down but its key."""
+        if reject.code is Code.REMOVED:
+            source = reject.source if HIDDEN.fullmatch(reject.source) else ""
+            reject = Reject(key=reject.key, source=source, code=reject.code)
         line = reject.to_json().encode("utf-8", "replace")
         self._sink.write(line)
         self._hash.update(line)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.names import LATENTS, latent_shard, rows_name
+from wdsprep.dataset.names import LATENTS, latent_shard
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "NBYTES",
-    "are_plain",
-    "keys_may_tell",
-    "may_have_rows",
-    "positions_of",
-    "rows_bytes",
-    "rows_name",
-    "rows_of",
-]
 DTYPE = "<u4"
 NBYTES = 4
 """Of a number."""

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
 
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
@@ -20,7 +21,19 @@ OF_TEXT = ("template", "text_arguments", "weights")
 """And what the pipeline, or that there is text, decides."""
 NO_OPTIONS = (*FOLLOWS, "crop", "digest", "format")
 SHOWN = 4  # shapes
-KINDS = {"folder": "images", "tars": "tars", "table": "tables of images", "urls": "tables of URLs"}
+KINDS = {
+    "folder": "images",
+    "tars": "tars",
+    "table": "tables of images",
+    "urls": "tables of URLs",
+    SELECTION: "datasets to select from",
+}
+OF_SELECTIONS = {
+    "of": "the datasets that samples are selected from are others, or have changed",
+    "keys": "--keys has other keys",
+    "part": "another part of --split",
+    "split": "--split has other parts",
+}
 
 
 def changed_options(old: Settings, new: Settings) -> list[str]:
@@ -67,6 +80,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"no --{POLICIES[name]} (was given)"
     if name == "source":
         return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
+    if name in OF_SELECTIONS:
+        return OF_SELECTIONS[name]
     if name == "shapes":
         return f"--shapes are {_listed(now)} (were {_listed(before)})"
     if name == "captions":

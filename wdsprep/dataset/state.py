@@ -19,8 +19,8 @@ from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     BESIDE,
+    HUB_FILES,
     LATENTS,
-    MAKERS,
     MANIFEST,
     MANIFEST_HOLD,
     OURS,
@@ -29,6 +29,7 @@ from wdsprep.dataset.names import (
     bucket_of,
     held_name,
     index_name,
+    maker_of,
     receipt_name,
     rejects_name,
     retry_of_inputs,
@@ -38,6 +39,7 @@ from wdsprep.dataset.names import (
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.removed import check_no_removal, forget_removal
 from wdsprep.dataset.settings import changed_options
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
@@ -139,6 +141,7 @@ def open_edition(
             edition = Edition.begun(store)
             wait_for_holders(store)
             _clear(store, dataset)
+            forget_removal(store)
             return edition, _written(store, Manifest(dataset=dataset, settings=settings))
         edition = Edition.of(store)
         return edition, _claim(edition, dataset, settings)
@@ -167,10 +170,13 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
             _check_free(store)
         found = Manifest(dataset=dataset, settings=settings)
     check_kind(store, found.dataset, dataset)
+    check_no_removal(store)
     if changed := changed_options(found.settings, settings):
-        again = MAKERS[dataset]
+        again = maker_of(dataset, settings)
         if "resolution" in settings:  # of several that one command fills, this one alone
             again += f" --resolution {settings['resolution']}"
+            no = [f" --{name} none" for name in ("latents", "text") if settings.get(name) == "none"]
+            again += "".join(no)
         raise FingerprintError(
             f"{store.url} was made with other settings: {'; '.join(changed)}: run with "
             f"those that it was made with, name another place for {dataset}, or let "
@@ -183,7 +189,8 @@ def _check_free(store: Store) -> None:
     """Refuse to begin a dataset among somebody's files. A run that was killed before its manifest
     was there has left no more than the hold of that, and what is hidden."""
     names = (entry.name for entry in store.list())
-    others = (n for n in names if not is_hidden(n) and held_name(n) != MANIFEST_HOLD)
+    free = (MANIFEST_HOLD, *HUB_FILES)
+    others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
     if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
         raise UsageError(
             f"{store.url} holds other things ({examples(some)}): name an empty or new folder for "
@@ -339,7 +346,9 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
             "encode wrote"
         )
     with Edition.of(store).holding_manifest():
-        return rewrite_manifest(store, heard)
+        manifest = rewrite_manifest(store, heard)
+    store.publish()
+    return manifest
 
 
 def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:

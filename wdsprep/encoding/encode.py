@@ -1,62 +1,60 @@
 """`encode`: turn the image shards of a phase into latent shards, on any number of workers.
 
 A shard is a unit of work; its output has its name, its keys and its order. Without latents it is a
-text dataset, made of the shards' captions alone. Of several resolutions
-each makes a dataset of its own, as a run for it alone would: a unit is an image shard with the
-datasets that lack it, so that its images are decoded and its captions encoded once for all.
+text dataset, made of the shards' captions alone. Of several resolutions each makes a dataset of its
+own, as a run for it alone would: a unit is an image shard with the datasets that lack it, so that
+its images are decoded and its captions encoded once for all. Their text may be a dataset of its own
+among them, of the captions of all their images; then it is stored once, and no refused image takes
+its text along.
+
+What a run does stands here in its order: the *phases*, one for each dataset, with the model and
+captions (`wdsprep.encoding.phases`); the datasets; what is left to do. All of it is looked at
+before anything is written.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from wdsprep.dataset.arrays import layout
-from wdsprep.dataset.digests import FORM, DigestKind
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.state import check_claim, form_there
-from wdsprep.encoding import HALF
+from wdsprep.dataset.state import check_claim
 from wdsprep.encoding.caption_table import (
     CaptionReport,
-    CaptionTable,
     ReadyCaptions,
-    ready_captions,
     report_of,
     table_of,
 )
-from wdsprep.encoding.captions import (
-    CAPTION,
-    OWN,
-    OWN_CAPTIONS,
-    CaptionOptions,
-    CaptionSource,
-)
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
-from wdsprep.encoding.fields import fields
-from wdsprep.encoding.gpus import has_bf16
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.captions import CaptionOptions
+from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, runner_of, settled
+from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.models.find import (
     Model,
-    check_resolution,
-    check_shapes,
     check_weights,
-    find_model,
-    hashed_with,
-    rule_of,
 )
-from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.pending import Left, count_units, joint_units, pending_shards, take_back
+from wdsprep.encoding.phases import (
+    ChosenEncoding,
+    DatasetPhase,
+    hows_of,
+    phases_of,
+    whole_of,
+    with_captions,
+    with_models,
+)
+from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
 from wdsprep.encoding.shape_lists import Given, check_serves
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
-from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.runners.base import least_and_most
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.runners.base import Runner, least_and_most
 from wdsprep.runners.run import (
     Outcome,
     Run,
@@ -66,18 +64,13 @@ from wdsprep.runners.run import (
     opened_dataset,
     together,
 )
-from wdsprep.sources.patterns import is_glob
+from wdsprep.runners.track import check_tracker, tracked
 from wdsprep.store import open_store
-from wdsprep.store.base import Store, absolute, check_apart
+from wdsprep.store.base import Store, absolute
 from wdsprep.text import at_least, command, names, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
-
-RESOLUTION = "{resolution}"
-"""What stands in a place for the resolution of what lies there."""
-LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
-"""Where latents go, and text alone, unless a place is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +83,7 @@ class EncodePhase:
     shards: int
     samples: int
     """0 where nobody has counted them."""
+    is_of_text: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +126,15 @@ def encode(
     images: "str | os.PathLike[str]" = ...,
     out: "str | os.PathLike[str]" = ...,
     *,
+    resolution: int | Sequence[int],
+    text_out: "str | os.PathLike[str]",
+    **options: Any,
+) -> list[Outcome]: ...
+@overload
+def encode(
+    images: "str | os.PathLike[str]" = ...,
+    out: "str | os.PathLike[str]" = ...,
+    *,
     resolution: Sequence[int],
     **options: Any,
 ) -> list[Outcome]: ...
@@ -168,8 +171,10 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     runner: str = EncodeCrewOptions.runner,
     ray_address: str | None = EncodeCrewOptions.ray_address,
     max_attempts: int = EncodeCrewOptions.max_attempts,
+    text_out: "str | os.PathLike[str]" = "",
     overwrite: bool = False,
     redo_changed: bool = False,
+    track: str = "",
     listener: EncodeListener | None = None,
 ) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
@@ -189,6 +194,11 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
 
         text = wdsprep.encode("shards/images", latents="none")
 
+    With `text_out` the text of all resolutions is such a dataset, made in the same pass, and the
+    latents are those of `text="none"`. Its outcome comes last:
+
+        low, high, text = wdsprep.encode(resolution=(256, 512), text_out="shards/text")
+
     With `captions` of a table, what it names has its caption from there; with `caption_field` all
     captions are from a field of the json. Several fields at once give a list of text datasets,
     where `out` has `{caption}` in it:
@@ -196,9 +206,10 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
         alt, long = wdsprep.encode("shards/images", latents="none", caption_fields="alt,long")
 
     The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
-    numbers; `shapes` may be a list of widths and heights too. Interrupted or killed, the same call
-    goes on where it was.
+    numbers; `shapes` may be a list of widths and heights too; `track` is wandb or tensorboard.
+    Interrupted or killed, the same call goes on where it was.
     """
+    check_tracker(track)
     at_least(0, limit=limit)
     least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
@@ -210,7 +221,8 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
         fields=names(caption_fields),
         name=caption_name,
     )
-    places = places_of(out, resolutions, latents, wanted)
+    check_apart_text(text_out, latents, text)
+    places = places_of(out, resolutions, latents, wanted, text_out)
     check_serves(shapes, resolutions)
     how = partial(
         Encode,
@@ -229,10 +241,11 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
         batch_size=batch_size,
         device=device,
     )
+    hows = hows_of(how, resolutions, len(wanted.sources), is_apart=bool(text_out))
     outcomes = _encoded(
         absolute(images),
         [absolute(place) for place in places.values()],
-        hows=[how(resolution=number) for number in resolutions] * len(wanted.sources),
+        hows=hows,
         captions=wanted,
         options=EncodeCrewOptions(
             runner=runner,
@@ -245,77 +258,13 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
             ray_address=ray_address,
             max_attempts=max_attempts,
         ),
-        run_options=RunOptions(limit=limit, overwrite=overwrite, redo_changed=redo_changed),
+        run_options=RunOptions(
+            limit=limit, overwrite=overwrite, redo_changed=redo_changed, track=track
+        ),
         listener=listener or EncodeListener(),
     )
-    is_several = isinstance(resolution, Sequence) or wanted.fields
+    is_several = isinstance(resolution, Sequence) or wanted.fields or text_out
     return outcomes if is_several else outcomes[0]
-
-
-def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
-    """Text has no resolution: one may say which images it is made of."""
-    if latents != "none":
-        if 0 in resolutions:
-            raise UsageError("no --resolution: give 1 or more pixels, such as --resolution 256")
-    elif len(resolutions) > 1:
-        raise UsageError(
-            "--latents none makes one dataset, of the images for one resolution: give the lowest "
-            "alone, or none for all images"
-        )
-
-
-def places_of(
-    out: "str | os.PathLike[str]",
-    resolutions: Sequence[int],
-    latents: str = "",
-    captions: CaptionOptions = OWN_CAPTIONS,
-) -> dict[int | str, str]:
-    """Where the latents of each resolution go, or their text; of several captions, by their
-    names."""
-    _check_alone(latents, resolutions)
-    called = [source.name for source in captions.sources]
-    text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
-    place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
-    _check_place(place, resolutions, latents, captions)
-    if captions.fields:
-        place = place.replace(RESOLUTION, str(resolutions[0]))
-        return _places_of_captions(place, latents, called)
-    place = place.replace(CAPTION, called[0])
-    if len(resolutions) > 1 and RESOLUTION not in place:
-        raise UsageError(
-            f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
-            f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
-        )
-    return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
-
-
-def _check_place(
-    place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
-) -> None:
-    """What stands for something in it has to be given."""
-    if CAPTION in place and not (captions.field or captions.fields or captions.name):
-        raise UsageError(
-            f"{place} needs a name for its captions: give --caption-field, --caption-fields or "
-            f"--caption-name, or a place without {CAPTION}"
-        )
-    if RESOLUTION in place and latents == "none" and 0 in resolutions:
-        raise UsageError(
-            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
-        )
-
-
-def _places_of_captions(place: str, latents: str, called: Sequence[str]) -> dict[int | str, str]:
-    if latents != "none":
-        raise UsageError(
-            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
-            "field by --caption-field"
-        )
-    if len(called) > 1 and CAPTION not in place:
-        raise UsageError(
-            f"{place} is one place, and each of {len(called)} fields makes a dataset: write "
-            f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
-        )
-    return {name: place.replace(CAPTION, name) for name in called}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,31 +274,31 @@ class RunOptions:
     limit: int
     overwrite: bool
     redo_changed: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Phase:
-    """What there is for a resolution, and where its latents go."""
-
-    how: Encode
-    latents: str
-    form: Mapping[str, Any]
-    source: ImageShards
-    wanted: tuple[ImageShard, ...]
-    captions: CaptionSource = field(default_factory=CaptionSource)
-
-    @property
-    def kind(self) -> DigestKind:
-        return DigestKind.of(self.form)
+    track: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OpenDataset:
     """What a run writes to, which is open."""
 
-    settings: Settings
     edition: Edition
     manifest: Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """A run before it goes. The phases are no part of it, nor what they know of all image shards,
+    which would take memory as long as it goes."""
+
+    work: EncodeWork
+    captions: ReadyCaptions
+    runs: list[Run]
+    pending: list[list[ImageShard]]
+    runner: Runner | None
+    """None where nothing is left to do."""
+    settings: Settings
+    before: int
+    """The samples that are there."""
 
 
 def _encoded(
@@ -362,35 +311,111 @@ def _encoded(
     run_options: RunOptions,
     listener: EncodeListener,
 ) -> list[Outcome]:
-    both = zip(places, hows, strict=True)
-    phases = [_phase(images, place, how, run_options) for place, how in both]
-    hows = [phase.how for phase in phases]
-    how = max(hows, key=lambda how: how.resolution)
+    speeds = Speeds()
+    ready = _ready(
+        images,
+        places,
+        hows=hows,
+        captions=captions,
+        options=options,
+        run_options=run_options,
+        # Of several in one pass nobody can tell how fast each would be alone.
+        trial=speeds if len(places) == 1 else Speeds(),
+        listener=listener,
+    )
+    with tracked(
+        run_options.track if ready.runner else "",
+        places,
+        settings=ready.settings,
+        before=ready.before,
+        status=lambda: together(ready.runs),
+        more=speeds.figures,
+    ) as worked:
+
+        def heard(progress: RunProgress) -> None:
+            speeds.heard(progress)
+            listener.heard(progress)
+            worked()
+
+        units = joint_units(ready.pending)
+        outcomes = carry_out(ready.runs, ready.runner, ready.work, units, heard)
+    for target, outcome in zip(ready.work.targets, outcomes, strict=True):
+        if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
+            report = report_of(ready.captions, target.captions, target.latents, outcome.manifest)
+            listener.captioned(outcome, report)
+    return outcomes
+
+
+def _ready(
+    images: str,
+    places: Sequence[str],
+    *,
+    hows: Sequence[Encode],
+    captions: CaptionOptions,
+    options: EncodeCrewOptions,
+    run_options: RunOptions,
+    trial: Speeds,
+    listener: EncodeListener,
+) -> _Ready:
+    phases = phases_of(
+        images, places, hows, limit=run_options.limit, overwrite=run_options.overwrite
+    )
+    how = whole_of([phase.how for phase in phases])
     options = settled(options, listener.told)
     table = table_of(captions)  # before a model is fetched for what cannot be
-    has_vae = how.latents != "none"
-    found = find_model(how.model, text=how.text, has_vae=has_vae, listener=listener.told)
-    for each in hows if has_vae else ():
-        check_resolution(found, each.resolution)
-        check_shapes(found, each.sizes)
-    crew = find_crew(options)
-    kinds = {phase.kind for phase in phases}
-    chosen = {kind: settled_for(how, hashed_with(found, kind), crew.device) for kind in kinds}
-    models = {kind: model for kind, (_, model) in chosen.items()}
-    ready = _ready(captions, table, phases, how, run_options, listener)
-    with closing(ready):
-        sources = ready.sources * (len(phases) // len(ready.sources))
-        captioned = zip(phases, sources, strict=True)
-        phases = [replace(phase, captions=source) for phase, source in captioned]
-        datasets = _opened(phases, models, crew.device, overwrite=run_options.overwrite)
-        for dataset in datasets:
-            ready.put(dataset.edition.store)
-    recipe, model = chosen[phases[0].kind]
-    speeds = Speeds()
-    work = EncodeWork(
+    chosen, phases = with_models(phases, how, options, listener.told)
+    phases, ready_captions = with_captions(
+        phases, captions, table, how, listener.told, is_kept=not run_options.overwrite
+    )
+    with closing(ready_captions):
+        datasets = _opened(phases, overwrite=run_options.overwrite)
+        for phase, dataset in zip(phases, datasets, strict=True):
+            if phase.captions.digest:
+                ready_captions.put(dataset.edition.store)
+    extra = partial(_extra, chosen.model.name, trial if run_options.limit else None)
+    runs, pending = _runs(phases, datasets, how, run_options, extra, listener)
+    _tell_limit(images, phases, how, listener)
+    listener.begun(_begun(chosen, phases))
+    units, crew = count_units(pending), chosen.crew
+    return _Ready(
+        work=_work(phases, datasets, how, chosen),
+        captions=ready_captions,
+        runs=runs,
+        pending=pending,
+        runner=runner_of(options, crew, units=units, phase=",".join(places)) if units else None,
+        settings=phases[0].settings,
+        before=sum(dataset.manifest.samples for dataset in datasets),
+    )
+
+
+def _opened(phases: Sequence[DatasetPhase], *, overwrite: bool) -> list[_OpenDataset]:
+    """The datasets, all of which are looked at before one is written to."""
+    begins = [True]
+    if len(phases) > 1:  # one alone is looked at where it is opened
+        begins = [
+            check_claim(open_store(phase.latents), "latents", phase.settings, overwrite=overwrite)
+            for phase in phases
+        ]
+    opened: dict[int, _OpenDataset] = {}
+    for number in sorted(range(len(phases)), key=begins.__getitem__):  # what is there first
+        place, own = phases[number].latents, phases[number].settings
+        edition, manifest = opened_dataset(place, "latents", own, overwrite=overwrite)
+        _check_empty(edition.store, manifest)
+        opened[number] = _OpenDataset(edition=edition, manifest=manifest)
+    return [opened[number] for number in range(len(phases))]
+
+
+def _work(
+    phases: Sequence[DatasetPhase],
+    datasets: Sequence[_OpenDataset],
+    how: Encode,
+    chosen: ChosenEncoding,
+) -> EncodeWork:
+    crew = chosen.crew
+    return EncodeWork(
         images=phases[0].source.url,
         targets=tuple(map(_target, phases, datasets)),
-        make_encoder=partial(make_encoder, model, recipe, crew.device),
+        make_encoder=partial(make_encoder, chosen.model, chosen.recipe, crew.device),
         max_area=how.max_area,
         max_nbytes=int(how.max_bytes),
         batch_size=int(how.batch_size),
@@ -398,100 +423,12 @@ def _encoded(
         threads=crew.threads,
         gpu_share=crew.gpu_share,
     )
-    # Of several in one pass nobody can tell how fast each would be alone.
-    timed = speeds if len(phases) == 1 else Speeds()
-    extra = partial(_extra, model.name, timed if run_options.limit else None)
-    runs, pending = _runs(phases, datasets, how, run_options, extra, listener)
-    most = phases[0].source.max_area
-    if most > how.max_area and has_vae:
-        listener.told(
-            f"{images} was packed with --max-area {most}: images of more than "
-            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
-        )
-    listener.begun(_begun(model, recipe, crew, phases))
-
-    def heard(progress: RunProgress) -> None:
-        speeds.heard(progress)
-        listener.heard(progress)
-
-    runner = None
-    if units := count_units(pending):
-        runner = runner_of(options, crew, units=units, phase=",".join(map(str, places)))
-    phases.clear()  # and all the image shards with them
-    datasets.clear()
-    outcomes = carry_out(runs, runner, work, joint_units(pending), heard)
-    for source, place, outcome in zip(sources, places, outcomes, strict=True):
-        if source.settings:
-            report = report_of(ready, source, place, outcome.manifest)
-            listener.captioned(outcome, report)
-    return outcomes
 
 
-def _phase(images: str, latents: str, how: Encode, run_options: RunOptions) -> _Phase:
-    form = form_there(latents, overwrite=run_options.overwrite)
-    kind = DigestKind.of(form)
-    source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
-    check_apart(source.url if is_glob(images) else images, latents)
-    return _Phase(
-        how=replace(how, resolution=source.resolution),
-        latents=latents,
-        form=form,
-        source=source,
-        wanted=source.first(run_options.limit),
-    )
-
-
-def _ready(
-    options: CaptionOptions,
-    table: CaptionTable | None,
-    phases: Sequence[_Phase],
-    how: Encode,
-    run_options: RunOptions,
-    listener: EncodeListener,
-) -> ReadyCaptions:
-    """What there is of captions in datasets that are started over goes with them."""
-    source = phases[0].source
-    return ready_captions(
-        options,
-        table,
-        tars_of(source.url, int(how.max_bytes)),
-        phases[0].wanted,
-        [phase.latents for phase in phases],
-        is_kept=not run_options.overwrite,
-        hashed_by=source.hashed_by,
-        told=listener.told,
-    )
-
-
-def _opened(
-    phases: Sequence[_Phase], models: Mapping[DigestKind, Model], device: str, *, overwrite: bool
-) -> list[_OpenDataset]:
-    """The datasets, all of which are looked at before one is written to."""
-    settings = []
-    for phase in phases:
-        model = models[phase.kind]
-        recipe = replace(phase.how, **choices_for(phase.how, model, device))
-        settings.append(settings_of(model, recipe, phase.form) | phase.captions.settings)
-    begins = [True]
-    if len(phases) > 1:  # one alone is looked at where it is opened
-        stores = [open_store(phase.latents) for phase in phases]
-        begins = [
-            check_claim(store, "latents", own, overwrite=overwrite)
-            for store, own in zip(stores, settings, strict=True)
-        ]
-    opened: dict[int, _OpenDataset] = {}
-    for number in sorted(range(len(phases)), key=begins.__getitem__):  # what is there first
-        place, own = phases[number].latents, settings[number]
-        edition, manifest = opened_dataset(place, "latents", own, overwrite=overwrite)
-        _check_empty(edition.store, manifest)
-        opened[number] = _OpenDataset(settings=own, edition=edition, manifest=manifest)
-    return [opened[number] for number in range(len(phases))]
-
-
-def _target(phase: _Phase, dataset: _OpenDataset) -> EncodeTarget:
+def _target(phase: DatasetPhase, dataset: _OpenDataset) -> EncodeTarget:
     return EncodeTarget(
         latents=phase.latents,
-        settings=dataset.settings,
+        settings=phase.settings,
         edition=dataset.edition.mark,
         keeps_content=dataset.manifest.keeps_content,
         captions=phase.captions,
@@ -499,7 +436,7 @@ def _target(phase: _Phase, dataset: _OpenDataset) -> EncodeTarget:
 
 
 def _runs(
-    phases: Sequence[_Phase],
+    phases: Sequence[DatasetPhase],
     datasets: Sequence[_OpenDataset],
     how: Encode,
     run_options: RunOptions,
@@ -530,7 +467,7 @@ def _runs(
 
 
 def _left_to_do(
-    phase: _Phase,
+    phase: DatasetPhase,
     dataset: _OpenDataset,
     how: Encode,
     run_options: RunOptions,
@@ -565,35 +502,6 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
     return load_encoder(check_weights(model), recipe, device)
 
 
-def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
-    """Everything that decides the bytes of the dataset, but for the images, and all that a reader
-    needs to know of the arrays. Limits and shapes of images are among it where they are not the
-    usual ones; of text alone nothing is that images alone depend on."""
-    limits = {
-        "max_area": recipe.max_area,
-        "max_bytes": recipe.max_bytes,
-        "max_crop": recipe.max_crop,
-        "shapes": list(map(list, recipe.sizes)),
-    }
-    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
-    of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
-    if recipe.latents == "none":
-        of_images, limits = {}, {"max_bytes": recipe.max_bytes}
-    return {
-        **form,
-        "dtype": recipe.dtype,
-        "latents": recipe.latents,
-        "layout": layout(fields(model, recipe)),
-        "resolution": recipe.resolution,
-        "text": recipe.text,
-        "weights": model.weights,
-        **of_images,
-        **model.text_settings,
-        **({"flip": True} if recipe.flip else {}),
-        **{name: limit for name, limit in limits.items() if limit != usual[name]},
-    }
-
-
 def _check_empty(store: Store, manifest: Manifest) -> None:
     """What became of the empty caption must be what receipts say before a further one says it."""
     files = (item for files in manifest.ledger.column("files") for item in files.items())
@@ -608,75 +516,29 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
                 )
 
 
-RecipeT = TypeVar("RecipeT", bound=Recipe)
-
-
-def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
-    """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
-    caption and of sizes. All that needs torch is imported for pipelines alone."""
-    recipe = replace(recipe, **choices_for(recipe, model, device))
-    if not model.pipeline_kind:
-        return recipe, model
-    from wdsprep.encoding.models.dry_run import asked
-
-    return recipe, asked(model, recipe)
-
-
-def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
-    """What a recipe leaves to the model and the device, by the field."""
-    chosen: dict[str, Any] = {
-        "latents": latents_of(recipe.latents, model),
-        "dtype": dtype_of(recipe.dtype, device, model),
-    }
-    if model.pipeline is not None:
-        preset = PRESETS.get(model.name.partition("@")[0])
-        usual = preset.text_length if preset else 0
-        chosen["text_length"] = recipe.text_length or usual
-    elif recipe.text_length:
-        raise UsageError(f"--text-length: {model.name} has but one length of text")
-    return chosen
-
-
-def latents_of(wanted: str, model: Model) -> str:
-    if wanted == "none":
-        return wanted
-    if model.is_sampled:
-        return "sample" if wanted == "auto" else wanted
-    if wanted not in ("auto", "mean"):
-        raise UsageError(
-            f"--latents {wanted}: the VAE of {model.name} ({model.vae_kind}) gives latents, and no "
-            "distribution of them: leave --latents out"
+def _tell_limit(
+    images: str, phases: Sequence[DatasetPhase], how: Encode, listener: EncodeListener
+) -> None:
+    most = phases[0].source.max_area
+    if most > how.max_area and not how.is_of_text:
+        listener.told(
+            f"{images} was packed with --max-area {most}: images of more than "
+            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
         )
-    return "mean"
 
 
-def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Half precision on a GPU: each network's own in a pipeline; else with the range of fp32 for a
-    VAE that is known to overflow, where the GPU has that. Text alone has what it has beside
-    latents."""
-    if wanted != "auto":
-        return wanted
-    if device != "cuda":
-        return "fp32"
-    is_plain = model.pipeline is None and model.is_plain
-    if not is_plain:
-        return HALF if has_bf16() else "fp32"
-    if not model.upcast:
-        return "fp16"
-    return "bf16" if has_bf16() else "fp32"
-
-
-def _begun(model: Model, recipe: Recipe, crew: EncodeCrew, phases: Sequence[_Phase]) -> EncodeBegun:
+def _begun(chosen: ChosenEncoding, phases: Sequence[DatasetPhase]) -> EncodeBegun:
     return EncodeBegun(
-        model=model,
-        recipe=recipe,
-        crew=crew,
+        model=chosen.model,
+        recipe=chosen.recipe,
+        crew=chosen.crew,
         phases=tuple(
             EncodePhase(
                 resolution=phase.how.resolution,
                 shapes=len(phase.how.sizes),
                 shards=len(phase.wanted),
                 samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
+                is_of_text=phase.is_of_text,
             )
             for phase in phases
         ),

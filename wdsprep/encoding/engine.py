@@ -3,10 +3,11 @@
 1. A shard *feeds* its samples one after the other; shards take turns, so that the oldest is
    finished first. Each sample is decoded in a pool of threads.
 2. An image is cut once or several times, with one decoding; each cut is mirrored too, if that is
-   wanted. The *assembler* thread takes the cuts in the order they were fed and fills batches of one
-   fixed size and one shape, across shards. Only when no shard has anything left to feed is a batch
-   padded. Captions go in batches of their own size, each of captions of one shape. Where there are
-   many shapes, some wait for others of theirs, for a while.
+   wanted. Where text is kept apart, one of the cuts is none: no image stops that. The *assembler*
+   thread takes the cuts in the order they were fed and fills batches of one fixed size and one
+   shape, across shards. Only when no shard has anything left to feed is a batch padded. Captions go
+   in batches of their own size, each of captions of one shape. Where there are many shapes, some
+   wait for others of theirs, for a while.
 3. A *device* thread launches a batch, and only then waits for the one before: on a GPU the next
    batch is always queued when one ends. On a CPU there are several, each of which computes its
    batches alone, on one core: sums split between cores come out differently for each number of
@@ -27,6 +28,7 @@ CPU those take all but a twentieth of what follows the imports.
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -56,6 +58,7 @@ from wdsprep.images.shapes import Fit, Shapes
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
+SPARE_BATCHES = 4  # whose memory the next ones of their shape take
 TEXTS_WAITING = 512  # samples that may come while a caption waits for others of its shape
 CUTS_WAITING = 4_096  # the same for a cut, where there are many shapes
 CUTS_NBYTES = 4 << 30  # of cuts that wait for others of their shape
@@ -108,7 +111,8 @@ class _Ticket:
 
     key: str
     caption: str
-    part: Part
+    parts: Sequence[Part]
+    """What of the sample each cut is for; of one that is for its caption alone nothing is cut."""
     decoded: "Future[list[Cut]]"
     result: Pending
     missing: int = 0
@@ -130,9 +134,12 @@ class _Ticket:
     def _result(self, number: int, cut: Cut, made: Arrays) -> Result | RejectedError:
         if isinstance(cut, RejectedError):
             return cut
-        code = self.refused.get(number, self.refused.get(CAPTION))
+        has_text = Part.TEXT in self.parts[number]
+        code = self.refused.get(number, self.refused.get(CAPTION) if has_text else None)
         if code is not None:
             return RejectedError(code)
+        if not has_text:
+            return Result(crop=cut, tokens=Tokens(self.caption), arrays=made)
         return Result(crop=cut, tokens=self.tokens, arrays={**made, **self.text})
 
 
@@ -232,18 +239,23 @@ class Engine:
         threads: int,
         gpu_share: float = 1.0,
         cuts: Sequence[Shapes] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
         """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once. `cuts`
         are the shapes of each cut of an image, by default the one square of the encoder's
-        resolution."""
+        resolution; `parts` are what of a sample each is for, by default all that the encoder makes
+        something of."""
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
+        self._parts = tuple(parts) or (Part.BOTH,) * len(self._cuts)
         self._max_area = max_area
         self._part = Part.BOTH if encoder.has_text else Part.IMAGE
         if is_of_text(encoder.fields):
             self._part = Part.TEXT
         self._flips = any(field.name == FLIPPED for field in encoder.fields)
-        self._shape_count = len({size for shapes in self._cuts for size in shapes.sizes})
+        both = zip(self._cuts, self._parts, strict=True)
+        shapes = [shapes for shapes, part in both if Part.IMAGE in part]
+        self._shape_count = len({size for each in shapes for size in each.sizes})
         self._undecoded = 0  # bytes of images that wait for the pool or are in it
         self._decoded = threading.Condition()
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
@@ -258,6 +270,7 @@ class Engine:
         self._feeders_lock = threading.Lock()
         self._fed: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._loads: queue.Queue[_Load] = queue.Queue(QUEUED_BATCHES)
+        self._spare: deque[torch.Tensor] = deque(maxlen=SPARE_BATCHES)
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
         self._pool.submit(self._warm_up).result()
@@ -306,6 +319,9 @@ class Engine:
     def _size(self) -> int:
         return min(device.size for device in self._devices)
 
+    def _size_of(self, shape: Size) -> int:
+        return min(device.size_of(shape) for device in self._devices)
+
     @property
     def _text_size(self) -> int:
         return min(device.text_size for device in self._devices)
@@ -342,17 +358,19 @@ class Engine:
         """Feed one sample, or a part of it, when there is a place for it; it is cut in all ways, or
         in those of these numbers. Whoever waits for the result calls `check` from time to time: it
         may never come."""
-        shapes = self._cuts if cuts is None else [self._cuts[number] for number in cuts]
-        part &= self._part
+        numbers = range(len(self._cuts)) if cuts is None else cuts
+        parts = [part & self._part & self._parts[number] for number in numbers]
         self._until(partial(self._places.acquire, timeout=POLL_S))
         decoded: Future[list[Cut]] = Future()
-        if Part.IMAGE in part:
+        if any(Part.IMAGE in part for part in parts):
+            both = zip(numbers, parts, strict=True)
+            shapes = [self._cuts[n] if Part.IMAGE in part else None for n, part in both]
             self._until(partial(self._rooms.acquire, timeout=POLL_S))
             self._until(partial(self._take_room, len(image)))
             decoded = self._pool.submit(self._decode, image, shapes)
         else:
-            decoded.set_result([NO_CROP] * len(shapes))
-        ticket = _Ticket(key, caption, part, decoded, Pending(self._places))
+            decoded.set_result([NO_CROP] * len(parts))
+        ticket = _Ticket(key, caption, parts, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
 
@@ -396,9 +414,12 @@ class Engine:
             self._undecoded += nbytes if fits else 0
             return fits
 
-    def _decode(self, image: bytes, shapes: Sequence[Shapes]) -> list[Cut]:
+    def _decode(self, image: bytes, several: "Sequence[Shapes | None]") -> list[Cut]:
+        """Where there are no shapes, nothing is cut."""
         try:
-            return crops(image, shapes, max_area=self._max_area)
+            wanted = [shapes for shapes in several if shapes is not None]
+            made = iter(crops(image, wanted, max_area=self._max_area))
+            return [NO_CROP if shapes is None else next(made) for shapes in several]
         finally:
             with self._decoded:
                 self._undecoded -= len(image)
@@ -437,20 +458,21 @@ class Engine:
         ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)
         ticket.images = [{} for _ in ticket.cuts]
         good = {n: cut.fit for n, cut in enumerate(ticket.cuts) if isinstance(cut, Crop)}
-        ticket.waiting = len(good) * (1 + self._flips) if Part.IMAGE in ticket.part else 0
-        ticket.missing = ticket.waiting + bool(good and Part.TEXT in ticket.part)
-        if Part.IMAGE in ticket.part and not good:
+        images = {n: fit for n, fit in good.items() if Part.IMAGE in ticket.parts[n]}
+        has_text = any(Part.TEXT in ticket.parts[n] for n in good)
+        ticket.waiting = len(images) * (1 + self._flips)
+        ticket.missing = ticket.waiting + has_text
+        if not images and any(Part.IMAGE in part for part in ticket.parts):
             self._rooms.release()
         if not ticket.missing:
             ticket.result.set_result(ticket.results())
             return
-        if Part.IMAGE in ticket.part:
-            for number, fit in good.items():
-                rows = waiting.images.setdefault((fit.width, fit.height), [])
-                rows.append(_Row(ticket, number, is_last=not self._flips))
-                if self._flips:
-                    rows.append(_Row(ticket, number, is_mirrored=True))
-        if Part.TEXT in ticket.part:
+        for number, fit in images.items():
+            rows = waiting.images.setdefault((fit.width, fit.height), [])
+            rows.append(_Row(ticket, number, is_last=not self._flips))
+            if self._flips:
+                rows.append(_Row(ticket, number, is_mirrored=True))
+        if has_text:
             waiting.captions.append(ticket)
 
     def _loaded(self, waiting: _Waiting, *, all_of_it: bool) -> Iterator[_Load]:
@@ -463,17 +485,18 @@ class Engine:
 
     def _next_images(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
         size = self._size  # a device may halve it at any time
+        sizes = {shape: self._size_of(shape) for shape in waiting.images}
         is_full = sum(map(len, waiting.images.values())) > self._most_rows
         found = waiting.take_out(
             waiting.images,
-            lambda _shape: size,
+            sizes.__getitem__,
             most=2 * size - 1 + self._cuts_waiting,
             now=all_of_it or is_full,
         )
         if found is None:
             return None
         shape, rows = found
-        return self._images(rows, shape, size)
+        return self._images(rows, shape, sizes[shape])
 
     def _next_texts(self, waiting: _Waiting, *, all_of_it: bool) -> _Load | None:
         """Of captions of one shape."""
@@ -504,15 +527,25 @@ class Engine:
         waiting.captions.clear()
 
     def _images(self, chosen: Sequence[_Row], shape: Size, size: int) -> _Load:
-        """A batch in memory that a GPU can fetch by itself."""
         width, height = shape
-        pin = self._encoder.device.type == "cuda"
-        pixels = torch.zeros((size, 3, height, width), dtype=torch.uint8, pin_memory=pin)
+        pixels = self._room((size, 3, height, width))
         for number, row in enumerate(chosen):
             pixels[number].copy_(row.pixels)
             self._let_go(row)
+        pixels[len(chosen) :].zero_()
         keys = [row.noise for row in chosen]
         return _Load(chosen, ImageBatch.of(pixels, keys, seed=self._seed))
+
+    def _room(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory that a GPU can fetch by itself; that of a batch which is done, where there is one
+        like it. To get new pages from the system may take longer than to fill them."""
+        for _ in range(len(self._spare)):
+            pixels = self._spare.popleft()
+            if pixels.shape == shape:
+                return pixels
+            self._spare.append(pixels)
+        pin = self._encoder.device.type == "cuda"
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
 
     def _let_go(self, row: _Row) -> None:
         """Of pixels that are in a batch."""
@@ -548,7 +581,9 @@ class Engine:
             return None
 
     def _give_out(self, load: _Load, rows: list[Arrays | None]) -> None:
-        """A sample is there when the last of its parts is."""
+        """A sample is there when the last of its parts is. The device is done with the batch."""
+        if isinstance(load.batch, ImageBatch):
+            self._spare.append(load.batch.pixels)
         for row, arrays in zip(load.rows, rows, strict=True):
             self._take(row, Code.NOT_FINITE if arrays is None else arrays)
 

@@ -16,12 +16,13 @@ more of it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.arrays import OF_SIZES, Field
+from wdsprep.dataset.arrays import FLIPPED, LATENT, OF_SIZES, Field
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.ends import LARGE_NBYTES
 from wdsprep.encoding import TEXTS
 from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset
-from wdsprep.encoding.shard_texts import LARGE_NBYTES, TAIL_NBYTES
+from wdsprep.encoding.shard_texts import TAIL_NBYTES
 from wdsprep.errors import UsageError
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
@@ -56,10 +57,15 @@ class Choice:
 
     model: str = "sd2"
     latents: str = "sample"
+    flip: bool = False
     text: str = "emb"
     tokens: int = TOKENS
     """of a caption, which count where no more is stored of it"""
     samples_per_shard: int = 10_000
+
+    @property
+    def is_of_text(self) -> bool:
+        return self.latents == "none"
 
     @property
     def preset(self) -> Preset:
@@ -124,7 +130,7 @@ def estimate(
             choice,
             fleet,
         )
-        for resolution in sorted(buckets)[: 1 if choice.latents == "none" else None]
+        for resolution in sorted(buckets)[: 1 if choice.is_of_text else None]
         if resolution in speeds and any(buckets[n].samples for n in buckets if n >= resolution)
     ]
 
@@ -133,8 +139,8 @@ def _phase(
     resolution: int, buckets: Mapping[int, Bucket], speed: Speed, choice: Choice, fleet: Fleet
 ) -> Phase:
     samples = sum(bucket.samples for bucket in buckets.values())
-    is_of_text = choice.latents == "none"
-    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in buckets.items() if not is_of_text)
+    decoded = {} if choice.is_of_text else buckets
+    decoding_s = sum(b.samples * (2 * name) ** 2 for name, b in decoded.items())
     hours = samples / speed.each / 3600
     each = sample_nbytes(resolution, choice)
     alone = sample_nbytes(resolution, replace(choice, text="none"))
@@ -142,7 +148,7 @@ def _phase(
     nbytes = samples * each
     nbytes_read = sum(b.nbytes or b.samples * name**2 for name, b in buckets.items())
     gets = shards * max(1, -(-nbytes_read // max(1, shards * CHUNK_NBYTES)))
-    if is_of_text and nbytes_read >= LARGE_NBYTES * samples:
+    if choice.is_of_text and nbytes_read >= LARGE_NBYTES * samples:
         nbytes_read, gets = samples * TAIL_NBYTES, samples + 2 * shards
     return Phase(
         resolution=resolution,
@@ -171,13 +177,13 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
     preset = choice.preset
     channels = preset.channels * (2 if choice.latents == "moments" else 1)
     side = resolution // preset.factor
-    is_of_text = choice.latents == "none"
-    if not is_of_text:
-        yield Field(name="latent.npy", dtype="<f2", shape=(channels, side, side))
+    if not choice.is_of_text:
+        for name in (LATENT, FLIPPED) if choice.flip else (LATENT,):
+            yield Field(name=name, dtype="<f2", shape=(channels, side, side))
     sizes = [array for array in preset.arrays if array.name in OF_SIZES]
     if choice.text == "emb":
         for array in preset.arrays:
-            if is_of_text and array in sizes:
+            if choice.is_of_text and array in sizes:
                 continue
             shape = array.shape_at(choice.tokens)
             yield Field(name=array.name, dtype=array.dtype, shape=shape)
@@ -186,7 +192,7 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
             yield Field(name="tokens.npy", dtype="<i4", shape=(run.listed,))
             if choice.model not in CLIP_ALONE:
                 yield Field(name="tokens_mask.npy", dtype="|u1", shape=(run.listed,))
-        for array in [] if is_of_text else sizes:
+        for array in [] if choice.is_of_text else sizes:
             yield Field(name=array.name, dtype=array.dtype, shape=array.shape)
 
 
@@ -261,14 +267,16 @@ def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
 
 
 def gflops(resolution: int, choice: Choice) -> float:
-    """Of an image and its caption, or of that alone. The VAE's convolutions grow with the pixels,
-    and its attention with their square: two sizes tell how much each is."""
-    if choice.latents == "none":
+    """Of an image, or that and its mirror image, and its caption, or of that alone. The VAE's
+    convolutions grow with the pixels, and its attention with their square: two sizes tell how much
+    each is."""
+    if choice.is_of_text:
         return text_gflops(choice)
     at_256, at_512 = VAE_GFLOPS[choice.preset.vae]
     attention = (at_512 - 4 * at_256) / 12
     pixels = (resolution / 256) ** 2
-    return (at_256 - attention) * pixels + attention * pixels**2 + text_gflops(choice)
+    image = (at_256 - attention) * pixels + attention * pixels**2
+    return (1 + choice.flip) * image + text_gflops(choice)
 
 
 def text_gflops(choice: Choice) -> float:

@@ -83,6 +83,19 @@ class ImageShards:
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None where nobody says."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether pack did not make them."""
+        return any(shard.is_foreign for shard in self.shards[:1])
+
+    @property
+    def lowest(self) -> int:
+        """The resolution whose phase has all of them, whatever shapes they go to."""
+        if self.is_foreign:
+            return self.resolution
+        buckets = (int(shard.name.partition("/")[0]) for shard in self.shards)
+        return min(self.resolution, *buckets)
+
     def first(self, limit: int) -> tuple[ImageShard, ...]:
         """Those with the first `limit` samples (0: all), the last one cut where they end."""
         if not limit:

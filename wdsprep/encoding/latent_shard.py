@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import empty_name, latent_shard, rejects_name
+from wdsprep.dataset.names import empty_name, latent_shard, rejects_name, rows_name
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.rows import are_plain, rows_bytes, rows_name
-from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.rows import are_plain, rows_bytes
+from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
+from wdsprep.dataset.tar.write import Data, nbytes_of
 from wdsprep.encoding.captions import Taken
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.image_shards import ImageShard
@@ -69,15 +70,22 @@ class LatentShard:
 
     def add_members(self, key: str, members: Members, *, cut: bool, shape: str = "") -> None:
         """The same for what `members_of` has made before; `cut` is whether the caption was."""
+        if self._draft.removed and self._was_removed(members):
+            raise RejectedError(Code.REMOVED)
         try:
             self._add(key, members, shape)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self._rows[shape].append(self._come)
         self.samples += 1
-        self.nbytes += sum(len(data) for _, data in members)
+        self.nbytes += sum(nbytes_of(data) for _, data in members)
         self.counts["cut"] += int(cut)
         self.counts["empty_caption"] += int(not members[-1][1])
+
+    def _was_removed(self, members: Members) -> bool:
+        """Whether it was taken out of these latents alone: the images have it still."""
+        (facts,) = (cast("bytes", data) for name, data in members if name == "json")
+        return self._draft.removed.has("source", parse_json(facts).get("source", ""))
 
     def _add(self, key: str, members: Members, shape: str) -> None:
         tar = self._begun()
@@ -145,12 +153,14 @@ def shape_of(result: Result) -> str:
 
 def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
-) -> list[tuple[str, bytes]]:
+) -> list[tuple[str, Data]]:
     """The members of a latent sample, by their names and in their order."""
     describe = text_facts_of if is_of_text(fields) else facts_of
     facts = describe(key, sample, result, is_packed=is_packed)
     arrays = arrays_of(fields, facts, result)
-    members = [(field.name, npy_of(field, arrays[field.name])) for field in fields]
+    members: list[tuple[str, Data]] = [
+        (field.name, npy_of(field, arrays[field.name])) for field in fields
+    ]
     members.append(("json", facts_bytes(facts)))
     members.append(("txt", sample.caption.encode("utf-8", "replace")))
     return members
@@ -178,11 +188,11 @@ def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
     return torch.tensor(numbers[name], dtype=torch.int32)
 
 
-def npy_of(field: Field, array: Tensor) -> bytes:
-    """The bytes of the member; NumPy has no bfloat16, so its bits are written."""
-    stored = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
+    """The header and the bytes of the array, where they lie. NumPy has no bfloat16, so its bits are
+    written."""
     header = field.header_for(len(array)) if field.is_variable else field.header
-    return b"".join((header, stored.contiguous().numpy().data))  # one copy, where + makes two
+    return header, array.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def facts_of(
@@ -228,15 +238,26 @@ def write_empty(
     empty: Callable[[], Mapping[str, Any]],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """What stands for no caption, for classifier-free guidance; one worker is enough. The
-    digest of each file, by its name."""
+    """What stands for no caption, for classifier-free guidance, of the arrays that `empty` makes.
+    The digest of each file, by its name."""
+    made = lambda field: b"".join(npy_of(field, empty()[field.name]))  # noqa: E731
+    return put_empty(edition, fields, made, kind)
+
+
+def put_empty(
+    edition: Edition,
+    fields: Sequence[Field],
+    made: Callable[[Field], bytes],
+    kind: DigestKind,
+) -> dict[str, str]:
+    """The same of the members that `made` makes; one worker is enough."""
     digests, store = {}, edition.store
     for field in text_fields(fields):
         name = empty_name(field.name)
         try:
             data = store.read(name)
         except NotFoundError:
-            data = npy_of(field, empty()[field.name])
+            data = made(field)
             with edition.holding(name):
                 try:
                     write_bytes(store, name, data, exclusive=True)

@@ -1,14 +1,13 @@
 """A table's captions by name, in a file that any number of workers read: a *lookup*.
 
-SQLite makes it, in bounded memory: rows wait in a file without a name, and are sorted from there.
-Of 10 million captions, 850 MB of Parquet, that takes 1 to 2 minutes and 310 MB of memory; a worker
-then finds 50,000 of them a second, by the name itself, in 70 MB. Parts by the hash of the name,
-each sorted by itself, would do the same by hand.
+SQLite writes it out of rows that are sorted by name (`sorted_pairs`), in bounded memory. A
+worker then finds 50,000 of them a second, by the name itself, in 70 MB.
 
 Names and captions alone decide its digest, so whatever order a table has its rows and columns in,
 and in however many files, it is the same lookup. Where it has a name twice, its first row holds.
 """
 
+import errno
 import os
 import sqlite3
 import tempfile
@@ -16,8 +15,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
@@ -25,7 +26,9 @@ from wdsprep.errors import AccessError, FormatError, FullError, NotFoundError
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
-from wdsprep.text import EXAMPLES
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.sorted_pairs import Pairs
 
 FORM = 1
 """Of lookups; another would have another digest."""
@@ -35,7 +38,6 @@ UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
 """What is lost with its process needs no journal."""
 UNUSED_S = 7 * 24 * 3600
 """After this a copy of a lookup goes when another is made."""
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,40 +56,40 @@ class Lookup:
 class LookupFile:
     """A lookup in the making: a file without a name, so that nothing can leave it behind."""
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
-        """`pairs` are names and captions."""
+    def __init__(self, pairs: "Iterable[Pairs]") -> None:
+        """`pairs` are names and captions, some at a time."""
         fd, path = tempfile.mkstemp(prefix="wdsprep-")
         self._file = os.fdopen(fd, "rb")
         try:
-            with _room(), closing(_writing(path)) as out, closing(_writing("")) as raw:
+            with _room(), closing(_writing(path)) as out:
                 Path(path).unlink()
-                self.lookup = self._filled(out, raw, pairs)
+                self.lookup = self._filled(out, pairs)
         except BaseException:
             Path(path).unlink(missing_ok=True)
             self._file.close()
             raise
 
-    def _filled(
-        self, out: sqlite3.Connection, raw: sqlite3.Connection, pairs: Iterable[Pair]
-    ) -> Lookup:
-        raw.execute("create table pairs (name text, caption text)")
-        with _at_once(raw):
-            raw.executemany("insert into pairs values (?, ?)", pairs)
+    def _filled(self, out: sqlite3.Connection, pairs: "Iterable[Pairs]") -> Lookup:
+        from wdsprep.encoding.sorted_pairs import SortedPairs  # pyarrow, which no worker needs
+
         out.execute(f"pragma page_size={PAGE_NBYTES}")
         out.execute(
             "create table captions (name text primary key, caption text, number integer) "
             "without rowid"
         )
-        rows = _Sorted(raw.execute("select name, caption from pairs order by name, rowid"))
+        found = SortedPairs(pairs=pairs, digest=blake3(f"captions {FORM}".encode()))
+        numbers = count()
         with _at_once(out):
-            out.executemany("insert into captions values (?, ?, ?)", rows)
+            for names, captions in found:
+                rows = zip(names, captions, numbers, strict=False)
+                out.executemany("insert into captions values (?, ?, ?)", rows)
         return Lookup(
-            digest=rows.digest.hexdigest(),
+            digest=found.digest.hexdigest(),
             file_digest=self._file_digest(),
             nbytes=os.fstat(self._file.fileno()).st_size,
-            names=rows.names,
-            twice=rows.twice,
-            examples=tuple(rows.examples),
+            names=found.names,
+            twice=found.twice,
+            examples=tuple(found.examples),
         )
 
     def _file_digest(self) -> str:
@@ -108,30 +110,6 @@ class LookupFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-class _Sorted:
-    """The first row of each name, with its number, out of rows that are sorted by name; and what is
-    told of them all."""
-
-    def __init__(self, rows: Iterable[Pair]) -> None:
-        self._rows = rows
-        self.digest = blake3(f"captions {FORM}".encode())
-        self.names = self.twice = 0
-        self.examples: list[str] = []
-
-    def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        before, times = None, 0
-        for name, caption in self._rows:
-            times = times + 1 if name == before else 1
-            if times == 1:
-                self.digest.update(f"{len(name)},{len(caption)}:{name}{caption}".encode())
-                yield name, caption, self.names
-                self.names += 1
-            elif times == 2:
-                self.twice += 1
-                self.examples += [name] if self.twice <= EXAMPLES else []
-            before = name
 
 
 class OpenLookup:
@@ -259,26 +237,11 @@ def _at_once(file: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _sorting_in(folder: str) -> Iterator[None]:
-    """SQLite has one such folder for the whole process, which is not to be changed while it sorts:
-    `lookup` is the only one here that has it sort, and one at a time."""
-    with closing(sqlite3.connect(":memory:")) as file:
-        file.execute("pragma temp_store_directory = '{}'".format(folder.replace("'", "''")))
-        try:
-            yield
-        finally:
-            file.execute("pragma temp_store_directory = ''")
-
-
-@contextmanager
 def _room() -> Iterator[None]:
-    """What SQLite sorts in files of its own waits in TMPDIR too; it would know of /var/tmp alone
-    where that is not set."""
     try:
-        with _sorting_in(tempfile.gettempdir()):
-            yield
-    except sqlite3.OperationalError as error:
-        if "full" not in str(error):
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        if "full" not in str(error) and getattr(error, "errno", None) != errno.ENOSPC:
             raise
         raise FullError(
             f"{tempfile.gettempdir()} is full: captions wait there to be sorted, which takes three "

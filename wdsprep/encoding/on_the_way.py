@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.encode import settings_of, settled_for
+from wdsprep.encoding.choices import settings_of, settled_for
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,

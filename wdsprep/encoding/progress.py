@@ -59,6 +59,10 @@ class Speeds:
         wall = sum(w.wall_s for w in self.workers.values())
         return seconds / wall if wall else 0.0
 
+    def figures(self) -> dict[str, float]:
+        """For a tracker: how many workers have been heard of, and how busy their devices are."""
+        return {"busy": self.busy, "text_share": self.text, "workers": len(self.workers)}
+
     def __str__(self) -> str:
         """How busy the devices are, with text too where that shows, and with GPUs their hosts."""
         text = f" ({self.text:.0%} of it with text)" if self.text >= LEAST_SHOWN else ""

@@ -65,7 +65,7 @@ class Recipe:
         one_of(TEXTS, text=self.text)
         one_of((*DTYPES, HALF), dtype=self.dtype)
         resolution = whole("--resolution", self.resolution)
-        at_least(0 if self.latents == "none" else 1, resolution=resolution)
+        at_least(0 if self.is_of_text else 1, resolution=resolution)
         at_least(1, max_area=self.max_area)
         whole("--seed", self.seed)
         at_least(0, text_length=whole("--text-length", self.text_length))
@@ -82,10 +82,15 @@ class Recipe:
             "--flip": self.flip,
         }
         given = [option for option, is_given in of_images.items() if is_given]
-        if self.latents == "none" and given:
+        if self.is_of_text and given:
             raise UsageError(f"{given[0]} is for images, which --latents none leaves alone")
-        if self.latents == self.text == "none":
+        if self.is_of_text and self.text == "none":
             raise UsageError("--latents none and --text none leave nothing to encode: drop one")
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether no image is opened."""
+        return self.latents == "none"
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -114,7 +119,7 @@ class Encode(Recipe):
 
 
 def check_on_the_way(encode: Encode) -> None:
-    if encode.latents == "none":
+    if encode.is_of_text:
         raise UsageError(
             'encode= makes latents of images: leave latents="none" out, or make text first, with '
             'wdsprep.encode(latents="none")'

@@ -2,9 +2,8 @@
 
 On a local disk its headers are walked, a positioned read for each sample brings json and txt with
 the next sample's header, and no byte of an image is read. On S3 each sample is a request where
-images are large; where they are small, it takes less to read all of the shard and drop them: 32
-requests at once, of 20 ms each, bring 1,600 samples a second, and a stream of some 400 MB/s
-brings as many where a sample has 256 kB.
+images are large; where they are small, it takes less to read all of the shard and drop them
+(`wdsprep.dataset.tar.ends` says why).
 
 Where not all of a shard was read there is no digest of it that could be compared with that of its
 receipt. Then its size is, and that index and headers agree: where a sample begins, and how many
@@ -22,6 +21,7 @@ from wdsprep.dataset.names import index_name
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import BLOCK, END
+from wdsprep.dataset.tar.ends import LARGE_NBYTES
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import BadSampleError, Tape
 from wdsprep.dataset.tar.read import file_tape, scan
@@ -31,8 +31,6 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 
-LARGE_NBYTES = 1 << 18
-"""Of a sample on average: from here on each is a request of its own."""
 TAIL_NBYTES = 1 << 13
 """What is asked for of a sample: json, txt and their headers seldom have more."""
 REQUESTS = 32

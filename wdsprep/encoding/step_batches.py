@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wdsprep.dataset.arrays import FLIPPED, LATENT
+from wdsprep.encoding.engine import noise_of_mirrored
 from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer, text_size
 from wdsprep.encoding.models.device import (
@@ -33,10 +35,18 @@ Rows = list[Arrays | None]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A batch under way, and which samples of the step its rows are."""
+    """A batch under way, and which samples of the step its rows are, or are mirror images of."""
 
     places: Sequence[int]
     rows: "Future[Rows]"
+    is_mirrored: bool = False
+
+    def made(self) -> Rows:
+        """When all are there."""
+        rows = self.rows.result()
+        if not self.is_mirrored:
+            return rows
+        return [None if row is None else {FLIPPED: row[LATENT]} for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,7 @@ class StepBegun:
         """The arrays of each sample, when all are there; None where the numbers are not finite."""
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
-            for place, made in zip(part.places, part.rows.result(), strict=True):
+            for place, made in zip(part.places, part.made(), strict=True):
                 before = found[place]
                 found[place] = None if before is None or made is None else {**before, **made}
         return found
@@ -84,18 +94,37 @@ class BatchEncoder:
     def stats(self) -> Stats:
         return combined([each.stats for each in self._devices]) if self._devices else Stats()
 
-    def begin(self, pixels: Tensor, captions: Sequence[str], keys: Sequence[str]) -> StepBegun:
+    def begin(
+        self,
+        pixels: Tensor,
+        captions: Sequence[str],
+        keys: Sequence[str],
+        *,
+        with_mirrored: bool = False,
+    ) -> StepBegun:
         """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
-        rows are there."""
+        rows are there. These have the latents of mirror images too, if they are wanted."""
         tokens = self.encoder.tokens(captions)
         texts = self._texts(tokens) if self.encoder.has_text else []
-        whole = ImageBatch.of(pixels, keys, seed=self._seed)
         parts = [_Part(places, self._launched(batch)) for places, batch in texts]
-        for number, batch in enumerate(_parts(whole, self._size)):
+        parts += self._images(pixels, keys)
+        if with_mirrored:
+            mirrored = pixels.flip(-1)
+            mirrored = mirrored.pin_memory() if pixels.is_pinned() else mirrored
+            parts += self._images(mirrored, list(map(noise_of_mirrored, keys)), is_mirrored=True)
+        return StepBegun(tokens, parts, self.encoder.has_text)
+
+    def _images(
+        self, pixels: Tensor, keys: Sequence[str], *, is_mirrored: bool = False
+    ) -> list[_Part]:
+        parts = []
+        for number, batch in enumerate(
+            _parts(ImageBatch.of(pixels, keys, seed=self._seed), self._size)
+        ):
             start = number * self._size
             places = range(start, start + batch.count)
-            parts.append(_Part(places, self._launched(batch)))
-        return StepBegun(tokens, parts, self.encoder.has_text)
+            parts.append(_Part(places, self._launched(batch), is_mirrored))
+        return parts
 
     def _texts(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
         """Batches of captions of one shape, and which these are."""

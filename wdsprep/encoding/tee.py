@@ -175,7 +175,10 @@ class Tee:
                     output.rejects.add(one)
                 else:
                     members, shape = made.samples.members(one), made.shapes[index]
-                    output.add_members(one.key, members, cut=one.cut, shape=shape)
+                    try:
+                        output.add_members(one.key, members, cut=one.cut, shape=shape)
+                    except RejectedError as error:
+                        output.rejects.add(Reject(key=one.key, source="", code=error.code))
             output.finish(settings, self._empty)
 
     def _refused_by_size(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
@@ -239,4 +242,5 @@ def _published(edition: Edition, manifest: Manifest, source: ImageShards, model:
         complete = source.is_whole and done >= {shard.name for shard in source.shards}
         found = replace(found, complete=complete, extra={"model": model})
         write_manifest(edition.store, found)
+    edition.store.publish()
     return found

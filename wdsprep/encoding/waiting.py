@@ -5,10 +5,12 @@ What they are takes some hundred bytes of memory each; their members lie in a fi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.store.spool import Spool
 
-Members = Sequence[tuple[str, bytes]]
+Members = Sequence[tuple[str, Data]]
 """Of a sample, by name and in their order."""
 
 
@@ -29,8 +31,9 @@ class WaitingSamples:
         self._spool = Spool()
 
     def put(self, key: str, members: Members, *, cut: bool = False) -> WaitingSample:
-        place = self._spool.put(b"".join(data for _, data in members))
-        sizes = tuple((name, len(data)) for name, data in members)
+        pieces = chain.from_iterable(pieces_of(data) for _, data in members)
+        place = self._spool.put(b"".join(pieces))
+        sizes = tuple((name, nbytes_of(data)) for name, data in members)
         return WaitingSample(key, sizes, place, cut)
 
     def members(self, one: WaitingSample) -> list[tuple[str, bytes]]:

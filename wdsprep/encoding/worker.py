@@ -3,7 +3,8 @@
 A `Feeder` reads one image shard in a thread of its own and gives its images to the engine, in
 order. What comes back is written here in that order. A worker has several shards under way at once.
 Where several datasets lack a shard, it is read once: the engine cuts each image for all of them,
-and each gets its own files and receipt.
+and each gets its own files and receipt. One of text alone gets that of each sample, whatever its
+image is: nothing is cut for it, so nothing that an image is refused for concerns it.
 """
 
 import os
@@ -15,12 +16,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, islice
+from operator import or_
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.dataset.arrays import fields_of, is_of_text
+from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
@@ -266,9 +268,11 @@ class EncodeWorker:
     def __init__(self, work: "EncodeWork") -> None:
         self._source = tars_of(work.images, work.max_nbytes)
         self._encoder = work.make_encoder()
+        self._parts = [Part.of(fields_of(target.settings["layout"])) for target in work.targets]
         self._engine = Engine(
             self._encoder,
             cuts=[cut_of(target.settings) for target in work.targets],
+            parts=self._parts,
             seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
@@ -316,21 +320,41 @@ class EncodeWorker:
         """In one pass; or in two, while no other shard of this worker is in one."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
-        part = Part.TEXT if is_of_text(self._encoder.fields) else Part.BOTH
         if not self._encoder.is_split:
+            part = reduce(or_, (self._parts[number] for number in outputs))
             return (yield from self._passed(shard, outputs, content, part))
         while not self._alone.acquire(timeout=PROGRESS_S):
             yield
         try:
-            with closing(TextPass()) as texts:
-                self._encoder.bring(Part.TEXT)
-                first = next(iter(outputs))
-                yield from self._passed(shard, {first: texts}, Content(is_kept=False), Part.TEXT)
-                self._encoder.bring(Part.IMAGE)
-                images = {number: ImagePass(output, texts) for number, output in outputs.items()}
-                yield from self._passed(shard, images, content, Part.IMAGE)
+            yield from self._in_turn(shard, outputs, content)
         finally:
             self._alone.release()
+
+    def _in_turn(
+        self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
+    ) -> Iterator[None]:
+        """First all captions, then all images. Text that is kept apart is done with then; all else
+        waits for the images."""
+        with closing(TextPass()) as waiting:
+            texts: dict[int, Taking] = {}
+            images: dict[int, Taking] = {}
+            for number, output in outputs.items():
+                part = self._parts[number]
+                if part is Part.TEXT:
+                    texts[number] = output
+                elif part is Part.IMAGE:
+                    images[number] = output
+                else:
+                    if waiting not in texts.values():
+                        texts[number] = waiting
+                    images[number] = ImagePass(output, waiting)
+            if texts:
+                self._encoder.bring(Part.TEXT)
+                first = Content(is_kept=False) if images else content
+                yield from self._passed(shard, texts, first, Part.TEXT)
+            if images:
+                self._encoder.bring(Part.IMAGE)
+                yield from self._passed(shard, images, content, Part.IMAGE)
 
     def _passed(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part

@@ -14,19 +14,20 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError, as_rejected
 from wdsprep.fetch import manners
 from wdsprep.fetch.memory import CrowdedError
-from wdsprep.fetch.objects import Objects, bucket_and_name
+from wdsprep.fetch.objects import Objects
 from wdsprep.fetch.outcomes import rejection_of_status
 from wdsprep.fetch.per_host import Turns
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
 from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
 from wdsprep.fetch.transfer import Answer, Handles, Head, OnAnswer, too_many_bytes
-from wdsprep.fetch.urls import Target, follow, parse, scheme_of
+from wdsprep.fetch.urls import Target, follow, parse
+from wdsprep.store.places import is_keyed, root_and_name
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
-CREDENTIALS = "s3:// would be read with your credentials: --allow-s3 does that"
+CREDENTIALS = "it would be read with your credentials: --allow-s3 does that"
 PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
 
 
@@ -60,8 +61,8 @@ class Client:
         """What came of the URL. Whatever exception it meets ends here, as its own reject."""
         host = ""
         try:
-            if scheme_of(url) == "s3":
-                host, _ = bucket_and_name(url)
+            if is_keyed(url):
+                host = root_and_name(url)[0].partition("://")[2]
                 if not self._rules.allow_s3:
                     raise RejectedError(Code.PRIVATE_ADDRESS, CREDENTIALS)
                 return await self._objects.fetch(url)

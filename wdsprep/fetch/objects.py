@@ -1,4 +1,4 @@
-"""Images behind s3:// URLs, read through the project's own store.
+"""Images behind s3://, gs://, az:// and hf:// URLs, read through the project's own store.
 
 The store has its own time limits and attempts. Its calls block, so a few threads wait for them;
 they are daemons, as nothing can be done about a call that hangs when all else has ended.
@@ -17,6 +17,7 @@ from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreErro
 from wdsprep.fetch.rules import Fetched
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
+from wdsprep.store.places import root_and_name
 
 THREADS = 16
 BUCKETS = 16  # whose clients are kept
@@ -61,9 +62,10 @@ class Objects:
                 self._loop.call_soon_threadsafe(_unless_done, future, act, value)
 
     def _read(self, url: str) -> Fetched:
-        bucket, name = bucket_and_name(url)
+        root, name = root_and_name(url)
+        bucket = root.partition("://")[2]
         try:
-            data = self._store(bucket).read(name, nbytes=self._max_nbytes + 1)
+            data = self._store(root).read(name, nbytes=self._max_nbytes + 1)
         except (StoreError, UsageError) as error:
             return Fetched(code=_code_of(error), detail=str(error), host=bucket)
         if len(data) > self._max_nbytes:
@@ -71,19 +73,14 @@ class Objects:
             return Fetched(code=Code.TOO_MANY_BYTES, detail=too_many, host=bucket)
         return Fetched(data=data, code=None if data else Code.EMPTY, host=bucket)
 
-    def _store(self, bucket: str) -> Store:
+    def _store(self, root: str) -> Store:
         with self._lock:
-            store = self._stores.get(bucket) or open_store(f"s3://{bucket}")
-            self._stores[bucket] = store
-            self._stores.move_to_end(bucket)
+            store = self._stores.get(root) or open_store(root)
+            self._stores[root] = store
+            self._stores.move_to_end(root)
             if len(self._stores) > BUCKETS:
                 self._stores.popitem(last=False)
             return store
-
-
-def bucket_and_name(url: str) -> tuple[str, str]:
-    bucket, _, name = url.strip()[len("s3://") :].partition("/")
-    return bucket, name
 
 
 def _code_of(error: Exception) -> Code:
@@ -95,9 +92,11 @@ def _code_of(error: Exception) -> Code:
     if isinstance(error, ShortReadError):
         return Code.BROKEN_OFF
     answered = getattr(error.__cause__, "response", None)
-    if answered is None:
+    by_s3 = answered["ResponseMetadata"]["HTTPStatusCode"] if isinstance(answered, dict) else 0
+    status = by_s3 or getattr(error, "status", 0)
+    if not status:
         return Code.UNREACHABLE
-    return Code.HTTP_429 if answered["ResponseMetadata"]["HTTPStatusCode"] == 429 else Code.HTTP_5XX
+    return Code.HTTP_429 if status == 429 else Code.HTTP_5XX
 
 
 def _unless_done(

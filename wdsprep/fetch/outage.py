@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.rules import Fetched
+from wdsprep.store.places import is_keyed
 from wdsprep.text import human_counts, plural
 
 NO_ANSWER = frozenset({Code.DNS, Code.UNREACHABLE, Code.TIMEOUT})
@@ -141,9 +142,9 @@ def _exists(name: str) -> bool | None:
 
 def _is_answer(url: str, code: Code | None) -> bool:
     """Whether somebody out there has just said this: what robots.txt disallows is known from
-    before, and S3 may be in this house."""
+    before, and a bucket may be in this house."""
     unsaid = NO_ANSWER | NOT_ASKED | {Code.DISALLOWED}
-    return code not in unsaid and not url.lower().startswith("s3:")
+    return code not in unsaid and not is_keyed(url)
 
 
 def _host(url: str) -> str:

@@ -46,7 +46,8 @@ class FetchRules:
     minds_outage: bool = True
     """Stop where nobody answers, as the network may be down."""
     allow_s3: bool = False
-    """Read `s3://` URLs, which is done with the credentials of who runs this."""
+    """Read `s3://`, `gs://`, `az://` and `hf://` URLs, which is done with the credentials of who
+    runs this."""
 
     def __post_init__(self) -> None:
         at_least(0.001, timeout=self.timeout_s)

@@ -57,7 +57,7 @@ def parse(url: str) -> Target:
         raise _bad(f"{len(text)} characters long")
     scheme = scheme_of(text)
     if scheme not in PORTS:
-        raise _bad(f"{scheme[:20]}: is not http, https or s3" if scheme else "no URL")
+        raise _bad(f"{scheme[:20]}: is not http, https, s3, gs, az or hf" if scheme else "no URL")
     parts = _PARTS.match(text, len(scheme) + 1)
     if parts is None:
         raise _bad(f"no // after {scheme}:")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pyarrow
 import torch
 from torch.nn.functional import interpolate
@@ -58,7 +59,7 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepared(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
-    return _cut_out(_decoded(picture), fit)
+    return _cut_out(_pixels(_decoded(picture)), fit)
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
@@ -73,15 +74,15 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     picture = _or_refused(lambda: _prepared(data, least, max_area))
     if isinstance(picture, RejectedError):  # for some it may be too small before that
         return list(map(alone, several))
-    decoded = cache(partial(_or_refused, partial(_decoded, picture)))
+    decoded = cache(partial(_or_refused, lambda: _pixels(_decoded(picture))))
 
     def cut(shapes: Shapes) -> Cut:
         try:
             fit = shapes.fit(picture.width, picture.height)
         except RejectedError:  # alone, it would perhaps not have come so far
             return alone(shapes)
-        image = decoded()
-        return image if isinstance(image, RejectedError) else _cut_out(image, fit)
+        pixels = decoded()
+        return pixels if isinstance(pixels, RejectedError) else _cut_out(pixels, fit)
 
     return list(map(cut, several))
 
@@ -98,16 +99,23 @@ def _prepared(data: bytes, least_side: int, max_area: int) -> Picture:
     return prepare(data, limits=limits, full=False)
 
 
-def _cut_out(image: "Image.Image", fit: Fit) -> Crop:
-    width, height = image.size
-    pixels = _scaled(_pixels(image), fit.scaled_width, fit.scaled_height)
-    middle = pixels[:3, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
-    return Crop(
-        pixels=middle.expand(3, -1, -1).contiguous(),
-        width=width,
-        height=height,
-        fit=fit,
-    )
+def _cut_out(pixels: torch.Tensor, fit: Fit) -> Crop:
+    _, height, width = pixels.shape
+    scaled = _scaled(pixels, fit.scaled_width, fit.scaled_height)
+    middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
+    return Crop(pixels=_planes(middle), width=width, height=height, fit=fit)
+
+
+def _planes(pixels: torch.Tensor) -> torch.Tensor:
+    """Three of them. Of four channels each pixel is taken as one number: half the time of a copy
+    byte by byte."""
+    if len(pixels) == 1:
+        return pixels.expand(3, -1, -1).contiguous()
+    numbers = pixels.permute(1, 2, 0).numpy().view("<u4")[..., 0]
+    planes = np.empty((3, *numbers.shape), np.uint8)
+    for channel, plane in enumerate(planes):
+        np.right_shift(numbers, 8 * channel, out=plane, casting="unsafe")
+    return torch.from_numpy(planes)
 
 
 def _decoded(picture: Picture) -> "Image.Image":
@@ -137,4 +145,7 @@ def _pixels(image: "Image.Image") -> torch.Tensor:
 def _scaled(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
     if pixels.shape[1:] == (height, width):
         return pixels
-    return interpolate(pixels[None], size=(height, width), mode="bicubic", antialias=True)[0]
+    batch = pixels.permute(1, 2, 0)[None].permute(
+        0, 3, 1, 2
+    )  # channels last to torch, as [None] not
+    return interpolate(batch, size=(height, width), mode="bicubic", antialias=True)[0]

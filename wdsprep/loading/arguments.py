@@ -143,6 +143,14 @@ def encoding_of(
     return find_encoding(encode, own if device is None else str(device))
 
 
+def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
+    """What is kept are the whole shards of one dataset, as `wdsprep encode` would make them."""
+    if len({dataset.whole for dataset in datasets}) > 1:
+        raise UsageError("tee= is for one dataset: encode a mixture without it")
+    if where or datasets[0].where:
+        raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
+
+
 def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
     if rank is not None or world_size is not None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MAKERS, MANIFEST, index_name, latent_shard
+from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
@@ -314,7 +314,8 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)
-    counts = _shape_counts(dataset, [shape_name(size) for size in shapes], manifest)
+    counts = counts_by_shape(dataset, manifest)
+    del manifest  # of many shards it takes more memory than what follows
     return in_shapes(dataset, shapes, counts)
 
 
@@ -326,7 +327,7 @@ def of_manifest(
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not there:
-        maker = f'the same "{MAKERS[manifest.dataset]}" again'
+        maker = f'the same "{maker_of(manifest.dataset, manifest.settings)}" again'
         if manifest.complete:
             rejected = f"holds no sample, as all were rejected: {store.url}/rejects/ says why"
             raise UsageError(f"{store.url} {rejected}; run {maker} with --overwrite")
@@ -364,8 +365,9 @@ def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
     return np.array([found[name] for name in dataset.names], np.int64)
 
 
-def _shape_counts(whole: Dataset, shapes: Sequence[str], manifest: Manifest) -> "NDArray[np.int32]":
+def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     """How many samples of each shape each shard has: a row for each shard."""
+    shapes = [shape_name(size) for size in shapes_of(manifest.settings)]
     rows = {name: row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
     columns = map(manifest.ledger.column, ("counts", "unit"))

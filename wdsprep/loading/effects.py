@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import LATENT, text_fields
+from wdsprep.dataset.arrays import LATENT, is_imported, text_fields
 from wdsprep.dataset.latents import normalised
-from wdsprep.dataset.names import empty_name
+from wdsprep.dataset.names import IMPORTER, empty_name
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
@@ -75,7 +75,7 @@ class Effects:
     @property
     def joined(self) -> "dict[str, Dataset]":
         """What stands beside the streams, by what a state calls it."""
-        each = dict.fromkeys(part for d in self.datasets for part in d.beside[1:])
+        each = dict.fromkeys(part.whole for d in self.datasets for part in d.beside[1:])
         return {f"joined {number}": part for number, part in enumerate(each)}
 
     @property
@@ -146,15 +146,21 @@ class Effects:
     def _put_columns(self, batch: Batch, rows: range) -> None:
         """What tables have of these keys."""
         for number in {*batch.stream[rows.start : rows.stop]}:
-            own = [row for row in rows if batch.stream[row] == number]
-            for table in self.datasets[number].tables:
-                for name, values in table.of_keys([batch.keys[row] for row in own]).items():
+            if not (tables := self.datasets[number].tables):
+                continue
+            some = batch.stream[rows.start : rows.stop]
+            is_all = some.count(number) == len(some)
+            own = rows if is_all else [row for row in rows if batch.stream[row] == number]
+            where = slice(rows.start, rows.stop) if is_all else own  # tensors are slow with lists
+            keys = [batch.keys[row] for row in own]
+            for table in tables:
+                for name, values in table.of_keys(keys).items():
                     if "samples" in batch.out:
                         for row, value in zip(own, values.tolist(), strict=True):
                             batch.out["samples"][row][name] = value
                     elif name in batch.out:
                         into = batch.out[name]
-                        into[own] = torch.from_numpy(values).to(into.dtype)
+                        into[where] = torch.from_numpy(values)
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
         latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments
@@ -289,7 +295,10 @@ def empty_of(dataset: Dataset) -> Empty:
         try:
             data = dataset.store.read(what)
         except NotFoundError as error:
-            raise NotFoundError(f"{error}: drop_text needs the empty caption's array") from None
+            need = "drop_text needs the empty caption's array"
+            if is_imported(dataset.settings):
+                need += f': the same "{IMPORTER}" with --empty and --overwrite writes it'
+            raise NotFoundError(f"{error}: {need}") from None
         header = item.header_of(len(data))
         if not header or not data.startswith(header):
             raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")

@@ -10,14 +10,16 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes
@@ -34,7 +36,7 @@ from wdsprep.loading.arguments import LONGEST, LoadPlan
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Arrays, Batch, Memory
 from wdsprep.loading.order import Samples
-from wdsprep.loading.reading import ATTEMPTS, Reader
+from wdsprep.loading.reading import ATTEMPTS, Instead, Reader
 from wdsprep.loading.serving import (
     NOTHING,
     close_shelves,
@@ -63,10 +65,13 @@ class EncodedRow:
 
 
 class EncodingReader:
-    """Reads images and encodes them, for a plan whose datasets are latents yet to be made."""
+    """Reads images and encodes them, for a plan whose datasets are latents yet to be made. Where
+    they are `kept`, all is made that `encode` would store."""
 
-    def __init__(self, plan: LoadPlan, encoder: BatchEncoder) -> None:
+    def __init__(self, plan: LoadPlan, encoder: BatchEncoder, *, kept: bool = False) -> None:
         self.plan, self.encoder = reading_plan(plan, encoder.encoder.device), encoder
+        fields = plan.datasets[0].fields
+        self._with_mirrored = kept and any(field.name == FLIPPED for field in fields)
         self.reader = open_reader(self.plan)
 
     def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
@@ -80,13 +85,21 @@ class EncodingReader:
             yield self._finished(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
-        """Where chance has it, with the mirror image in place of the image, and its noise."""
+        """Where chance has it, with the mirror image in place of the image, and its noise; or with
+        both of all."""
         captions = [made.sample.caption for made in batch.out["made"]]
         pixels, noises = batch.out["pixels"], list(batch.keys)
+        if self._with_mirrored:
+            return self.encoder.begin(pixels, captions, noises, with_mirrored=True)
         for row in self.plan.effects.mirrored(batch, range(len(batch))):
             pixels[row] = pixels[row].flip(-1)
             noises[row] = noise_of_mirrored(noises[row])
         return self.encoder.begin(pixels, captions, noises)
+
+    def at(self, batch: Batch, row: int) -> EncodedRow:
+        """What becomes of the one sample that a row is of now."""
+        one = self.reader.alone(batch, row, (batch.shard[row], batch.index[row]))
+        return self.rows(one, self.begin(one))[0]
 
     def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
         return batch, self.rows(batch, begun)
@@ -149,7 +162,8 @@ class BatchLayout:
     """Lays rows out as the batches that stored latents would give."""
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._effects = replace(plan.effects, flip=0.0)  # which is done where images are read
+        self._effects = replace(plan.effects, flip=0.0)  # which is done here, or to the images
+        self._mirrored = plan.effects.mirrored
         self._pad = plan.pad
         self._fields = plan.datasets[0].fields
         shelves = open_shelves(plan) if any(d.joined for d in plan.datasets) else ()
@@ -165,32 +179,65 @@ class BatchLayout:
         weakref.finalize(self, close_shelves, shelves)
 
     def batch(
-        self, read: Batch, rows: Sequence[EncodedRow], runs: Iterable[Mapping[str, Arrays]] = ()
+        self,
+        read: Batch,
+        rows: Sequence[EncodedRow],
+        runs: Iterable[Mapping[str, Arrays]] = (),
+        *,
+        encoded: Callable[[Batch, int], EncodedRow] | None = None,
     ) -> Batch:
-        """`runs` have what models made of some rows after others, where rows have nothing."""
+        """`runs` have what models made of some rows after others, where rows have nothing.
+        `encoded` encodes the sample of a row that takes the place of another one, as what is joined
+        to that is damaged; without it, that is an error."""
         shard, index = [row.shard for row in rows], [row.index for row in rows]
         made = Batch(read.step, read.first, read.stream, shard, index)
         self._reader.begin(made)
+        mirrored = {*self._mirrored(made, range(len(made)))}
         for number, row in enumerate(rows):
-            made.keys[number] = row.key
-            facts = facts_of(row.key, row.sample, row.result, is_packed=True)
-            for member, array in arrays_of(self._fields, facts, row.result).items():
-                if short(member) in self._own:
-                    made.put(short(member), number, array[None])
-            self._put_texts(made, number, row, facts)
+            self._put_row(made, number, row, mirrored)
         start = 0
-        for arrays in runs:
-            for member, some in arrays.items():
-                if short(member) in self._own:
-                    made.put(short(member), start, some)
-            start += len(some)
-        self._read_beside(made)
+        for some in runs:
+            self._put(made, start, some, mirrored)
+            start += len(next(iter(some.values())))
+        instead = None if encoded is None else partial(self._put_instead, encoded, mirrored)
+        self._read_beside(made, instead)
         self._effects.finish(made, range(len(made)))
         if self._pad == LONGEST:
             made.shorten()
         return made
 
-    def _read_beside(self, made: Batch) -> None:
+    def _put_row(
+        self, made: Batch, number: int, row: EncodedRow, mirrored: Collection[int]
+    ) -> None:
+        made.keys[number] = row.key
+        facts = facts_of(row.key, row.sample, row.result, is_packed=True)
+        arrays = arrays_of(self._fields, facts, row.result)
+        self._put(made, number, {name: one[None] for name, one in arrays.items()}, mirrored)
+        self._put_texts(made, number, row, facts)
+
+    def _put_instead(
+        self,
+        encoded: Callable[[Batch, int], EncodedRow],
+        mirrored: Collection[int],
+        made: Batch,
+        number: int,
+    ) -> None:
+        row = encoded(made, number)
+        made.shard[number], made.index[number] = row.shard, row.index
+        self._put_row(made, number, row, mirrored)
+
+    def _put(
+        self, made: Batch, start: int, arrays: Mapping[str, Arrays], mirrored: Collection[int]
+    ) -> None:
+        """What rows have from this one on. Of those with both latents chance picks one."""
+        for member, some in arrays.items():
+            if short(member) in self._own:
+                made.put(short(member), start, some)
+        for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
+            if row in mirrored and short(LATENT) in self._own:
+                made.put(short(LATENT), row, flipped[None])
+
+    def _read_beside(self, made: Batch, instead: Instead | None) -> None:
         """What is joined is stored, and read here."""
         if not made.beside:
             return
@@ -200,7 +247,7 @@ class BatchLayout:
         choice = np.array(made.choice) if made.choice else None
         for shelf, wanted in wanted_of(self._reader, samples, choice, first=1).items():
             shelf.expect(wanted, NOTHING)
-        self._reader.fill_beside(made)
+        self._reader.fill_beside(made, instead)
 
     def _put_texts(
         self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
@@ -248,13 +295,14 @@ class Session:
                 self._tee.publish()
 
     def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        reader, layout = EncodingReader(self._plan, self._encoder), BatchLayout(self._plan)
+        reader = EncodingReader(self._plan, self._encoder, kept=self._tee is not None)
+        layout = BatchLayout(self._plan)
         for batch, rows in reader.batches(steps):
             if self._tee is not None:
                 for row in rows:
                     self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
                 self._tee.refuse(batch.refused)
-            yield batch.step, layout.batch(batch, rows).out
+            yield batch.step, layout.batch(batch, rows, encoded=reader.at).out
 
 
 def open_tee(

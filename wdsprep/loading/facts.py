@@ -4,11 +4,8 @@ On a local disk the index says where each sample ends, and the json stands near 
 caption: one read of the last 4 KB brings it, many in a system call. Where more is needed, or
 another program packed the tar, the sample's headers are walked.
 
-From S3, one read costs the processor half a millisecond, and as long brings a megabyte of a range
-that is read anyway (the figures are in `store.s3.reads`). On a network that brings each of the
-threads 100 MB/s, and answers after some ten milliseconds, the two are even at a few hundred KB. So
-shards whose samples have `LARGE_NBYTES` or less come whole, in ranges of 8 MB; of others come the
-ends alone, one request each.
+From S3, shards whose samples have `LARGE_NBYTES` or less come whole, in ranges of 8 MB; of others
+come the ends alone, one request each (`wdsprep.dataset.tar.ends` says why).
 
 A thread reads a shard, piece by piece, so memory is bounded by threads, not by shards.
 
@@ -19,35 +16,37 @@ manifest, which are what they hold.
 
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.tar import BLOCK, END, padded
-from wdsprep.dataset.tar.read import TarSample, scan
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.ends import LARGE_NBYTES, near_the_end, walked
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.shelves.local import OPEN_SHARDS, OpenShard, OpenShards
+from wdsprep.store.base import RemoteStore
 from wdsprep.store.local import LocalStore
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
+
+if TYPE_CHECKING:
+    from wdsprep.loading.joining import Joined
 
 END_NBYTES = 4 << 10  # of a sample: json and caption are mostly in there
 AT_ONCE = 1024  # samples
 PIECE_NBYTES = 8 << 20
-LARGE_NBYTES = 256 << 10
 FETCHERS = 16  # shards of S3 that are read at a time
-JSON = b".json\0"
-TXT = b".txt\0"
 Found = TypeVar("Found")
 
 
@@ -71,44 +70,64 @@ def look_at_all(
     whole = dataset.files
     damaged: list[tuple[int, int]] = []
     reader = _Reader(whole, parses=parses)
-    threads = FETCHERS if isinstance(whole.store, S3Store) else max(2, usable_cpus())
-    waiting: deque[tuple[int, Future[list[Found]]]] = deque()
+    threads = FETCHERS if isinstance(whole.store, RemoteStore) else max(2, usable_cpus())
 
-    def look(shard: int) -> list[Found]:
+    def look(shard: int) -> tuple[int, list[Found]]:
         made = []
         for some in reader.pieces(shard):
             made.append(found(some))
             damaged.extend((shard, some.first + number) for number in some.damaged)
-        return made
+        return shard, made
 
-    pool = ThreadPoolExecutor(threads, "wdsprep-facts")
-    try:
-        for shard in range(len(whole.names)):
-            waiting.append((shard, pool.submit(look, shard)))
-            if len(waiting) > 2 * threads:
-                yield waiting[0][0], waiting.popleft()[1].result()
-        for shard, one in waiting:
-            yield shard, one.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    yield from ahead(look, range(len(whole.names)), threads)
     if damaged and whole.kind != "tars":
-        shard, number = min(damaged)
-        what = plural(len(damaged), "sample is", "samples are")
-        raise FormatError(
-            f"{whole.store.url}: {what} damaged, first number {number} of {whole.names[shard]}, "
-            "and which samples are served depends on what all say: run "
-            f"{command('verify', whole.store.url)}"
-        )
+        raise _unknown(whole, damaged)
+
+
+def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
+    """Of samples, by shard and number, it is not known whether they are served."""
+    shard, number = min(damaged)
+    what = plural(len(damaged), "sample is", "samples are")
+    return FormatError(
+        f"{whole.store.url}: {what} damaged, first number {number} of {whole.names[shard]}, "
+        "and which samples are served depends on what all say: run "
+        f"{command('verify', whole.store.url)}"
+    )
+
+
+class FactsBeside:
+    """What the json of samples says that stand beside others, for any number of threads. A shard is
+    read as a whole: where samples have moved, neighbours there stand anywhere here."""
+
+    def __init__(self, joined: "Joined") -> None:
+        self._joined = joined
+        self._reader = _Reader(joined.dataset.whole, parses=True)
+        self._of_shard = lru_cache(FETCHERS)(self._read_shard)
+
+    def of(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
+        """By where the others are; None where there is none."""
+        own, places = self._joined.located(np.full(len(numbers), shard), numbers)
+        if not len(own) or own[0] < 0:
+            return [None] * len(numbers)
+        facts = self._of_shard(int(own[0]))
+        return [facts[place] if place < len(facts) else None for place in places.tolist()]
+
+    def _read_shard(self, shard: int) -> list[dict[str, Any] | None]:
+        pieces = list(self._reader.pieces(shard))
+        damaged = [(shard, some.first + number) for some in pieces for number in some.damaged]
+        if damaged:
+            raise _unknown(self._joined.dataset, damaged)
+        return [one for some in pieces for one in some.facts]
 
 
 class _Reader:
     def __init__(self, dataset: Dataset, *, parses: bool) -> None:
         self._dataset, self._parses, store = dataset, parses, dataset.store
-        if not isinstance(store, LocalStore | S3Store):
-            raise UsageError(f"{store.url}: loading is from a local folder or s3://")
+        if not isinstance(store, LocalStore | RemoteStore):
+            raise UsageError(f"{store.url}: loading is from {ANY_PLACE}")
         self._store = store
         self._is_ours = dataset.kind != "tars"
-        self._comes_whole = isinstance(store, S3Store) and dataset.sample_nbytes <= LARGE_NBYTES
+        self._comes_whole = isinstance(store, RemoteStore) and dataset.sample_nbytes <= LARGE_NBYTES
         self._shards = OpenShards(dataset, self._open_tar, lambda: OPEN_SHARDS)
 
     def _open_tar(self, name: str) -> int:
@@ -145,11 +164,14 @@ class _Reader:
         if self._is_ours:  # what another program's tar lacks is an error where it is read
             sound &= offsets[1:] <= opened.nbytes
         ends = self._ends(shard, opened, offsets, np.where(sound, sizes, 0))
-        members = [_near_the_end(data) if self._is_ours else None for data in ends]
+        members = [near_the_end(data) if self._is_ours else None for data in ends]
         for number, member in enumerate(members):
             if member is None and sound[number]:
-                reach = int(offsets[number]), int(offsets[number + 1])
-                members[number] = self._walked(shard, opened, reach, ends[number])
+                members[number] = walked(
+                    partial(self._part, shard, opened, int(offsets[number])),
+                    int(sizes[number]),
+                    ends[number],
+                )
         keys = [member[0] if member else "" for member in members]
         facts: list[dict[str, Any] | None] = [None] * len(keys)
         if self._parses:
@@ -189,65 +211,27 @@ class _Reader:
         return data
 
     def _fill(self, shard: int, opened: OpenShard, view: memoryview, start: int) -> None:
-        if isinstance(self._store, S3Store):
-            came = self._store.read_into(self._dataset.names[shard], view, start=start)
-        else:
+        if isinstance(self._store, LocalStore):
             try:
                 came = os.preadv(opened.fd, [view], start)
             except OSError:
                 came = 0
+        else:
+            came = self._store.read_into(self._dataset.names[shard], view, start=start)
         if came != len(view):  # again, to learn why
             view[:] = self._read(shard, start, len(view))
+
+    def _part(self, shard: int, opened: OpenShard, start: int, offset: int, nbytes: int) -> bytes:
+        """Of the sample that begins there."""
+        buffer = memoryview(bytearray(nbytes))
+        self._fill(shard, opened, buffer, start + offset)
+        return bytes(buffer)
 
     def _too_short(self, shard: int) -> ShortReadError:
         url, name = self._dataset.store.url, self._dataset.names[shard]
         check = command("verify", url) if self._is_ours else command("index", url)
         mend = "" if self._is_ours else f"delete {index_name(name)} and "
         return ShortReadError(f"{url}/{name} ends before its last sample does: {mend}run {check}")
-
-    def _walked(
-        self, shard: int, opened: OpenShard, reach: tuple[int, int], there: bytes
-    ) -> tuple[str, bytes] | None:
-        """From header to header, whoever wrote them; of what is there already nothing is read."""
-        start, end = reach
-        nbytes = end - start
-
-        def at(offset: int, count: int) -> bytes:
-            here = max(0, min(count, nbytes - offset))
-            begin = offset - (nbytes - len(there))
-            if begin >= 0:
-                data = there[begin : begin + here]
-            else:
-                buffer = memoryview(bytearray(here))
-                self._fill(shard, opened, buffer, start + offset)
-                data = bytes(buffer)
-            behind = max(0, offset - nbytes)
-            return data + END[behind : behind + count - here]
-
-        found = next(scan(at, wants=lambda field, _nbytes, _before: field == "json"), None)
-        if isinstance(found, TarSample):
-            return found.key, found.fields.get("json", b"")
-        return None
-
-
-def _near_the_end(data: bytes) -> tuple[str, bytes] | None:
-    """Key and json of a sample that ends so, if json and caption are its last members."""
-    at = data.find(JSON)
-    while at >= 0:
-        start = at & -BLOCK
-        try:
-            nbytes = int(data[start + 124 : start + 135], 8)
-            text = start + BLOCK + padded(nbytes)
-            end = text + BLOCK + padded(int(data[text + 124 : text + 135], 8))
-        except ValueError:  # no header
-            end = 0
-        if end == len(data) and data.startswith(data[start:at] + TXT, text):
-            if data[start + 345]:  # of a name that is longer
-                return None
-            facts = data[start + BLOCK : start + BLOCK + nbytes]
-            return data[start:at].decode("utf-8", "surrogateescape"), facts
-        at = data.find(JSON, at + 1)
-    return None
 
 
 def _parsed(member: bytes) -> dict[str, Any] | None:

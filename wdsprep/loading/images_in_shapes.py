@@ -23,7 +23,7 @@ from wdsprep.images.shapes import Shapes, cut_of
 from wdsprep.loading.catalog import Dataset, to_be_encoded
 from wdsprep.loading.facts import SomeFacts, look_at_all
 from wdsprep.loading.kept import KeptWriter, kept
-from wdsprep.loading.parts import Numbers, Positions, RunningDigest, without_rejects
+from wdsprep.loading.parts import Numbers, Positions, keep_positions, without_rejects
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.text import human_bytes, plural
 
@@ -56,12 +56,8 @@ def latents_of(
             plural(rejected, "image"),
             f"{chosen.samples:,}",
         )
-    positions = Positions(
-        numbers=found.arrays["numbers"],
-        starts=found.arrays["starts"],
-        digest=found.facts["digest"],
-    )
-    return without_rejects(chosen, settings, cut.sizes if shapes else (), counts, positions)
+    sizes = cut.sizes if shapes else ()
+    return without_rejects(chosen, settings, sizes, counts, Positions.kept_in(found))
 
 
 def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
@@ -79,22 +75,17 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
         return np.array([fit(_size(facts)) for facts in some.facts], np.int16)
 
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
-    digest = RunningDigest()
 
-    def numbers() -> Iterator[Numbers]:
+    def numbers() -> Iterator[tuple[int, Numbers]]:
         for shard, pieces in look_at_all(images, shapes_in):
             found = np.concatenate([np.empty(0, np.int16), *pieces])
             by_shape = np.argsort(found, kind="stable")
             own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)
             counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
-            digest.update(own)
-            yield own
+            yield shard, own
 
-    writer.add("numbers", "<u4", numbers())
-    starts = np.cumsum([0, *counts.sum(axis=1, dtype=np.int64)])
-    writer.add("starts", "<i8", [starts])
+    keep_positions(writer, len(images.names), numbers())
     writer.add("counts", "<i4", [counts])
-    writer.facts["digest"] = digest.of(starts)
 
 
 def _size(facts: Mapping[str, Any] | None) -> Size:

@@ -20,16 +20,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.keys import keys_at
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import LATENTS, index_name, latent_shard, rejects_name
+from wdsprep.dataset.names import (
+    index_name,
+    latent_shard,
+    latent_unit,
+    rejects_name,
+    rows_name,
+)
+from wdsprep.dataset.reindex import mending, missing_rows
 from wdsprep.dataset.rejects import read_rejects
-from wdsprep.dataset.rows import rows_name, rows_of
+from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.shapes import Size, shapes_of
 from wdsprep.dataset.state import READERS, read_manifest
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.loading.catalog import Dataset, of_manifest
+from wdsprep.loading.catalog import Dataset, counts_by_shape, of_manifest
 from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import (
@@ -38,13 +46,14 @@ from wdsprep.loading.parts import (
     Positions,
     chosen,
     digest_of_shards,
+    in_shapes,
     of_shape,
 )
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
-from wdsprep.text import command, plural
+from wdsprep.text import plural
 
 KEPT_NBYTES = 32 << 20
 """Of the rows that are kept of each joined dataset: 8 million samples, in far more shards than a
@@ -86,48 +95,32 @@ class ImagePositions:
             rows = rows_of(store.read(name), f"{store.url}/{name}")
         except NotFoundError:
             if not self._is_plain(shard):
-                raise UsageError(self._missing(name)) from None
+                what = missing_rows(store, latent_unit(self.dataset.names[shard]))
+                raise UsageError(f"{store.url}/{name} {what}") from None
             rows = np.arange(count, dtype=np.uint32)
         is_sound = len(rows) == count and rows.max(initial=0) < self.inputs[shard]
         if not is_sound or len(np.unique(rows)) < count:
-            raise FormatError(
-                f"{store.url}/{name} is damaged: delete it and run {command('index', store.url)}"
-            )
+            raise FormatError(f"{store.url}/{name} is damaged: {mending(store.url)}")
         return rows
-
-    def _missing(self, name: str) -> str:
-        url = self.dataset.store.url
-        what = f"{url}/{name} is missing, which says what image each sample is of"
-        if LATENTS.fullmatch(name):
-            return f"{what}: run {command('index', url)}"
-        return (
-            f"{what}, and of tars that pack did not make nothing else does: run the "
-            '"wdsprep encode" that made it again, with --overwrite'
-        )
 
     def _is_plain(self, shard: int) -> bool:
         """Whether keys tell that no sample moved, so that nothing was written of it: all that was
         rejected stood behind the samples, and shapes stand as their images did."""
         store, tar = self.dataset.store, self.dataset.names[shard]
         try:
-            rejects = read_rejects(store.read(rejects_name(tar.removesuffix(".tar"))))
+            rejects = read_rejects(store.read(rejects_name(latent_unit(tar))))
             offsets = decode_index(store.read(index_name(tar)), f"{store.url}/{index_name(tar)}")
             starts = [
                 int(s.starts[n]) for s in self.shapes for n in np.flatnonzero(s.shards == shard)
             ]
             edges = sorted({0, *starts, len(offsets) - 1})
             edges = [number for a, b in pairwise(edges) for number in (a, b - 1)]
-            rows = [self._key(shard, offsets[number]) for number in edges]
+            keys = keys_at(store, tar, [offsets[number] for number in edges])
         except (NotFoundError, ValueError):
             return False
+        rows = [*map(key_order, keys)]
         rises = all(a <= b for a, b in pairwise(rows))
         return rises and all(key_order(reject.key) > rows[-1] for reject in rejects)
-
-    def _key(self, shard: int, offset: int) -> tuple[int, str]:
-        """By which the sample that begins there stands among others."""
-        data = self.dataset.store.read(self.dataset.names[shard], start=offset, nbytes=100)
-        name = data.rstrip(b"\0").decode("utf-8", "replace")
-        return key_order(name.partition(".")[0])
 
     def check(self, read: Ints) -> None:
         """Refuse shards whose rows are missing, but for those that have been read: by a listing,
@@ -147,19 +140,27 @@ class ImagePositions:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Joined:
     """A dataset beside another one: which of its shards belongs to each of the other's (-1: none),
-    and where the samples of both are in their image shards."""
+    and where the samples of both are in their image shards. `parts` are its shapes, of which
+    `dataset` is one where it stands beside one."""
 
     dataset: Dataset
     shards: Ints
     first: ImagePositions
     rows: ImagePositions
+    parts: tuple[Dataset, ...] = ()
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
+
+    def in_shape(self, size: Size | None) -> "Joined":
+        """The same beside samples of one shape, which have it here too."""
+        if not self.parts:
+            return self
+        return replace(self, dataset=next(part for part in self.parts if part.size == size))
 
     def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Where the samples are that stand beside these, by the numbers of shards and of samples in
         their tars."""
         own, places = self.shards[shards], indices
-        is_moved = self.first.moved[shards] | self.rows.moved[own]
+        is_moved = self._moved[shards]
         if is_moved.any():
             places = indices.copy()
             maps = self._maps_of(np.unique(shards[is_moved]).tolist())
@@ -167,6 +168,12 @@ class Joined:
                 here = shards == shard
                 places[here] = maps[shard][indices[here]]
         return own, places
+
+    @cached_property
+    def _moved(self) -> NDArray[np.bool_]:
+        """The shards in which a sample may stand elsewhere than beside the other."""
+        moved: NDArray[np.bool_] = self.first.moved | self.rows.moved[self.shards]
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         """Whoever else needs rows reads them."""
@@ -250,9 +257,11 @@ def _joined(
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
             opened[url] = _opened(place)
-        beside.append(_matched(first, *opened[url]))
+        beside.append(_matched(first, *opened[url], _in_shapes_of(whole, *opened[url])))
     left = _without_lacking(whole, parts, beside)
-    return [replace(part, joined=tuple(beside)) for part in left]
+    return [
+        replace(part, joined=tuple(each.in_shape(part.size) for each in beside)) for part in left
+    ]
 
 
 def _place_of(store: Store) -> str:
@@ -270,15 +279,30 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
         )
     if manifest.dataset != "latents":
         raise UsageError(f"{place} holds {manifest.dataset}: join latents, or text by itself")
-    if shapes_of(manifest.settings):
-        raise UsageError(
-            f"{place} has latents of many shapes, which give the order: load it first, and join "
-            "the others to it"
-        )
     return of_manifest(store, manifest, Want()), manifest
 
 
-def _matched(first: ImagePositions, dataset: Dataset, manifest: Manifest) -> Joined:
+def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
+    """The shapes of a dataset, which samples have alike where both were cut alike."""
+    shapes, url = shapes_of(manifest.settings), dataset.store.url
+    if not shapes:
+        return ()
+    if not (known := shapes_of(whole.settings)):
+        raise UsageError(
+            f"{url} has latents of many shapes, which give the order: load it first, and join "
+            "the others to it"
+        )
+    if {*known} != {*shapes}:
+        raise UsageError(
+            f"{url} has other shapes than {whole.store.url}, and a batch has one: join what was "
+            "made with the same --shapes and --resolution"
+        )
+    return in_shapes(dataset, shapes, counts_by_shape(dataset, manifest))
+
+
+def _matched(
+    first: ImagePositions, dataset: Dataset, manifest: Manifest, parts: tuple[Dataset, ...]
+) -> Joined:
     whole, url = first.dataset, dataset.store.url
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
@@ -304,10 +328,9 @@ def _matched(first: ImagePositions, dataset: Dataset, manifest: Manifest) -> Joi
         )
     numbers = {name: number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
-    inputs = np.array([known[name.removesuffix(".tar")] for name in dataset.names], np.int64)
-    return Joined(
-        dataset=dataset, shards=shards, first=first, rows=ImagePositions.of(dataset, inputs)
-    )
+    inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
+    rows = ImagePositions.of(dataset, inputs, parts)
+    return Joined(dataset=dataset, shards=shards, first=first, rows=rows, parts=parts)
 
 
 def _image_shard(source: str) -> str:

@@ -12,9 +12,11 @@ import fcntl
 import json
 import mmap
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -40,6 +42,7 @@ class KeptFile:
     path: Path
     arrays: Mapping[str, NDArray[Any]]
     facts: Mapping[str, Any]
+    digest: bytes
 
 
 class KeptWriter:
@@ -163,17 +166,47 @@ def _opened(path: Path) -> KeptFile | None:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if not _is_whole(data):
-            return None
-        end = len(data) - TAIL_NBYTES
-        start = end - int.from_bytes(data[end : end + 8], "little")
-        body = json.loads(data[start:end])
-        arrays = {
-            name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
-            for name, (at, nbytes, dtype) in body["arrays"].items()
-        }
-        return KeptFile(path=path, arrays=arrays, facts=body["facts"])
+        return _read(path, data) if _is_whole(data) else None
     return None
+
+
+def _read(path: Path, data: mmap.mmap) -> KeptFile:
+    end = len(data) - TAIL_NBYTES
+    start = end - int.from_bytes(data[end : end + 8], "little")
+    body = json.loads(data[start:end])
+    arrays = {
+        name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
+        for name, (at, nbytes, dtype) in body["arrays"].items()
+    }
+    return KeptFile(path=path, arrays=arrays, facts=body["facts"], digest=data[-DIGEST_NBYTES:])
+
+
+def _mapped(path: Path, digest: bytes) -> KeptFile | None:
+    """The file that has this digest, by which its bytes are known already."""
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if data[-DIGEST_NBYTES:] == digest:
+            return _read(path, data)
+    return None
+
+
+def _for_a_process(file: KeptFile) -> Any:
+    """A process that is started here maps the file again. Where it has been deleted, or another is
+    there, it is sent all bytes. So is a machine of a cluster, by plain pickle: it may not have the
+    file, and whether it has cannot be known when it is sent."""
+    if _mapped(file.path, file.digest) is None:
+        return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    return _mapped_again, (file.path, file.digest)
+
+
+def _mapped_again(path: Path, digest: bytes) -> KeptFile:
+    found = _mapped(path, digest)
+    if found is None:
+        raise StoreError(f"{path} was deleted just now: start again, and it is made again")
+    return found
+
+
+ForkingPickler.register(KeptFile, _for_a_process)
 
 
 def _is_whole(data: mmap.mmap) -> bool:

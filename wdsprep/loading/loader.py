@@ -33,6 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.digests import FIRST_FORM
+from wdsprep.dataset.removed import removed_from
 from wdsprep.dataset.state import form_there
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
@@ -40,21 +41,23 @@ from wdsprep.loading.arguments import (
     FULL,
     LoadPlan,
     ahead_of,
+    check_tee,
     encoding_of,
     names_of,
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Places, Streams, of_phase, open_all, order_streams
+from wdsprep.loading.catalog import Dataset, Places, Streams, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.images_in_shapes import latents_of
 from wdsprep.loading.joining import joined
 from wdsprep.loading.order import MAX_STEP, RUN, Order
 from wdsprep.loading.serving import serve, serve_raw
-from wdsprep.loading.shelves.cache import cache_dir
+from wdsprep.loading.shelves.cache import CacheDir, cache_dir
 from wdsprep.loading.to_device import transferred
 from wdsprep.loading.where import those_where
+from wdsprep.store import opened
 from wdsprep.text import plural, whole, whole_or_none
 
 if TYPE_CHECKING:
@@ -138,30 +141,10 @@ def load(
     encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
     if max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
-    if encoding is not None:
-        if tee and len({dataset.whole for dataset in datasets}) > 1:
-            raise UsageError("tee= is for one dataset: encode a mixture without it")
-        if tee:
-            encoding = encoding.in_form(form_there(tee))
-        if tee and encoding.recipe.flip:
-            raise UsageError("tee= keeps no mirror images: leave out Encode(flip=), or tee=")
-        if tee and (where or datasets[0].where):
-            raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
-        datasets = tuple(
-            part for d in datasets for part in latents_of(d, encoding.settings, cached)
-        )
-    if pixels > 0:
-        datasets = tuple(
-            of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
-        )
-    before = sum(dataset.samples for dataset in datasets)
-    datasets = those_where(joined(datasets), where, cached)
-    left_out = before - sum(dataset.samples for dataset in datasets)
-    if tee and left_out:
-        raise UsageError(
-            f"tee= keeps whole shards, and what is joined lacks {plural(left_out, 'sample')}: "
-            "leave out join=, or tee="
-        )
+    if encoding is not None and tee:
+        check_tee(datasets, where)
+        encoding = encoding.in_form(form_there(tee))
+    datasets = _served(datasets, where, encoding, pixels=pixels, tee=tee, cached=cached)
     threads = threads or threads_for(encoding)
     effects = effects_of(
         datasets,
@@ -209,6 +192,34 @@ def load(
         cache=cached,
     )
     return Loader(plan, step=step, encoding=encoding, tee=tee)
+
+
+def _served(
+    datasets: tuple[Dataset, ...],
+    where: str | None,
+    encoding: "Encoding | None",
+    *,
+    pixels: int,
+    tee: str,
+    cached: CacheDir | None,
+) -> tuple[Dataset, ...]:
+    """What is left of datasets: what can be cut to a size, is in all that is joined, and meets a
+    condition."""
+    if encoding is not None:
+        settings = encoding.settings
+        datasets = tuple(part for each in datasets for part in latents_of(each, settings, cached))
+    if pixels > 0:
+        datasets = tuple(
+            of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
+        )
+    left = those_where(joined(datasets), where, cached)
+    lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
+    if tee and lost:
+        raise UsageError(
+            f"tee= keeps whole shards, and what is joined lacks {plural(lost, 'sample')}: "
+            "leave out join=, or tee="
+        )
+    return left
 
 
 class Loader(IterableDataset[dict[str, Any]]):
@@ -292,7 +303,15 @@ class Loader(IterableDataset[dict[str, Any]]):
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
             self._go_on_in_first_form(self._encoding, own)
-        step = self._plan.order.resume(own)
+        try:
+            step = self._plan.order.resume(own)
+        except FingerprintError as error:
+            places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
+            if lost := [url for url in places if removed_from(opened(url)).changes]:
+                raise FingerprintError(
+                    f"samples were removed from {' and '.join(lost)}: {error}"
+                ) from None
+            raise
         row, world = state.get("row", (0, self._plan.world))
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(

@@ -7,9 +7,10 @@ which then lie in an array or in a file that is mapped.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,10 @@ from wdsprep.loading.order.chance import Ints
 
 if TYPE_CHECKING:
     from wdsprep.loading.catalog import Dataset
+    from wdsprep.loading.kept import KeptFile, KeptWriter
 
 AT_ONCE = 1 << 20  # samples
+NUMBERS = "numbers"
 Numbers = NDArray[np.uint32]
 """Of samples in their tars."""
 
@@ -35,6 +38,7 @@ class Positions:
     numbers: Numbers
     starts: Ints
     digest: str
+    file: "KeptFile | None" = None
 
     @classmethod
     def of(cls, each: Iterable[Numbers]) -> "Positions":
@@ -45,6 +49,33 @@ class Positions:
         digest = RunningDigest()
         digest.update(numbers)
         return cls(numbers=numbers, starts=starts, digest=digest.of(starts))
+
+    @classmethod
+    def kept_in(cls, file: "KeptFile") -> "Positions":
+        """Those that `keep_positions` has left there."""
+        return cls(
+            numbers=file.arrays[NUMBERS],
+            starts=file.arrays["starts"],
+            digest=file.facts["digest"],
+            file=file,
+        )
+
+
+def keep_positions(writer: "KeptWriter", shards: int, each: Iterable[tuple[int, Numbers]]) -> None:
+    """Write them as they come: of so many shards, whose numbers come in their order, each with the
+    shard that it is of, all at once or in parts."""
+    counts, digest = np.zeros(shards + 1, np.int64), RunningDigest()
+
+    def numbers() -> Iterator[Numbers]:
+        for shard, some in each:
+            counts[shard + 1] += len(some)
+            digest.update(some)
+            yield some
+
+    writer.add(NUMBERS, "<u4", numbers())
+    starts = np.cumsum(counts)
+    writer.add("starts", "<i8", [starts])
+    writer.facts["digest"] = digest.of(starts)
 
 
 class RunningDigest:
@@ -64,13 +95,15 @@ class RunningDigest:
 class DatasetPart(NamedTuple):
     """Some samples of a dataset: in which of its shards, and for each of them the number of the
     first in the tar, from which on they are neighbours. Where there are `positions`, it is the
-    place of the first among these. `size` is the shape that all of them have, if it was asked."""
+    place of the first among these. `size` is the shape that all of them have, if it was asked;
+    `file` has the positions, where they are mapped."""
 
     whole: "Dataset"
     shards: NDArray[np.int32]
     starts: "NDArray[np.int32] | Ints"
     positions: Numbers | None = None
     size: Size | None = None
+    file: "KeptFile | None" = None
 
     def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Where samples of the part lie: the number of the shard, and of the sample in its tar."""
@@ -78,6 +111,27 @@ class DatasetPart(NamedTuple):
         if self.positions is not None:
             places = self.positions[places].astype(np.int64)
         return self.shards[shards].astype(np.int64), places
+
+
+def _for_a_process(part: DatasetPart) -> Any:
+    """Positions that are mapped are mapped again by a process that is started here."""
+    whole, shards, starts, positions, size, file = part
+    if file is None:
+        return DatasetPart, (whole, shards, starts, positions, size)
+    return _with_positions_of, (file, whole, shards, starts, size)
+
+
+def _with_positions_of(
+    file: "KeptFile",
+    whole: "Dataset",
+    shards: NDArray[np.int32],
+    starts: "NDArray[np.int32] | Ints",
+    size: Size | None,
+) -> DatasetPart:
+    return DatasetPart(whole, shards, starts, file.arrays[NUMBERS], size, file)
+
+
+ForkingPickler.register(DatasetPart, _for_a_process)
 
 
 def in_shapes(
@@ -99,8 +153,8 @@ def in_shapes(
         shards = np.flatnonzero(own).astype(np.int32)
         if not len(shards):
             continue
-        numbers = None if positions is None else positions.numbers
-        part = DatasetPart(whole, shards, starts[shards, number], numbers, size)
+        numbers, file = (positions.numbers, positions.file) if positions else (None, None)
+        part = DatasetPart(whole, shards, starts[shards, number], numbers, size, file)
         digest = of_shape(whole.digest, size, own)
         found.append(_of_part(whole, part, own[shards].astype(np.int64), digest))
     return tuple(found)
@@ -132,7 +186,7 @@ def without_rejects(
     if shapes:
         return in_shapes(whole, shapes, counts[left], positions)
     shards = np.arange(len(left), dtype=np.int32)
-    part = DatasetPart(whole, shards, starts[:-1], positions.numbers)
+    part = DatasetPart(whole, shards, starts[:-1], positions.numbers, file=positions.file)
     return (_of_part(whole, part, sizes, whole.digest),)
 
 
@@ -181,7 +235,8 @@ def chosen(dataset: "Dataset", keep: Positions) -> "Dataset | None":
     left = np.flatnonzero(last > first)
     if not len(left):
         return None
-    made = DatasetPart(dataset.whole, shards[left], first[left], numbers, dataset.size)
+    file = keep.file if numbers is keep.numbers else None
+    made = DatasetPart(dataset.whole, shards[left], first[left], numbers, dataset.size, file)
     digest = hashlib.sha256(f"{dataset.digest} {digest}".encode()).hexdigest()
     return _of_part(dataset, made, (last - first)[left], digest)
 

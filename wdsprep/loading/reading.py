@@ -15,7 +15,7 @@ other, into the same rows. What is taken of which is decided beforehand (`Taking
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -37,7 +37,7 @@ from wdsprep.loading.catalog import SHAPE, Dataset
 from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
-from wdsprep.loading.order.chance import key_of
+from wdsprep.loading.order.chance import Ints, key_of
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
 from wdsprep.loading.tables import DTYPES
 from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
@@ -55,6 +55,10 @@ DAMAGED_JSON = "its json is damaged"
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 _log = logging.getLogger("wdsprep")
+
+
+Instead = Callable[[Batch, int], None]
+"""Puts into a row the image that it is of, or another one where that is damaged."""
 
 
 class Fault(NamedTuple):
@@ -134,13 +138,20 @@ class Reader:
         if self._slots == 1:
             return
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
-        stream = np.array(batch.stream, np.int64)
+        streams = {*batch.stream}
+        if len(streams) == 1:
+            places = [joined.located(*own) for joined in self.datasets[streams.pop()].joined]
+        else:
+            places = self._beside_mixed(np.array(batch.stream), own)
+        batch.beside = [(shards.tolist(), indices.tolist()) for shards, indices in places]
+
+    def _beside_mixed(self, stream: Ints, own: tuple[Ints, Ints]) -> list[tuple[Ints, Ints]]:
         places = [(own[0].copy(), own[1].copy()) for _ in range(self._slots - 1)]
-        for number in set(batch.stream):
+        for number in np.unique(stream).tolist():
             here = stream == number
             for found, joined in zip(places, self.datasets[number].joined, strict=False):
                 found[0][here], found[1][here] = joined.located(own[0][here], own[1][here])
-        batch.beside = [(shards.tolist(), indices.tolist()) for shards, indices in places]
+        return places
 
     @cached_property
     def _slots(self) -> int:
@@ -179,11 +190,16 @@ class Reader:
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
 
-    def fill_beside(self, batch: Batch) -> None:
-        """Read what stands beside rows that are there already, with their keys."""
+    def fill_beside(self, batch: Batch, instead: Instead | None = None) -> None:
+        """Read what stands beside rows that are there already, with their keys. `instead` puts into
+        a row the sample that takes the place of one that is damaged there."""
         for top in range(0, len(batch) if self._slots > 1 else 0, BESIDE_AT_ONCE):
             rows = range(top, min(top + BESIDE_AT_ONCE, len(batch)))
-            for row, fault in self._read(batch, rows, first=1).items():
+            faults = self._read(batch, rows, first=1)
+            if instead is not None and faults:
+                self._replace(batch, faults, instead)
+                continue
+            for row, fault in faults.items():
                 raise FormatError(
                     f"{fault.tar}: sample {fault.number}, which is joined to {batch.keys[row]}, "
                     f"cannot be served ({fault.reason}), and its image has been encoded by now: "
@@ -222,7 +238,9 @@ class Reader:
         takings = self.takings[stream]
         return takings[slot] if slot < len(takings) else (None,) * len(self.effects.choices)
 
-    def _replace(self, batch: Batch, faults: dict[int, Fault]) -> None:
+    def _replace(
+        self, batch: Batch, faults: dict[int, Fault], instead: Instead | None = None
+    ) -> None:
         """Put other samples in these rows, and others again until all are sound."""
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
@@ -233,12 +251,20 @@ class Reader:
                 if damaged[row] == ATTEMPTS:
                     raise FormatError(self._lost(batch, row, fault))
                 drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
-            again = [self._read(batch, range(row, row + 1)) for row in faults]
+                if instead is not None:
+                    instead(batch, row)
+                    self._move_beside(batch, row)
+            first = 0 if instead is None else 1
+            again = [self._read(batch, range(row, row + 1), first=first) for row in faults]
             faults = {row: why for some in again for row, why in some.items()}
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
         """The sample that takes the place of one that was read, but came to nothing later."""
-        shard, index = self._draw(batch.stream[row], wanted, attempt)
+        return self.alone(batch, row, self._draw(batch.stream[row], wanted, attempt))
+
+    def alone(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
+        """The sample at this place of the row's stream, as it would be in the row."""
+        shard, index = place
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
         return one

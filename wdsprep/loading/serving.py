@@ -22,8 +22,9 @@ from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shelves.remote import RemoteShelf
 from wdsprep.loading.worker_memory import Shared
+from wdsprep.store.base import RemoteStore
 from wdsprep.store.local import LocalStore
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.places import ANY_PLACE
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
 SMALL_AT_ONCE = 256  # of latents that take together no more than
@@ -85,9 +86,9 @@ def close_shelves(shelves: Shelves) -> None:
 def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
     if isinstance(dataset.store, LocalStore):
         return LocalShelf(dataset, dataset.store.root)
-    if isinstance(dataset.store, S3Store):
+    if isinstance(dataset.store, RemoteStore):
         return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
-    raise UsageError(f"{dataset.store.url}: loading is from a local folder or s3://")
+    raise UsageError(f"{dataset.store.url}: loading is from {ANY_PLACE}")
 
 
 def filled(

@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
+from wdsprep.dataset.removed import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.rule import Picture, prepare
@@ -42,23 +43,25 @@ def judged(
     downloads: Downloads | None,
     left_out: Told = untold,
     content: Content = NOT_KEPT,
+    removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, Judged] | None]:
     """What becomes of each input of a slice, with its number in it, in order. None comes where
     there is nothing to do but to wait. `content` is told of all that was read."""
+    check, judge = partial(_checked, rules, removed), partial(_judge, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = _reading_threads(source, rules, threads)
 
         def read_and_judge(item: Item) -> list[tuple[bytes, Judged]]:
             rows = source.read(item)
-            return [(content.mark(row), _judge(rules, _checked(rules, row))) for row in rows]
+            return [(content.mark(row), judge(check(row))) for row in rows]
 
         found = _in_threads(read_and_judge, part.items, threads)
         marked = chain.from_iterable(one for one in found if one is not None)
         return enumerate(_told_of(content, marked))
     rows_of_part = _rows(source, part, left_out, content)
-    checked = ((number, _checked(rules, row)) for number, row in rows_of_part)
+    checked = ((number, check(row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
-    return _in_threads(partial(_judge_numbered, rules), rows, threads)
+    return _in_threads(partial(_judge_numbered, judge), rows, threads)
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
@@ -116,16 +119,20 @@ def _in_threads(
             yield ahead.popleft().result()
 
 
-def _judge_numbered(rules: PackRules, numbered: tuple[int, SampleOrRefusal]) -> tuple[int, Judged]:
+def _judge_numbered(
+    judge: Callable[[SampleOrRefusal], Judged], numbered: tuple[int, SampleOrRefusal]
+) -> tuple[int, Judged]:
     number, row = numbered
-    return number, _judge(rules, row)
+    return number, judge(row)
 
 
-def _judge(rules: PackRules, row: SampleOrRefusal) -> Judged:
+def _judge(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> Judged:
     """By its image."""
     if isinstance(row, Refusal):
         return row
     try:
+        if removed and removed.has("sha256", hashlib.sha256(row.image).hexdigest()):
+            raise RejectedError(Code.REMOVED)
         check_nbytes("the image", len(row.image), rules.max_nbytes)
         row = _identified(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
@@ -134,8 +141,10 @@ def _judge(rules: PackRules, row: SampleOrRefusal) -> Judged:
         return _refusal(row, as_rejected(error, Code.CORRUPT))
 
 
-def _checked(rules: PackRules, row: SampleOrRefusal) -> SampleOrRefusal:
+def _checked(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
     """By all but its image."""
+    if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
+        return Refusal(source=row.source, code=Code.REMOVED)
     if isinstance(row, Refusal):
         return row
     try:
@@ -155,10 +164,8 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
         raise RejectedError(Code.CAPTION_TOO_SHORT, f"{length} characters")
     if 0 < rules.max_caption < length:
         raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
-    if rules.filter is not None and not rules.filter({"caption": sample.caption, **sample.facts}):
-        facts = {"caption": sample.caption, **sample.facts}
-        values = (f"{name} is {facts.get(name, 'missing')}" for name in sorted(rules.filter.names))
-        raise RejectedError(Code.FILTERED, ", ".join(values))
+    if rules.filter is not None:
+        rules.filter.check({"caption": sample.caption, **sample.facts})
 
 
 def _identified(rules: PackRules, sample: Sample) -> Sample:

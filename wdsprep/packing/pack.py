@@ -22,6 +22,7 @@ from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.packing.filters import Filter
 from wdsprep.packing.rules import Digest, PackRules
 from wdsprep.runners.base import CrewOptions, least_and_most, settled
+from wdsprep.runners.track import check_tracker, tracked
 from wdsprep.text import at_least, names, one_of, size
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def pack(
     max_attempts: int = CrewOptions.max_attempts,
     append: bool = False,
     overwrite: bool = False,
+    track: str = "",
     listener: PackListener | None = None,
 ) -> "Outcome":
     """Pack the images of `source` into the dataset `images`, by resolution.
@@ -92,8 +94,10 @@ def pack(
         packed.samples, packed.manifest.rejects, packed.is_damaged
 
     The options are those of `wdsprep pack`, with its spellings ("2GB", "jpg:95", "4:32" workers) or
-    plain numbers. Interrupted or killed, the same call goes on where it was.
+    plain numbers; `track` is wandb or tensorboard. Interrupted or killed, the same call goes on
+    where it was.
     """
+    check_tracker(track)
     if append and overwrite:
         raise UsageError("--append keeps what is packed, --overwrite removes it: give one of them")
     if retry_rejected and overwrite:
@@ -140,7 +144,7 @@ def pack(
             caption=caption_col,
             url=url_col,
             digest=digest.column if digest else "",
-            filtered=tuple(sorted(condition.names - {"caption"})) if condition else (),
+            filtered=tuple(sorted(condition.columns - {"caption"})) if condition else (),
             kept=kept or (),
         ),
         fetch=FetchRules(
@@ -167,6 +171,7 @@ def pack(
         append=append,
         overwrite=overwrite,
         retry_rejected=retry_rejected,
+        track=track,
         listener=listener or PackListener(),
     )
 
@@ -184,6 +189,7 @@ def _packed(
     append: bool,
     overwrite: bool,
     retry_rejected: bool,
+    track: str,
     listener: PackListener,
 ) -> "Outcome":
     """The bounds of `fetch` hold for a machine."""
@@ -266,7 +272,15 @@ def _packed(
         settle=retries.settle,
         status=listener.status,
     )
-    (packed,) = carry_out([run], runner, work, retries.apart_from(chain(plan.pending(), again)))
+    pending = retries.apart_from(chain(plan.pending(), again))
+    with tracked(
+        track if count else "",
+        [images],
+        settings=manifest.settings,
+        before=manifest.samples,
+        status=run.status,
+    ) as heard:
+        (packed,) = carry_out([run], runner, work, pending, lambda _progress: heard())
     return packed
 
 

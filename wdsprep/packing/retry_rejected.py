@@ -42,15 +42,15 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, read_rejects
+from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch.rules import PASSING, ROBOTS, FetchRules
-from wdsprep.fetch.urls import scheme_of
 from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
+from wdsprep.store.places import is_keyed
 from wdsprep.text import command
 
 Moved = Mapping[str, frozenset[str]]
@@ -144,7 +144,7 @@ class Curable:
     def takes(self, reject: Reject) -> bool:
         match reject.code:
             case Code.PRIVATE_ADDRESS:
-                is_object = scheme_of(reject.url) == "s3"
+                is_object = is_keyed(reject.url)
                 return self.fetch.allow_s3 if is_object else self.fetch.allow_private
             case Code.DISALLOWED:
                 by_robots = reject.detail.startswith(ROBOTS)
@@ -199,7 +199,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         )
     rejects = RejectsFile(after, kind)
     for reject in read_rejects(before):
-        if reject.source not in gone:
+        if not leaves(reject, gone):
             rejects.add(reject)
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
     retried = receipt.counts.get(RETRIED, 0) + receipt.inputs - inputs

@@ -34,6 +34,7 @@ from wdsprep.packing.touched import (
     changed_units,
     identity,
     is_dated,
+    is_without_facts,
     name_mark,
     packed_items,
     units_with,
@@ -178,8 +179,8 @@ def make_plan(
     )
     unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
     if unchanged is not None:
-        pending, dated = unchanged
-        touched = [*units_with(store, earlier, plan.older.dated), *dated]
+        pending, dated, same = unchanged
+        touched = [*units_with(store, earlier, plan.older.dated), *(dated.keys() - same)]
         _check_contents(store, manifest, seen, touched, compared)
         return replace(plan, packed=packed | dated, count=pending)
     known, added = _check_only_added(store, manifest, seen, filled, append=append)
@@ -216,11 +217,13 @@ def _holes(
 
 def _pending_if_unchanged(
     store: Store, plan: SlicePlan, *, complete: bool
-) -> tuple[int, dict[str, str]] | None:
-    """How many slices are left to do, and the digests of those that are done and come out of the
-    source with other dates; or None where a packed slice does not come out of it as it was, or a
-    complete dataset does not cover the source."""
+) -> tuple[int, dict[str, str], set[str]] | None:
+    """How many slices are left to do; the digests of those that are done and come out of the source
+    with other dates; and which of these have the same dates, but facts of removed samples. Or None
+    where a packed slice does not come out of it as it was, or a complete dataset does not cover the
+    source."""
     dated: dict[str, str] = {}
+    same: set[str] = set()
     unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
     pending = len(plan.holes)
     for part in plan.wanted():
@@ -230,8 +233,10 @@ def _pending_if_unchanged(
             if not is_dated(store, part):
                 return None
             dated[part.name] = digest
+            if is_without_facts(store, part):
+                same.add(part.name)
         unseen.discard(part.name)
-    return None if unseen or (pending and complete) else (pending, dated)
+    return None if unseen or (pending and complete) else (pending, dated, same)
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:

@@ -9,9 +9,10 @@ run compares again until the dates are those of before.
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 
-from wdsprep.dataset.names import inputs_name
+from wdsprep.dataset.names import REMOVED, inputs_name
 from wdsprep.errors import NotFoundError
 from wdsprep.sources import Item, Slice, Source
 from wdsprep.sources.contents import changed
@@ -63,12 +64,20 @@ def name_mark(item: Item) -> int:
 
 
 def _mark(item: Item) -> int:
-    return identity(item) << 64 | _hash(item.to_json())
+    return identity(item) << 64 | _hash(without_facts(item).to_json())
 
 
 def _undated(item: Item) -> str:
     sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
-    return json.dumps([item.name, sizes, item.extra, item.take])
+    return json.dumps([item.name, sizes, without_facts(item).extra, item.take])
+
+
+def without_facts(item: Item) -> Item:
+    """The same with a digest in place of the facts that a folder's table has of it. So it stands
+    among the inputs once its sample was removed, and is known again all the same."""
+    if not item.extra.startswith("{"):
+        return item
+    return replace(item, extra=f"{REMOVED} {_hash(item.extra):016x}")
 
 
 def _hash(text: str) -> int:
@@ -89,6 +98,16 @@ def is_dated(store: Store, part: Slice) -> bool:
         return list(before) == list(map(_undated, part.items))
     except NotFoundError:  # nothing tells
         return False
+
+
+def is_without_facts(store: Store, part: Slice) -> bool:
+    """Whether the slice of that name was packed of the same items, and facts of some that were
+    removed are all that its list of them lacks."""
+    lines = store.read(inputs_name(part.name)).decode().splitlines(keepends=True)
+    return len(lines) == len(part.items) and all(
+        line in (item.to_json(), without_facts(item).to_json())
+        for line, item in zip(lines, part.items, strict=True)
+    )
 
 
 def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:

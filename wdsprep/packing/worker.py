@@ -22,6 +22,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
+from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.state import find_receipt
@@ -81,7 +82,7 @@ def pack_slice(
         downloads = fetching(part)
         with downloads or nullcontext():
             told = time.monotonic()
-            for found in _judged(work, part, downloads, left_out, content):
+            for found in _judged(work, part, downloads, left_out, content, draft.removed):
                 if found is not None:
                     number, what = found
                     key = sample_key(part.name, number)
@@ -105,6 +106,7 @@ def _judged(
     downloads: Downloads | None,
     left_out: LeftOut,
     content: Content,
+    removed: Removed,
 ) -> Iterator[tuple[int, Judged] | None]:
     return judged(
         work.source,
@@ -114,6 +116,7 @@ def _judged(
         downloads=downloads,
         left_out=left_out.note,
         content=content,
+        removed=removed,
     )
 
 

@@ -5,8 +5,10 @@
 2. `sheet` has the samples to show: picked by chance, read where they lie, with their latents.
 3. `page` writes both down, and escapes everything that comes from data.
 
+`card` is the README of datasets on the Hugging Face hub.
+
 In: Datasets.
-Out: One HTML page.
+Out: One HTML page, or a page of Markdown.
 Uses: dataset, encoding, images, store.
 """
 
@@ -48,19 +50,21 @@ def report(
     seed: int = 0,
     model: str = "",
     max_area: int = MAX_AREA,
+    duplicates: "str | os.PathLike[str]" = "",
     yes: bool = False,
     listener: ReportListener | None = None,
 ) -> WrittenReport:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
-    one HTML file `output`, a path or an `s3://` URL.
+    one HTML file `output`, a path or a URL of a bucket or the hub.
 
         written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
 
     Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
     default the one they were made with where it is on this machine; `none` decodes nothing, and
-    nothing is ever fetched. Images of more than `max_area` pixels are not shown. An earlier report
-    is replaced; `yes` replaces any other file too. The same datasets, seed and model give the same
-    bytes.
+    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `duplicates` is a
+    table that `wdsprep.duplicates` has written of the images: some groups of copies are shown side
+    by side. An earlier report is replaced; `yes` replaces any other file too. The same datasets,
+    table, seed and model give the same bytes.
     """
     from wdsprep.reporting.facts.datasets import check_output, open_all
     from wdsprep.reporting.facts.gather import gather, plan_of
@@ -80,9 +84,11 @@ def report(
             seed=seed,
             model=model,
             max_area=max_area,
+            duplicates=os.fspath(duplicates),
             told=listener.told,
             heard=listener.heard,
         )
         data = page_of(facts).encode()
         sink.write(data)
+    store.publish([name])
     return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))

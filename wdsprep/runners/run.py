@@ -164,13 +164,15 @@ class Run:
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """A block in which events are taken; however it ends, what is there is published."""
+        """A block in which events are taken; however it ends, what is there is listed. Where it
+        ends well, everybody sees it, also in a place that shows whole runs alone."""
         try:
             if self.count:
                 mark_incomplete(self._edition)
             yield
         finally:
             self._published = self._publish()
+        self._store.publish()
 
     @property
     def outcome(self) -> Outcome:
@@ -180,7 +182,7 @@ class Run:
             raise WorkError(
                 f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
                 "another run has taken it away (run again), or the workers run on machines that "
-                "see another folder there (give one that all share, or s3://)"
+                "see another folder there (give one that all share, or a bucket)"
             )
         return Outcome(
             manifest=published,

@@ -1,9 +1,10 @@
-"""Parquet tables with the images' bytes in a column, as Ray and Hugging Face write them.
+"""Tables with the images' bytes in a column: Parquet, as Ray and Hugging Face write it, what
+`datasets` saves as Arrow, and MDS of MosaicML streaming.
 
-An item is a run of row groups of one file.
+An item is a run of row groups of a Parquet file, or one of the other files as a whole.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,16 +14,29 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
+from wdsprep.images.pixels import png_of_pixels
 from wdsprep.sources import Columns, Item, Told, alone, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
+from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
+from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
+from wdsprep.sources.tables.mds import (
+    SCALARS,
+    TEXTS,
+    MdsShard,
+    read_index,
+    read_samples,
+    shards_there,
+    value_of,
+)
 from wdsprep.sources.tables.parquet import open_parquet, rows_in, runs
 from wdsprep.store import opened
 from wdsprep.store.base import Entry
 from wdsprep.text import columns, shown
 
 BATCH_ROWS = 32
+COUNTED_ROWS = 1 << 20
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 
 
@@ -35,6 +49,7 @@ class TableSource:
     columns: Columns
     rows_per_item: int
     kind: str = "table"
+    form: str = "Parquet"
 
     def files(self, left_out: Told = untold) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, frozenset({"parquet"}), left_out)
@@ -60,12 +75,7 @@ class TableSource:
             return image, self.columns.caption or first_of(NAMES, schema.names)
 
     def check(self, schema: pa.Schema, name: str) -> str:
-        """The column that holds the images; an error that names the columns where there is none."""
-        self.columns.check(schema.names, name)
-        image = self.columns.image or image_column(schema)
-        if image and holds_bytes(schema.field(image).type):
-            return image
-        raise _no_images(schema, f"{self.url}/{name}", image)
+        return checked_column(self.columns, schema, name, self.url)
 
     def count(self, item: Item, /) -> int:
         return item.samples
@@ -89,15 +99,149 @@ class TableSource:
                 yield alone(source, partial(self._sample, row, image, source))
 
     def _sample(self, row: TableRow, image: str, source: str) -> Sample:
-        if isinstance(row, RejectedError):
-            raise row
-        value = row.pop(image)
-        data = value.get("bytes") if isinstance(value, Mapping) else value
-        if data is None:
-            raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
-        facts = plain_facts(row)
-        captions = captions_of(facts, self.columns.caption)
-        return Sample(source=source, image=data, captions=captions, facts=facts)
+        return sample_of(row, image, self.columns.caption, source)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrowSource:
+    """What `datasets` has saved below `url`: all splits, in the order of their names."""
+
+    url: str
+    columns: Columns
+    kind: str = "table"
+    form: str = "Arrow"
+
+    def items(self, left_out: Told = untold) -> Iterator[Item]:
+        for entry in arrow_files(self.url, left_out):
+            self._image(entry.name)
+            parts = ((entry.name, entry.nbytes, entry.stamp),)
+            yield Item(name=entry.name, parts=parts, samples=0)
+
+    def chosen(self) -> tuple[str, str]:
+        """The columns that images and captions come from, in the first file ("" for none)."""
+        first = next(arrow_files(self.url)).name
+        there = arrow_schema(self.url, first).names
+        return self._image(first), self.columns.caption or first_of(NAMES, there)
+
+    def _image(self, name: str) -> str:
+        schema = arrow_schema(self.url, name)
+        return checked_column(self.columns, schema, name, self.url)
+
+    def count(self, item: Item, /) -> int:
+        return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
+
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
+        image = self._image(item.name)
+        batches = arrow_batches(self.url, item.name, BATCH_ROWS)
+        rows = (row for batch in batches for row in rows_in(batch))
+        for number, row in enumerate(rows):
+            source = f"{shown(item.name)}#{number}"
+            make = partial(sample_of, row, image, self.columns.caption, source)
+            yield alone(source, make)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MdsSource:
+    """The MDS shards that indexes below `url` name."""
+
+    url: str
+    columns: Columns
+    kind: str = "table"
+    form: str = "MDS"
+
+    def items(self, left_out: Told = untold) -> Iterator[Item]:  # noqa: ARG002  an index names all
+        for shard, entry in shards_there(self.url):
+            self._image(shard)
+            yield Item(
+                name=shard.raw.name,
+                parts=((entry.name, entry.nbytes, entry.stamp),),
+                extra=shard.index,
+                samples=shard.samples,
+            )
+
+    def chosen(self) -> tuple[str, str]:
+        """The columns that images and captions come from, in the first shard ("" for none)."""
+        first, _ = next(shards_there(self.url))
+        return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
+
+    def _image(self, shard: MdsShard) -> str:
+        """The column that holds the images; an error that names the columns where there is none."""
+        there, what = shard.encodings, f"{self.url}/{shard.index}"
+        self.columns.check([*there], shard.index)
+        held = [n for n, encoding in there.items() if encoding in MDS_IMAGES]
+        likely = [n for n in held if there[n] != "bytes" or n in IMAGE_NAMES]
+        image = self.columns.image or likely_image(likely)
+        if image in held:
+            return image
+        shown_columns = columns([f"{name} ({encoding})" for name, encoding in there.items()])
+        if image:
+            raise UsageError(
+                f"{what}: column {image!r} holds no image bytes: it has {shown_columns}"
+            )
+        raise SourceError(
+            f"{what} has no column of image bytes: it has {shown_columns}; give --image-col, or "
+            "take latents in with wdsprep import"
+        )
+
+    def count(self, item: Item, /) -> int:
+        return item.samples
+
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Refusal]:
+        shard = read_index(self.url, item.extra)[item.name]
+        image = self._image(shard)
+        for number, fields in enumerate(read_samples(self.url, shard, item.parts[0][0])):
+            source = f"{shown(item.name)}#{number}"
+            yield alone(source, partial(self._sample, shard, fields, image, source))
+
+    def _sample(
+        self, shard: MdsShard, fields: Mapping[str, bytes], image: str, source: str
+    ) -> Sample:
+        """Arrays are no facts of an image: they are passed over."""
+        said = shard.encodings
+        facts = {n: value_of(said[n], data) for n, data in fields.items() if _is_fact(said[n])}
+        data = fields[image]
+        row = {**facts, image: png_of_pixels(data) if said[image] == "pil" else data}
+        return sample_of(row, image, self.columns.caption, source)
+
+
+ImageTables = TableSource | ArrowSource | MdsSource
+
+
+def _is_fact(encoding: str) -> bool:
+    return encoding in TEXTS or encoding in SCALARS or encoding == "json"
+
+
+def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
+    """What a row is, whose column `image` holds the image."""
+    if isinstance(row, RejectedError):
+        raise row
+    value = row.pop(image)
+    data = value.get("bytes") if isinstance(value, Mapping) else value
+    if data is None:
+        path = value.get("path") if isinstance(value, Mapping) else None
+        where = f"has the path {shown(str(path))} and no bytes" if path else "is null"
+        raise RejectedError(Code.NO_IMAGE, f"column {image} {where}")
+    facts = plain_facts(row)
+    return Sample(source=source, image=data, captions=captions_of(facts, caption), facts=facts)
+
+
+def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
+    """The column that holds the images; an error that names the columns where there is none."""
+    asked.check(schema.names, name)
+    image = asked.image or image_column(schema)
+    if image and holds_bytes(schema.field(image).type):
+        return image
+    raise _no_images(schema, f"{url}/{name}", image)
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
@@ -109,8 +253,12 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 def image_column(schema: pa.Schema) -> str:
-    held = [field.name for field in schema if holds_bytes(field.type)]
-    return next((name for name in IMAGE_NAMES if name in held), held[0] if held else "")
+    return likely_image([field.name for field in schema if holds_bytes(field.type)])
+
+
+def likely_image(held: Sequence[str]) -> str:
+    """The likeliest of the columns that hold bytes, or nothing."""
+    return first_of(IMAGE_NAMES, held) or next(iter(held), "")
 
 
 def _no_images(schema: pa.Schema, what: str, column: str) -> Exception:

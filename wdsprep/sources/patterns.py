@@ -13,6 +13,11 @@ from wdsprep.text import plural
 MAX_BRACES = 1_000_000
 TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
+MDS_ENDINGS = (".mds", ".mds.zstd", ".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
+ARROW = ".arrow"
+ARROW_STATE = "state.json"
+ABOUT_ARROW = frozenset({ARROW_STATE, "dataset_info.json", "dataset_dict.json"})
+"""Files that `datasets` writes beside its data."""
 ALL_TARS = f"{{{','.join(f'*{ending}' for ending in TAR_ENDINGS)}}}"
 
 

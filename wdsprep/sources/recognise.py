@@ -4,6 +4,7 @@ A folder may hold several kinds. Where one of them is plainly a part of the othe
 images are, it is left out and counted; where not, the user is asked to name one of `FORMATS`.
 """
 
+import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,7 +19,11 @@ from wdsprep.limits import MAX_NBYTES
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
+    ABOUT_ARROW,
     ALL_TARS,
+    ARROW,
+    ARROW_STATE,
+    MDS_ENDINGS,
     TEXT_TABLES,
     Pattern,
     expand_braces,
@@ -31,17 +36,29 @@ from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
+from wdsprep.store.places import ANY_PLACE, KEYED
 from wdsprep.text import command, examples, one_of
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 GLOB = re.compile(r"[*?\[{]")
 PARQUET = frozenset({"parquet"})
 LISTS = frozenset({"txt"})
+SAVED = ("arrow", "mds")
+"""Whole datasets of other libraries, by their folders."""
 TABLES = (TEXT_TABLES | PARQUET) - LISTS
 """That have columns."""
-FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt")
+FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "arrow", "mds")
 """What a user may say that a source is."""
-SYNONYMS = {"webdataset": "tars", "files": "images", "folder": "images", "ndjson": "jsonl"}
+SYNONYMS = {
+    "webdataset": "tars",
+    "files": "images",
+    "folder": "images",
+    "ndjson": "jsonl",
+    "datasets": "arrow",
+    "huggingface": "arrow",
+    "streaming": "mds",
+    "mosaicml": "mds",
+}
 
 
 class UnclearSourceError(SourceError):
@@ -69,10 +86,11 @@ def recognise(
     max_nbytes: int = MAX_NBYTES,
     input_format: str = "auto",
 ) -> Source:
-    """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs; the last
-    three also by glob or braces. Of a file that is larger than `max_nbytes` nothing is read."""
+    """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs, the last
+    three also by glob or braces; or what `datasets` or MosaicML streaming have written. Of a file
+    that is larger than `max_nbytes` nothing is read."""
     if re.match(r"pipe:", url):
-        raise UsageError(f"{url}: pack reads local paths, s3:// and tables by https://")
+        raise UsageError(f"{url}: pack reads {ANY_PLACE}, and tables by https://")
     if input_format == "auto":
         found = _recognise(url, columns, rows_per_item)
     else:
@@ -125,10 +143,16 @@ def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> S
     if is_web(url):
         return _of_the_web(url, columns, rows_per_item)
     named = not is_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
-    if wanted == "images":
+    if wanted in ("images", *SAVED):
         if named:
-            raise UsageError(f"{url} is no folder, and --input-format images is for one")
-        return FolderSource(url=opened(url).url, columns=columns)
+            raise UsageError(f"{url} is no folder, and --input-format {wanted} is for one")
+        folder = opened(url).url
+        is_of_images = wanted == "images"
+        return (
+            FolderSource(url=folder, columns=columns)
+            if is_of_images
+            else _saved(folder, wanted, columns)
+        )
     folder, pattern = _split_pattern(url) if named else (opened(url).url, "")
     if wanted == "tars":
         return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
@@ -161,7 +185,7 @@ def _of_the_web(url: str, columns: Columns, rows_per_item: int) -> Source:
     if not table_kind(name):
         raise UsageError(
             f"{url}: only tables are read from the web, and by pack (.parquet, .csv, .tsv, .jsonl, "
-            ".txt): download it, and give a local path or s3://"
+            f".txt): download it, and give {ANY_PLACE}"
         )
     kinds = frozenset({table_kind(name)})
     return _tables(url, "", kinds, columns, rows_per_item)
@@ -213,6 +237,8 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     if tars:
         return TarsSource(url=store.url, pattern=ALL_TARS, columns=columns)
+    if not images and (form := saved_form(names)):
+        return _saved(store.url, form, columns)
     if not kinds and _is_file(url):
         raise UnclearSourceError(
             f"{url} is a file of a kind that pack does not know",
@@ -226,6 +252,26 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     if tables:
         return _tables(store.url, "", tables, columns, rows_per_item)
     return FolderSource(url=store.url, columns=columns)
+
+
+def saved_form(names: Iterable[str]) -> str:
+    """How a dataset was saved that these files are of: `mds`, `arrow`, or nothing of these."""
+    names = list(names)
+    if any(name.endswith(MDS_ENDINGS) for name in names):
+        return "mds"
+    if any(name.endswith(ARROW) for name in names):
+        return "arrow"
+    about = {posixpath.basename(name) for name in names}
+    if about == {"index.json"}:  # of shards that are all gone, which its reader says
+        return "mds"
+    return "arrow" if ARROW_STATE in about and about <= ABOUT_ARROW else ""
+
+
+def _saved(url: str, form: str, columns: Columns) -> Source:
+    from wdsprep.sources.image_tables import ArrowSource, MdsSource
+
+    made = MdsSource if form == "mds" else ArrowSource
+    return made(url=url, columns=columns)
 
 
 def _refuse_ours(url: str, store: Store) -> None:
@@ -256,7 +302,9 @@ def _begins_with_a_url(url: str, name: str) -> bool:
     if name.endswith(".gz"):
         return True
     with stream(opened(url), name, chunk_nbytes=100) as text:
-        return bool(re.match(rb"(\xef\xbb\xbf)?\s*(https?|s3)://", text.read(50)))
+        return bool(
+            re.match(rb"(\xef\xbb\xbf)?\s*(https?|%s)://" % "|".join(KEYED).encode(), text.read(50))
+        )
 
 
 def _is_file(url: str) -> bool:

@@ -1,10 +1,13 @@
-"""Where bytes live: a local folder, S3 or the web, behind calls that cannot leave half a file.
+"""Where bytes live: a local folder, S3, GCS, Azure, the Hugging Face hub or the web, behind calls
+that cannot leave half a file.
 
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 
-`base` says what every store does; `local`, `s3` and `web` are the stores, and `ranges` is how a
-server is asked for a part of a file. `holds` is how runs take turns, `spool` a local file without a
+`base` says what every store does, and `places` which scheme is which store: `local`, `s3`,
+`objects` (GCS and Azure), `hub` and `web`. `ranges` is how a server is asked for a part of a file.
+`patience` is how often one is asked again. `holds` is how runs take turns, by `marks` where there
+are no locks; `spool` a local file without a
 name for bytes that wait.
 
 In: Names, and bytes to write.
@@ -13,30 +16,26 @@ Uses: no other room.
 """
 
 import functools
-import re
 import threading
 
 from wdsprep.errors import UsageError
 from wdsprep.store.base import Store, is_web, local_path
+from wdsprep.store.places import ANY_PLACE, PLACES, is_keyed, place_scheme, root_and_name
 
 
 def open_store(url: str) -> Store:
-    """The store behind a local path or an `s3://bucket/prefix` URL; of a file on a web server, one
-    that holds it alone and can only be read."""
+    """The store behind a local path or a URL of one of the places in `places`; of a file on a web
+    server, one that holds it alone and can only be read."""
     path = local_path(url)
     if path is not None:
         from wdsprep.store.local import LocalStore
 
         return LocalStore(path or ".")
-    if re.match(r"s3://", url, re.IGNORECASE):
-        from wdsprep.store.s3 import S3Store
-
-        return S3Store(url)
-    if is_web(url):
-        from wdsprep.store.web import WebStore
-
-        return WebStore(url)
-    raise UsageError(f"{url}: not a place wdsprep can read or write: give a local path or s3://")
+    place = PLACES.get(place_scheme(url))
+    if place is None:
+        raise UsageError(f"{url}: not a place wdsprep can read or write: give {ANY_PLACE}")
+    store: Store = place.opener()(url)
+    return store
 
 
 def split_url(url: str) -> tuple[Store, str]:
@@ -46,6 +45,8 @@ def split_url(url: str) -> tuple[Store, str]:
 
         alone = WebStore(url)
         return alone, alone.name
+    if is_keyed(url) and not root_and_name(url.rstrip("/"))[1]:
+        return open_store(url), ""  # it holds files, and is none
     folder, _, name = url.rstrip("/").rpartition("/")
     if not folder:
         folder = "/" if url.startswith("/") else "."

@@ -5,22 +5,28 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
+from wdsprep.store.places import SCHEMES
 
 CHUNK_NBYTES = 8 << 20
 AHEAD = 4  # chunks of a stream on their way at once
 WATCHED_BEHIND = 2  # chunks that wait to be watched, at most
 OnBytes = Callable[[bytes], object]
+CONTENT_TYPES = {  # what a browser shows; all else is bytes
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "tar": "application/x-tar",
+}
 HELD = ".hold"  # how names end that are there to be held
 Ours = Callable[[str], object]
 """Whether a name is one that only a writer of ours would write to."""
-SCHEMES = "file|https?|s3|gs|pipe"
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -42,7 +48,10 @@ class Entry:
 class Sink(Protocol):
     """Takes the bytes of one file in order."""
 
-    def write(self, data: bytes, /) -> object: ...
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> object:
+        """One after the other."""
 
 
 class FileSink(Sink, Protocol):
@@ -93,6 +102,21 @@ class Store(Protocol):
 
     def let_go(self, name: str, /) -> None:
         """Remove what is left of the hold of somebody who died; one who lives keeps it."""
+
+    def publish(self, names: Collection[str] | None = None) -> None:
+        """What was done here has come to its end, or to these files alone: where others do not see
+        it yet, they do from now on."""
+
+
+@runtime_checkable
+class RemoteStore(Store, Protocol):
+    """One that a loader reads from over a network."""
+
+    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
+        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+
+    def stamp(self, name: str, /) -> str:
+        """What changes whenever the file is written."""
 
 
 def is_web(url: str) -> bool:

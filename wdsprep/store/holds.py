@@ -1,7 +1,7 @@
 """Holding a name: who does, and how others wait for it.
 
 A hold is how runs that meet take turns: nobody else is in a block that holds the same name. How a
-store keeps that promise is its own affair, in `local` and `s3.holds`.
+store keeps that promise is its own affair, in `local` and `marks`.
 """
 
 import functools

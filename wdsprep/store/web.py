@@ -7,7 +7,7 @@ address is the user's own argument, and may be on any network.
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.store.base import Entry, FileSink, Ours, none_of_ours
+from wdsprep.store.places import ANY_PLACE
 from wdsprep.store.ranges import Range
 
 if TYPE_CHECKING:
@@ -94,9 +95,12 @@ class WebStore:
     def let_go(self, name: str, /) -> None:
         self._refuse(name)
 
+    def publish(self, names: Collection[str] | None = None) -> None:
+        pass
+
     def _refuse(self, name: str) -> NoReturn:
         raise UsageError(
-            f"{self._shown}: {name} cannot be written to a web server: give a local path or s3://"
+            f"{self._shown}: {name} cannot be written to a web server: give {ANY_PLACE}"
         )
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:

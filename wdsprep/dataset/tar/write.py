@@ -2,17 +2,18 @@
 
 A background thread hashes each block of 4 MB while the caller's thread writes it and builds the
 headers of the next one: 0.8 of the time of doing both in turn. Many small updates of the hash, and
-`writev` in place of joining what is small, both cost more than the copy that they save.
+`writev` in place of joining what is small, both cost more than the copy that they save. What is
+large is not copied: with arrays of 157 kB that takes 0.6 of the time, and 0.8 of the CPU's.
 """
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import adler32
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import DigestKind, Hash
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import leads_out
@@ -20,7 +21,13 @@ from wdsprep.errors import TarError
 from wdsprep.store.base import Sink
 
 FLUSH_NBYTES = 4 << 20
+LARGE_NBYTES = 1 << 16
+"""From here on it costs less to write and hash a piece by itself than to copy it."""
 MAX_MEMBER_NBYTES = 8**11 - 1
+Buffer = bytes | memoryview
+"""A view is one of bytes: its length is how many."""
+Data = Buffer | tuple[Buffer, ...]
+"""Of a member, in one piece or in several that follow one another."""
 
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
 _MTIME = b"00000000000\0"
@@ -60,6 +67,14 @@ def _split_name(name: str) -> tuple[bytes, bytes]:
     return raw[slash + 1 :], raw[:slash]
 
 
+def pieces_of(data: Data) -> tuple[Buffer, ...]:
+    return data if isinstance(data, tuple) else (data,)
+
+
+def nbytes_of(data: Data) -> int:
+    return sum(map(len, pieces_of(data)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
     """What came of writing one tar."""
@@ -73,10 +88,11 @@ class Written:
 class TarWriter:
     """Writes samples to a sink. Leaving the block without `finish` leaves the tar without end."""
 
-    def __init__(self, sink: Sink, digest: DigestKind = DigestKind.BLAKE3) -> None:
+    def __init__(self, sink: Sink, digest: DigestKind | None = DigestKind.BLAKE3) -> None:
+        """Without a `digest`, nothing is hashed."""
         self._sink = sink
-        self._hash = digest.new()
-        self._blocks: list[bytes] = []
+        self._hash = digest.new() if digest else None
+        self._blocks: list[Buffer] = []
         self._offsets = array("Q", [0])
         self._keys: set[str] = set()
         self._taken: set[str] = set()
@@ -95,18 +111,19 @@ class TarWriter:
     def samples(self) -> int:
         return len(self._offsets) - 1
 
-    def add(self, key: str, fields: Iterable[tuple[str, bytes]]) -> None:
-        """Append one sample: a member `{key}.{field}` for each field, in the order given.
+    def add(self, key: str, fields: Iterable[tuple[str, Data]]) -> None:
+        """Append one sample: a member `{key}.{field}` for each field, in the order given. What it
+        is made of must not change any more.
 
         A sample that is refused leaves no trace: the next one may be added.
         """
-        blocks: list[bytes] = []
+        blocks: list[Buffer] = []
         names = []
         nbytes = self.nbytes
         for name, data in fields:
-            size = len(data)
+            size = nbytes_of(data)
             padding = -size % BLOCK
-            blocks += (header(f"{key}.{name}", size), data, ZEROS[:padding])
+            blocks += (header(f"{key}.{name}", size), *pieces_of(data), ZEROS[:padding])
             nbytes += BLOCK + size + padding
             names.append(name)
         if key in self._taken:
@@ -118,6 +135,24 @@ class TarWriter:
         self._offsets.append(nbytes)
         self.nbytes = nbytes
         if nbytes - self._flushed_at >= FLUSH_NBYTES:
+            self._flush()
+
+    def add_tarred(
+        self,
+        keys: Sequence[str],
+        names: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        blocks: Iterable[bytes | memoryview],
+    ) -> None:
+        """Append samples of these keys, fields and sizes as they stand in another tar that was
+        written here; `blocks` together are their bytes."""
+        for key, fields, size in zip(keys, names, sizes, strict=True):
+            self._check(key, fields)
+            self._keys.add(key)
+            self.nbytes += size
+            self._offsets.append(self.nbytes)
+        self._blocks += blocks
+        if self.nbytes - self._flushed_at >= FLUSH_NBYTES:
             self._flush()
 
     def take(self, key: str, names: Sequence[str]) -> None:
@@ -149,19 +184,38 @@ class TarWriter:
         return Written(
             samples=self.samples,
             nbytes=self.nbytes + len(END),
-            digest=self._hash.hexdigest(),
+            digest=self._hash.hexdigest() if self._hash else "",
             index=encode_index(self._offsets),
         )
 
     def _flush(self) -> None:
-        data = b"".join(self._blocks)
+        pieces = [*joined(self._blocks)]
         self._blocks.clear()
         self._flushed_at = self.nbytes
         self._wait()
-        self._hashing = self._background.submit(self._hash.update, data)
-        self._sink.write(data)
+        if self._hash:
+            self._hashing = self._background.submit(_update, self._hash, pieces)
+        self._sink.writelines(pieces)
 
     def _wait(self) -> None:
         """At most one block is being hashed, so that at most two are in memory."""
         if self._hashing is not None:
             self._hashing.result()
+
+
+def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
+    for piece in pieces:
+        digest.update(piece)
+
+
+def joined(blocks: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in fewer pieces: what is small between what is large becomes one."""
+    small: list[Buffer] = []
+    for block in blocks:
+        if len(block) < LARGE_NBYTES:
+            small.append(block)
+            continue
+        yield b"".join(small)
+        yield block
+        small = []
+    yield b"".join(small)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import BFLOAT16, Field
+from wdsprep.dataset.arrays import BFLOAT16, Field, is_of_text, text_fields
 
 T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -33,6 +33,13 @@ class Part(Flag):
     IMAGE = auto()
     TEXT = auto()
     BOTH = IMAGE | TEXT
+
+    @classmethod
+    def of(cls, fields: Sequence[Field]) -> "Part":
+        """What these arrays are made of."""
+        if is_of_text(fields):
+            return cls.TEXT
+        return cls.BOTH if text_fields(fields) else cls.IMAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,12 @@ def fitting(nbytes: float, resolution: int, itemsize: int) -> int:
     return max(1, min(most, int(nbytes / peak_nbytes(1, resolution, itemsize))))
 
 
+def in_shape(size: int, resolution: int, pixels: int) -> int:
+    """What of a batch of squares fits where a shape has more pixels than they. On shapes that have
+    less nothing is gained: a batch of squares keeps a GPU busy."""
+    return max(1, min(size, size * resolution**2 // pixels))
+
+
 def text_size(shape: tuple[int, ...], usual: int) -> int:
     """How many captions of a shape a batch has."""
     return min(usual, GROUPED_BATCH) if shape else usual

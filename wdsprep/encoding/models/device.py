@@ -14,16 +14,19 @@ as long as the work, the marks cannot tell them apart: what the host takes is co
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from wdsprep.dataset.arrays import is_of_text
+from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.base import Encoded, Encoder, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
     TEXT_NBYTES,
     auto_batch_size,
     free_nbytes,
+    in_shape,
     is_out_of_memory,
     peak_nbytes,
 )
@@ -56,6 +59,11 @@ class ImageBatch:
     @property
     def size(self) -> int:
         return len(self.pixels)
+
+    @property
+    def shape(self) -> Size:
+        height, width = self.pixels.shape[2:]
+        return width, height
 
     @property
     def kind(self) -> tuple[int, ...]:
@@ -161,6 +169,8 @@ class Device:
         self._shortest: dict[tuple[tuple[int, ...], bool], float] = {}
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
+        self._fits = self._is_cuda and not batch_size
+        """Whether the size is what memory allows, and none that decides what is stored."""
         self.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()
@@ -170,11 +180,17 @@ class Device:
 
     @property
     def size(self) -> int:
-        """Of a batch of images."""
+        """Of a batch of images, or of squares where shapes differ in what fits."""
         return self.stats.batch_size
 
+    def size_of(self, shape: Size) -> int:
+        """Of a batch of images of this width and height."""
+        return (
+            in_shape(self.size, self._encoder.resolution, prod(shape)) if self._fits else self.size
+        )
+
     def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
-        usual = self.size if isinstance(batch, ImageBatch) else self.text_size
+        usual = self.size_of(batch.shape) if isinstance(batch, ImageBatch) else self.text_size
         return min(usual, self._exact_sizes[type(batch)]) if exact else usual
 
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:

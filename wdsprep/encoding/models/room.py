@@ -21,7 +21,7 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
     if device.type != "cuda":
         return False
     images = 0
-    if recipe.latents != "none":
+    if not recipe.is_of_text:
         images = weights_nbytes(model, model.vae, itemsize)
         images += peak_nbytes(1, recipe.resolution, itemsize)
     text = _text_nbytes(model, recipe) if recipe.text == "emb" else 0

@@ -1,5 +1,6 @@
-"""Samples of a dataset on S3, where a request costs too much for one sample: those that are wanted
-soon are fetched beforehand, neighbours together, and copied from what has come."""
+"""Samples of a dataset in a bucket or on the hub, where a request costs too much for one sample:
+those that are wanted soon are fetched beforehand, neighbours together, and copied from what has
+come."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from wdsprep.loading.shelves.local import (
     too_short,
 )
 from wdsprep.loading.worker_memory import Bytes
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.base import RemoteStore
 
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
 STEP_NBYTES = 256 << 10  # by which the memory for requests grows
@@ -58,7 +59,7 @@ class RemoteShelf:
     fetches = True
 
     def __init__(
-        self, dataset: Dataset, store: S3Store, fetchers: int, cache: CacheDir | None = None
+        self, dataset: Dataset, store: RemoteStore, fetchers: int, cache: CacheDir | None = None
     ) -> None:
         self._dataset, self._store = dataset, store
         self._cache = Cache(cache, dataset.contents) if cache else None

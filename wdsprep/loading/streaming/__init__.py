@@ -130,7 +130,9 @@ def stream(
         decoders = decoders or (1, max(1, int(_total("CPU"))))
         encoders = encoders or (1, max(1, int(_most_encoders(gpus))))
         least = least_ahead(decoders, encoders, trainers)
-        pieces = Pieces(plan=loader.plan, encoding=loader.encoding, most=room.most(least))
+        pieces = Pieces(
+            plan=loader.plan, encoding=loader.encoding, most=room.most(least), kept=bool(tee)
+        )
         pipeline = Pipeline(
             pieces=pieces,
             decoders=decoders,

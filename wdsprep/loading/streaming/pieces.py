@@ -52,6 +52,8 @@ class Pieces:
     plan: LoadPlan
     encoding: Encoding
     most: int
+    kept: bool = False
+    """Whether all is made that `encode` would store."""
 
     @cached_property
     def size(self) -> int:

@@ -118,9 +118,10 @@ class EncodeStage:
             most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
             batch_size=encoding.batch_size,
         )
-        self._encoding = EncodingReader(pieces.plan, encoder)
+        self._encoding = EncodingReader(pieces.plan, encoder, kept=pieces.kept)
         fields = pieces.plan.datasets[0].fields
-        self._fields = tuple(field for field in fields if field.name not in (FLIPPED, *OF_SIZES))
+        not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
+        self._fields = tuple(field for field in fields if field.name not in not_made)
         self._pin = is_cuda
         self._encoder = encoder
 

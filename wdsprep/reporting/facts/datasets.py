@@ -12,6 +12,7 @@ from wdsprep.dataset.state import open_dataset, refreshed
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
+from wdsprep.store.places import ANY_PLACE
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
@@ -54,8 +55,7 @@ class ReportDataset:
 
     @property
     def is_of_text(self) -> bool:
-        """Whether it is made of captions alone."""
-        return self.manifest.settings.get("latents") == "none"
+        return self.manifest.is_of_text
 
     @property
     def label(self) -> str:
@@ -98,7 +98,7 @@ class Datasets:
 
 def open_all(urls: Sequence[str]) -> Datasets:
     """Open each; a run that is under way is seen as far as it has come."""
-    every = tuple(_opened(url) for url in dict.fromkeys(urls))
+    every = open_each(urls)
     images = [given for given in every if given.manifest.dataset == "images"]
     if not every:
         raise UsageError("nothing to report on: give the path or URL of a dataset")
@@ -107,6 +107,10 @@ def open_all(urls: Sequence[str]) -> Datasets:
         raise UsageError(f"{names} are both datasets of images: a report takes one of them")
     latents = tuple(given for given in every if given.manifest.dataset != "images")
     return Datasets(images=images[0] if images else None, latents=latents)
+
+
+def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
+    return tuple(_opened(url) for url in dict.fromkeys(urls))
 
 
 def _opened(url: str) -> ReportDataset:
@@ -119,18 +123,26 @@ def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool
     would find it foreign."""
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
-    if is_web(output):
-        raise UsageError(f"-o {output}: the web is only read: give a local path or s3://")
-    where = _folder(output)
-    for given in datasets.every:
-        if f"{where}/".startswith(f"{_folder(given.url)}/"):
-            raise UsageError(
-                f"{output} lies in the dataset {given.shown}: write the report somewhere else"
-            )
+    check_folder(output, datasets.every, "report")
     if _is_other(output) and not replaces():
         raise UsageError(
             f"{output} is there already and is no report: give another -o, or --yes to replace it"
         )
+
+
+def check_folder(
+    output: str, every: Sequence[ReportDataset], what: str, *, besides: Sequence[str] = ()
+) -> None:
+    """Refuse to write among the files of a dataset, but for those that may lie beside them."""
+    if is_web(output):
+        raise UsageError(f"-o {output}: the web is only read: give {ANY_PLACE}")
+    where = _folder(output)
+    for given in every:
+        folder = _folder(given.url)
+        if f"{where}/".startswith(f"{folder}/") and where[len(folder) + 1 :] not in besides:
+            raise UsageError(
+                f"{output} lies in the dataset {given.shown}: write the {what} somewhere else"
+            )
 
 
 def _is_other(output: str) -> bool:

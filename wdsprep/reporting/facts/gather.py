@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
@@ -11,6 +12,9 @@ from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
 from wdsprep.reporting.sheet.items import Sheet, SheetItem, to_show
 from wdsprep.text import Counting, plural
+
+if TYPE_CHECKING:
+    from wdsprep.reporting.sheet.copies import ShownCopies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,7 @@ class ReportFacts:
     rows: tuple[FunnelRow, ...]
     chapters: tuple[Chapter, ...]
     items: tuple[SheetItem, ...]
+    copies: "ShownCopies | None"
     seed: int
 
 
@@ -57,10 +62,16 @@ def gather(
     seed: int,
     model: str,
     max_area: int,
+    duplicates: str,
     told: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> ReportFacts:
     """Read receipts, and of samples and rejects a bounded number."""
+    copies = None
+    if duplicates:
+        from wdsprep.reporting.sheet.copies import copies_shown  # pyarrow takes a while to load
+
+        copies = copies_shown(datasets, duplicates, max_area, heard)
     with_latents = (given for given in datasets.latents if not given.is_of_text)
     decodings = {given.url: find_decoding(given, model) for given in with_latents}
     chapters = tuple(
@@ -78,6 +89,7 @@ def gather(
         rows=tuple(funnel(datasets)),
         chapters=chapters,
         items=tuple(sheet.items(samples, f"sheet {seed}")),
+        copies=copies,
         seed=seed,
     )
 
@@ -89,7 +101,7 @@ def _chapter(
         return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun, many)} read")
 
     surveyed = histograms_of(given, f"survey {seed}", counts("sample"))
-    is_latents = given.manifest.dataset == "latents" and not given.is_of_text
+    is_latents = given.manifest.kind == "latents"
     return Chapter(
         given=given,
         refused=look_at_rejects(

@@ -68,8 +68,7 @@ class Surveyed:
 
 def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
     places = pick(given.manifest.shards, SAMPLES, seed)
-    has_latents = given.manifest.dataset == "latents" and not given.is_of_text
-    wanted = (LATENT,) if has_latents else ()
+    wanted = (LATENT,) if given.manifest.kind == "latents" else ()
     read = read_each(
         lambda place: read_facts(given.store, place, wanted=wanted),
         places,

@@ -25,7 +25,7 @@ from wdsprep.reporting.page.sections import (
     samples_section,
     section,
 )
-from wdsprep.reporting.page.sheet import sheet_section
+from wdsprep.reporting.page.sheet import copies_section, sheet_section
 from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 
@@ -37,6 +37,7 @@ SECTIONS = {
     "pace": ("Throughput", pace_section),
     "hosts": ("Hosts", hosts_section),
     "latents": ("Latents", latents_section),
+    "copies": ("Copies", copies_section),
     "samples": ("Samples", sheet_section),
 }
 

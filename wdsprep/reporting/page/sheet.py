@@ -45,6 +45,29 @@ def sheet_section(facts: ReportFacts) -> Html | None:
     )
 
 
+def copies_section(facts: ReportFacts) -> Html | None:
+    copies = facts.copies
+    if copies is None:
+        return None
+    return section(
+        "copies",
+        "Copies",
+        note(
+            f"{plural(len(copies.groups), 'group')} of {copies.total:,} in {copies.table}, those "
+            "whose copies differ most first. The first of a group stays."
+        ),
+        *(
+            el(
+                "section",
+                el("h3", f"{group.items[0].key} and {plural(group.copies, 'copy', 'copies')}"),
+                el("ul", *(_card(item) for item in group.items), class_="cards", role="list"),
+                class_="group",
+            )
+            for group in copies.groups
+        ),
+    )
+
+
 def _remarks(facts: ReportFacts) -> Iterator[Html]:
     for chapter in facts.chapters:
         decoding = chapter.decoding

@@ -104,7 +104,7 @@ class Sheet:
         joins = self._joined(bucket, samples) if is_images else [()] * len(samples)
         for sample, joined in zip(samples, joins, strict=True):
             if sample.problem:
-                yield _unread(group, sample)
+                yield unread(group, sample)
             elif is_images:
                 yield self._of_image(group, sample, joined)
             else:
@@ -123,8 +123,8 @@ class Sheet:
     def _of_image(
         self, group: str, sample: SheetSample, joined: Sequence[JoinedSample]
     ) -> SheetItem:
-        facts = _facts_of_image(sample.facts)
-        image, first = _opened(sample, self.max_area)
+        facts = facts_of_image(sample.facts)
+        image, first = opened_image(sample, self.max_area)
         pictures = [first]
         for one in joined:
             if one.sample is None:
@@ -191,7 +191,7 @@ class Sheet:
         return replace(made, measure=measure)
 
 
-def _opened(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
+def opened_image(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
     """The image, and its thumbnail or why there is none."""
     try:
         image = open_image(dict(sample.members), max_area)
@@ -202,7 +202,7 @@ def _opened(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
     return image, replace(made, measure=by(*image.size))
 
 
-def _unread(group: str, sample: SheetSample) -> SheetItem:
+def unread(group: str, sample: SheetSample) -> SheetItem:
     name = f"sample {sample.place.number:,} of {sample.place.shard.name}"
     return SheetItem(
         group=group, key=name, caption="", facts=(), pictures=(), problem=sample.problem
@@ -213,7 +213,7 @@ def _caption(sample: SheetSample) -> str:
     return sample.member("txt").decode("utf-8", "replace")
 
 
-def _facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
+def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
     found = [("source", str(facts.get("source", "")))]
     if "url" in facts:
         found.append(("url", without_secrets(str(facts["url"]))))

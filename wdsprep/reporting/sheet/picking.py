@@ -62,10 +62,10 @@ def pick(shards: Sequence[Shard], count: int, seed: str) -> list[SheetPlace]:
     ends = list(accumulate(shard.samples for shard in shards))
     total = ends[-1] if ends else 0
     chosen = random.Random(seed).sample(range(total), min(count, total))  # noqa: S311
-    return [_place(shards, ends, number) for number in sorted(chosen)]
+    return [place_of(shards, ends, number) for number in sorted(chosen)]
 
 
-def _place(shards: Sequence[Shard], ends: Sequence[int], number: int) -> SheetPlace:
+def place_of(shards: Sequence[Shard], ends: Sequence[int], number: int) -> SheetPlace:
     at = bisect_right(ends, number)
     return SheetPlace(shard=shards[at], number=number - (ends[at - 1] if at else 0))
 

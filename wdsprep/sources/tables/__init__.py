@@ -1,7 +1,16 @@
-"""Tables as rows: Parquet, CSV, TSV, JSON lines and plain lists."""
+"""Tables as rows: Parquet, CSV, TSV, JSON lines, plain lists, Arrow and MDS."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.rejects import RejectedError
 
 TableRow = dict[str, Any] | RejectedError
+
+
+class RawArray(NamedTuple):
+    """An array in a table: its values lie in `data` row by row, little-endian. `dtype` is NumPy's
+    name, or bfloat16; without one, and without a shape, nobody has said what the bytes are."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes

@@ -1,6 +1,6 @@
 """Tables of any kind, as rows: which files are meant, and what reads each."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,10 @@ class Table(Protocol):
     ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
         """The rows of a part with their numbers in the table; `only` those columns where that
         is cheaper."""
+
+    def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:
+        """All values of some columns, so many rows at a time; in place of what cannot be read
+        stands why."""
 
 
 def open_table(url: str, name: str) -> Table:

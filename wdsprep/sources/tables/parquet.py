@@ -49,6 +49,10 @@ class ParquetTable:
             for batch in file.iter_batches(rows, columns=list(columns), use_threads=False):
                 yield {name: batch.column(name) for name in columns}
 
+    def values(self, columns: Sequence[str], rows: int) -> Iterator[list[list[Any]]]:
+        for batch in self.batches(list(dict.fromkeys(columns)), rows):
+            yield [_values(batch[name]) for name in columns]
+
     def texts(self) -> list[str]:
         """The columns that may hold URLs."""
         return [field.name for field in self.schema if _is_text(field.type)]
@@ -112,6 +116,15 @@ def rows_in(batch: pa.RecordBatch) -> list[TableRow]:
         if batch.num_rows == 1:
             return [RejectedError(Code.UNREADABLE, f"{type(error).__name__}: {error}")]
         return [row for at in range(batch.num_rows) for row in rows_in(batch.slice(at, 1))]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError) as error:
+        if len(column) == 1:
+            return [RejectedError(Code.UNREADABLE, f"{type(error).__name__}: {error}")]
+        return [value for at in range(len(column)) for value in _values(column.slice(at, 1))]
 
 
 def read_rows(store: Store, name: str) -> Iterator[TableRow]:

@@ -11,10 +11,11 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from itertools import islice
+from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
@@ -75,6 +76,15 @@ class TextTable:
         header = self.columns() if self._kind in DELIMITERS else []
         with self._lines(start, end) as lines:
             yield from enumerate(self._rows(lines, header), first)
+
+    def values(self, columns: Sequence[str], rows: int) -> Iterator[list[list[Any]]]:
+        for where, _ in self.parts(sys.maxsize):
+            every = (row for _, row in self.rows(where))
+            while some := list(islice(every, rows)):
+                yield [
+                    [row if isinstance(row, RejectedError) else row.get(name) for row in some]
+                    for name in columns
+                ]
 
     def _header(self, lines: "_Lines") -> list[str]:
         if self._kind == "txt":

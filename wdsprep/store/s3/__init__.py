@@ -11,18 +11,20 @@ import datetime
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store.base import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.marks import Holds
+from wdsprep.store.patience import FIRST_PAUSE_S
 from wdsprep.store.ranges import Range
-from wdsprep.store.s3.holds import Holds
+from wdsprep.store.s3.holds import S3Objects
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
-from wdsprep.store.s3.retry import FIRST_PAUSE_S, retrying, translated, unusable_settings
+from wdsprep.store.s3.retry import retrying, translated, unusable_settings
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
     BodyChecks,
@@ -76,7 +78,7 @@ class S3Store:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._clients: dict[int, _Own] = {}
-        self._holds = Holds(self._ask_checked)
+        self._holds = Holds(S3Objects(self._ask_checked, lambda: self._translated("")))
 
     @property
     def url(self) -> str:
@@ -209,6 +211,9 @@ class S3Store:
     def let_go(self, name: str, /) -> None:
         with self._translated(name):
             self._holds.let_go(self._key(name), f"{self.url}/{name}")
+
+    def publish(self, names: Collection[str] | None = None) -> None:
+        """Each file is there for all when it is written."""
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Abort the uploads whose writer is known to be dead; where nobody knows, those under names

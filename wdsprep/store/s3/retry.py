@@ -5,9 +5,7 @@ stop for good after some hundred failures in a row, which is one bad second of a
 """
 
 import contextlib
-import random
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -20,10 +18,8 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
+from wdsprep.store.patience import FIRST_PAUSE_S, persist
 
-ATTEMPTS = 8
-FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
-LONGEST_PAUSE_S = 20.0
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
 REFUSED = {
@@ -38,16 +34,7 @@ T = TypeVar("T")
 
 
 def retrying(act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
-    """Act, again after a while if the network or the server is at fault."""
-    for attempt in range(ATTEMPTS - 1):
-        try:
-            return act()
-        except Exception as error:
-            if not is_transient(error):
-                raise
-        pause = min(LONGEST_PAUSE_S, pause_s * 2**attempt)
-        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
-    return act()
+    return persist(act, is_transient, pause_s)
 
 
 def is_transient(error: Exception) -> bool:

@@ -20,25 +20,20 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wdsprep.store.base import CONTENT_TYPES
 from wdsprep.store.holds import boot
 from wdsprep.store.s3.retry import NOT_SUPPORTED, status_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 PARTS_IN_FLIGHT = 3
-CONTENT_TYPES = {  # what a browser shows; all else is bytes
-    "html": "text/html; charset=utf-8",
-    "json": "application/json",
-    "jsonl": "application/x-ndjson",
-    "tar": "application/x-tar",
-}
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 
 
@@ -104,7 +99,11 @@ class S3Sink:
     def waiting(self) -> str:
         return ""
 
-    def write(self, data: bytes, /) -> None:
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+    def write(self, data: bytes | memoryview, /) -> None:
         try:
             self._collect(memoryview(data))
         except BaseException as error:

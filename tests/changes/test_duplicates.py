@@ -1,0 +1,320 @@
+"""`duplicates`: what looks the same is found, nothing else is, and nothing is looked at twice."""
+
+import io
+import json
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageDraw
+
+import wdsprep
+from tests.kit.latent_sets import write_latents
+from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
+from wdsprep.changes.duplicates import DISTANCE, DuplicatesListener
+from wdsprep.changes.near import bits_set, kept_of, near_pairs, plan
+from wdsprep.errors import TarError, UsageError, WdsprepError
+from wdsprep.images.perceptual import NO_HASH, look
+from wdsprep.store import open_store
+
+SIDE = 192
+
+
+def picture(number: int, size: tuple[int, int] = (256, SIDE)) -> Image.Image:
+    """Shapes at places that no other number gives."""
+    chance = Random(number)
+    image = Image.new("RGB", size, chance.randbytes(3).hex().join(["#", ""]))
+    draw = ImageDraw.Draw(image)
+    for _ in range(30):
+        x, y = chance.randrange(size[0]), chance.randrange(size[1])
+        box = (x, y, x + chance.randrange(20, 90), y + chance.randrange(20, 90))
+        draw.ellipse(box, fill=chance.randbytes(3).hex().join(["#", ""]))
+    return image
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def half(image: Image.Image) -> Image.Image:
+    return image.resize((image.width // 2, image.height // 2), Image.Resampling.BICUBIC)
+
+
+def cropped(image: Image.Image, share: float = 0.02) -> Image.Image:
+    x, y = round(image.width * share / 2), round(image.height * share / 2)
+    return image.crop((x, y, image.width - x, image.height - y))
+
+
+def distance(one: bytes, other: bytes) -> int:
+    return (look(one).hash ^ look(other).hash).bit_count()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Ten pictures; of 0 the same bytes again, of 1 three near copies, of which the largest is the
+    last, and two that are flat."""
+    files: dict[str, bytes | str] = {f"{n}.jpg": encoded(picture(n)) for n in range(10)}
+    files["a0.jpg"] = files["0.jpg"]
+    files["a1.jpg"] = encoded(picture(1), quality=40)
+    files["b1.png"] = encoded(half(picture(1)), "PNG")
+    files["c1.jpg"] = encoded(picture(1).resize((512, 2 * SIDE)))
+    files["white.png"] = encoded(Image.new("RGB", (200, 200), "white"), "PNG")
+    files["black.png"] = encoded(Image.new("RGB", (200, 200), "black"), "PNG")
+    write_files(tmp_path / "in", files)
+    return pack(tmp_path / "in", tmp_path / "images", "--samples-per-shard", "6")
+
+
+def sources(images: Path) -> dict[str, str]:
+    """The file that each key comes from."""
+    return {one["__key__"]: Path(one["json"]["source"]).name for one in samples_of(images)}
+
+
+# --- the hash
+@pytest.mark.parametrize("number", range(6))
+def test_a_picture_is_known_again_and_another_one_is_not(number: int) -> None:
+    image = picture(number)
+    made = encoded(image, quality=90)
+    for copy in (
+        encoded(image, quality=40),
+        encoded(image, "PNG"),
+        encoded(image, "WEBP"),
+        encoded(half(image)),
+        encoded(cropped(image)),
+    ):
+        assert distance(made, copy) <= DISTANCE
+    assert distance(made, encoded(picture(number + 100))) > 2 * DISTANCE
+
+
+def test_the_hash_of_pixels_is_the_same_wherever_it_is_worked_out() -> None:
+    """Frozen: other numbers here need another VERSION."""
+    size = (320, 200)
+    rising = bytes((x * x // 350 + y) % 256 for y in range(size[1]) for x in range(size[0]))
+    image = Image.frombytes("L", size, rising)
+    assert look(encoded(image, "PNG")).hash == 0x86FF3E1EE7304E00
+    noise = Image.frombytes("L", (131, 67), Random(1).randbytes(131 * 67))
+    assert look(encoded(noise, "PNG")).hash == 0xDAB90CACBB9801ED
+
+
+def test_what_shows_nothing_has_no_hash() -> None:
+    flat = look(encoded(Image.new("RGB", (300, 200), "red"), "PNG"))
+    assert (flat.hash, flat.width, flat.height) == (NO_HASH, 300, 200)
+
+
+# --- the search
+@pytest.mark.parametrize("distance", [1, 4, 6, 9])
+def test_the_search_finds_each_near_pair_once_and_no_other(distance: int) -> None:
+    chance = np.random.default_rng(distance)
+    some = chance.integers(0, 1 << 63, 300, dtype=np.uint64)
+    flips = np.uint64(1) << chance.integers(0, 64, (8, 300)).astype(np.uint64)
+    near = [some ^ np.bitwise_xor.reduce(flips[:n], axis=0) for n in range(9)]
+    hashes = np.unique(np.concatenate(near))
+    one, other = near_pairs(hashes, distance)
+    found = [tuple(sorted(pair)) for pair in zip(one.tolist(), other.tolist(), strict=True)]
+    apart = bits_set(hashes[:, None] ^ hashes[None])
+    wanted = np.argwhere(np.triu(apart <= distance, 1)).tolist()
+    assert sorted(found) == sorted(map(tuple, wanted))
+    assert len(wanted) > 1000
+
+
+def test_more_hashes_are_cut_finer_so_that_fewer_are_compared() -> None:
+    plans = [plan(10**count, 6) for count in (3, 6, 8)]
+    assert [agreeing for _, agreeing in plans] == sorted({agreeing for _, agreeing in plans})
+
+
+def test_a_group_is_what_is_near_the_one_that_stays_not_what_is_near_each_other() -> None:
+    """0~1, 1~2, 2~3 and 3~4: 1 goes with 0, so 2 stays, and 3 goes with it; 4 stays."""
+    better, worse = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 4])
+    assert kept_of(better, worse, 6).tolist() == [0, 0, 2, 2, 4, 5]
+
+
+def test_a_copy_of_two_that_stay_goes_with_the_better_one() -> None:
+    assert kept_of(np.array([1, 0, 2]), np.array([3, 3, 3]), 4).tolist() == [0, 1, 2, 0]
+
+
+# --- datasets
+def test_copies_are_found_and_the_largest_stays(images: Path, tmp_path: Path) -> None:
+    keys, table = tmp_path / "copies.txt", tmp_path / "copies.parquet"
+    before = tree(images)
+    found = wdsprep.duplicates(images, output=keys, table=table, workers=1)
+    assert tree(images) == before
+    assert (found.samples, found.equal, found.near, found.groups, found.flat) == (16, 1, 3, 2, 2)
+    names = sources(images)
+    gone = sorted(names[key] for key in keys.read_text().splitlines())
+    assert gone == ["1.jpg", "a0.jpg", "a1.jpg", "b1.png"]
+    group = found.largest[0]
+    assert (names[group.stays.key], group.count) == ("c1.jpg", 3)
+    assert (group.stays.width, group.stays.height) == (512, 2 * SIDE)
+    assert [one.is_equal for one in found.largest[1].copies] == [True]
+    rows = {names[row["key"]]: row for row in pq.read_table(table).to_pylist()}
+    assert len(rows) == 16
+    assert {name for name, row in rows.items() if row["duplicate"]} == set(gone)
+    assert [rows[name]["duplicate"] for name in ("0.jpg", "a0.jpg", "a1.jpg")] == [0, 2, 1]
+    assert rows["c1.jpg"]["group"] == rows["a1.jpg"]["group"] != rows["a0.jpg"]["group"] > 0
+    assert rows["2.jpg"]["group"] == rows["white.png"]["hash"] == 0
+    assert repr(found) == f"<Duplicates {str(images)!r}: 1 equal and 3 near of 16 samples>"
+
+
+def test_at_no_distance_only_what_looks_just_the_same_is_a_copy(images: Path) -> None:
+    found = wdsprep.duplicates(images, distance=0, workers=1)
+    assert found.equal == 1
+    copies = [one for group in found.largest for one in group.copies]
+    assert {one.distance for one in copies} == {0}
+
+
+def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "images-hashes"
+    first = wdsprep.duplicates(images, workers=1)
+    files = tree(kept)
+    assert len(files) == len(manifest_of(images).shards) == 3
+    name = min(files)
+    (kept / name).unlink()
+    looked: list[int] = []
+    listener = DuplicatesListener(looked=lambda _done, of, _samples: looked.append(of))
+    assert wdsprep.duplicates(images, workers=1, listener=listener) == first
+    assert set(looked) == {1}
+    assert tree(kept) == files
+    write_files(kept, {"mine.parquet": b"precious"})
+    write_files(tmp_path / "in", {"9.jpg": encoded(picture(77))})
+    pack(tmp_path / "in", images, "--samples-per-shard", "6", "--overwrite")
+    wdsprep.duplicates(images, workers=1)
+    assert len(files.keys() - tree(kept).keys()) == 1
+    assert len(tree(kept)) == 4
+    assert (kept / "mine.parquet").read_bytes() == b"precious"
+
+
+def test_a_removal_takes_away_what_is_kept_of_its_shards(images: Path) -> None:
+    wdsprep.duplicates(images)
+    kept = images.parent / "images-hashes"
+    before = set(tree(kept))
+    key = pq.read_table(kept / min(before))["key"][0].as_py()
+    wdsprep.remove(images, keys=[key], yes=True)
+    assert before - set(tree(kept)) == {min(before)}
+    wdsprep.duplicates(images)
+    keys = [pq.read_table(kept / name)["key"].to_pylist() for name in tree(kept)]
+    assert len(keys) == len(before)
+    assert not any(key in each for each in keys)
+
+
+def test_copies_are_found_across_datasets(images: Path, tmp_path: Path) -> None:
+    """Of equal ones that of the dataset named first stays."""
+    write_files(tmp_path / "more", {"x5.jpg": encoded(picture(5)), "y.jpg": encoded(picture(60))})
+    more = pack(tmp_path / "more", tmp_path / "others")
+    lists = tmp_path / "{number}.txt"
+    found = wdsprep.duplicates(more, images, output=lists, workers=1, hashes=tmp_path / "kept")
+    assert (tmp_path / "1.txt").read_text() == ""
+    keys = (tmp_path / "2.txt").read_text().splitlines()
+    assert "5.jpg" in {sources(images)[key] for key in keys}
+    assert found.equal == 2
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"others", "images"}
+
+
+def test_a_damaged_image_is_a_copy_only_of_the_same_bytes(tmp_path: Path) -> None:
+    whole = encoded(picture(3), "PNG")
+    cut = whole[:400] + bytes(200) + whole[600:]
+    write_files(tmp_path / "in", {"a.png": cut, "b.png": cut, "c.png": whole})
+    images = pack(tmp_path / "in", tmp_path / "images", "--check", "header")
+    found = wdsprep.duplicates(images, workers=1)
+    assert (found.damaged, found.equal, found.near) == (2, 1, 0)
+
+
+def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
+    shard = images / manifest_of(images).shards[0].name
+    data = bytearray(shard.read_bytes())
+    data[2000] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(TarError, match=r"wdsprep verify .* says what to do"):
+        wdsprep.duplicates(images, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"distance": 13}, "give 0 to 12"),
+        ({"distance": -1}, "give 0 to 12"),
+        ({"table": "copies.csv"}, "end in .parquet"),
+        ({"output": "images/copies.txt"}, "lies in"),
+        ({"hashes": "."}, "images lies in a dataset"),
+        ({"output": "a.parquet", "table": "a.parquet"}, "name two files"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    options: dict[str, Any], said: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(images.parent)
+    with pytest.raises(UsageError, match=said):
+        wdsprep.duplicates(images, **options)
+    assert not (images.parent / "images-hashes").exists()
+
+
+def test_places_that_are_no_images_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
+    latents = write_latents(str(tmp_path / "latents"), [3])
+    write_files(tmp_path / "other", {"images/a.jpg": b""})
+    for places, said in (
+        ([], "name a dataset"),
+        ([tmp_path / "none"], "holds no dataset"),
+        ([latents], "name the images it was made of"),
+        ([images, images], "named twice"),
+    ):
+        with pytest.raises(WdsprepError, match=said):
+            wdsprep.duplicates(*places)
+    write_files(tmp_path / "more", {"x5.jpg": encoded(picture(5))})
+    more = pack(tmp_path / "more", tmp_path / "others/images")
+    with pytest.raises(UsageError, match="same last name"):
+        wdsprep.duplicates(images, more, hashes=tmp_path / "kept")
+    with pytest.raises(UsageError, match=r"put \{number\} into the name"):
+        wdsprep.duplicates(images, more, output=tmp_path / "copies.txt")
+
+
+def test_the_command_shows_groups_and_what_to_do_next(images: Path) -> None:
+    tmp_path = images.parent
+    done = run("duplicates", "images", "-o", "copies.txt", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second, summary, flat, last = done.stdout.splitlines()
+    assert re.fullmatch(r"\d+ \(512 x 384\) stays: (\d+ \(\d+ x \d+\) \d bits?(; )?){3}", first)
+    assert second.endswith(" equal")
+    assert summary.startswith("4 copies in 2 groups: 1 equal to the byte, 3 within 6 bits; 16 sam")
+    assert flat == "2 with too little detail to compare: by their bytes alone"
+    assert last == 'next: "wdsprep remove images --keys copies.txt --keep-copies"'
+    told = run("duplicates", "images", "--json", cwd=tmp_path)
+    assert json.loads(told.stdout)["near"] == 3
+
+
+@pytest.mark.system
+def test_images_on_s3_are_compared_and_what_is_kept_lies_beside_them(
+    images: Path, bucket: str
+) -> None:
+    upload(images, f"s3://{bucket}/images")
+    output = f"s3://{bucket}/copies.txt"
+    found = wdsprep.duplicates(f"s3://{bucket}/images", output=output, workers=1)
+    assert (found.equal, found.near) == (1, 3)
+    assert len(open_store(f"s3://{bucket}").read("copies.txt").splitlines()) == 4
+    assert len(list(open_store(f"s3://{bucket}/images-hashes").list())) == 3
+
+
+def test_a_report_shows_groups_side_by_side(images: Path, tmp_path: Path) -> None:
+    table, page = tmp_path / "copies.parquet", tmp_path / "report.html"
+    wdsprep.duplicates(images, table=table)
+    shown = {"output": page, "samples": 0, "duplicates": table}
+    wdsprep.report(images, **shown)
+    section = page.read_text().partition('id="copies"')[2].partition('id="settings"')[0]
+    assert "2 groups of 2" in section
+    first, second = sorted(section.split("<h3>")[1:], key=len)
+    assert ("and 1 copy<" in first, "and 3 copies<" in second) == (True, True)
+    assert (first.count("it stays"), first.count("equal to the byte")) == (1, 1)
+    assert (second.count("it stays"), second.count("of 64 bits differ")) == (1, 3)
+    data = pq.read_table(table)
+    pq.write_table(data.slice(1), table)
+    with pytest.raises(UsageError, match=r"other samples.*run .wdsprep duplicates"):
+        wdsprep.report(images, **shown)
+    pq.write_table(data.append_column("k", data["key"]).drop_columns(["key"]), table)
+    with pytest.raises(WdsprepError, match="no table of copies"):
+        wdsprep.report(images, **shown)
+    pq.write_table(data.set_column(0, "key", [["000000000099"] * len(data)]), table)
+    with pytest.raises(UsageError, match="other samples"):
+        wdsprep.report(images, **shown)

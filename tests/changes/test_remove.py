@@ -1,0 +1,617 @@
+"""What was removed is in no file any more, all else is as before, and nothing brings it back."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+import wdsprep
+from tests.kit.damaged import check, findings, flip, packing_here, restore
+from tests.kit.encode_work import Making
+from tests.kit.encodes import encode_here, members
+from tests.kit.packs import jpeg, manifest_of, pack, rejects_of, tree, upload, write_files
+from tests.kit.sites import FAST, open_site, table_of, write_parquet
+from wdsprep.changes.remove import Removal
+from wdsprep.changes.wanted import Keys
+from wdsprep.checks import Kind
+from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.cli import main
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.removed import NONE_REMOVED, removed_from, write_removed
+from wdsprep.errors import BusyError, FingerprintError, FormatError, FullError, UsageError
+from wdsprep.store import open_store
+from wdsprep.store.local import LocalStore
+
+SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
+WEB = (*FAST, "--buckets", "32", "--ignore-robots")
+SLICES = ("--buckets", "64,128", "--samples-per-shard", "6")
+GONE = ["000000000001", "000001000003", "000001000004"]
+Pair = tuple[Path, Path, Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_models() -> Iterator[None]:
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
+
+
+def photo(number: int) -> bytes:
+    return jpeg(number, SIZES[number % 3])
+
+
+def source(root: Path, count: int = 18) -> Path:
+    """Photos, of which each has a caption of its own; two are none."""
+    files: dict[str, bytes | str] = {}
+    for number in range(count):
+        files[f"photo-{number:04d}.jpg"] = photo(number)
+        files[f"photo-{number:04d}.txt"] = f"the caption of number {number:04d} alone"
+    return write_files(root, {**files, "photo-0005.jpg": b"none", "photo-0011.jpg": b"none"})
+
+
+def packed(root: Path, out: Path, *options: str) -> Path:
+    with packing_here():
+        return pack(root, out, *SLICES, *options)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, dict[Path, dict[str, bytes]]]:
+    root = tmp_path_factory.mktemp("once")
+    pair = source(root / "in"), root / "images", root / "latents"
+    packed(*pair[:2])
+    encode_here(*pair[1:])
+    return pair, {place: tree(place) for place in pair}
+
+
+@pytest.fixture
+def pair(once: tuple[Pair, dict[Path, dict[str, bytes]]]) -> Pair:
+    """A source of 18 photos, their images in three slices and two buckets, and their latents."""
+    for place, files in once[1].items():
+        restore(place, files)
+    return once[0]
+
+
+def remove(*datasets: Path, **asked: Any) -> Removal:
+    return wdsprep.remove(*datasets, yes=True, **asked)
+
+
+def samples(root: Path) -> dict[str, dict[str, bytes]]:
+    found: dict[str, dict[str, bytes]] = {}
+    for shard in manifest_of(root).shards:
+        found |= members(root / shard.name)
+    return found
+
+
+def sources_of(root: Path) -> set[str]:
+    return {json.loads(fields["json"])["source"] for fields in samples(root).values()}
+
+
+def traces(gone: dict[str, dict[str, bytes]]) -> list[bytes]:
+    """What nobody may find any more: images, captions and sources, arrays."""
+    found = []
+    for fields in gone.values():
+        facts = json.loads(fields["json"])
+        found += [facts["source"].encode(), facts["caption"].encode()]
+        found += [data for name, data in fields.items() if name.endswith(("jpg", "npy"))]
+    return found
+
+
+def in_files(root: Path, bits: list[bytes]) -> list[str]:
+    """But in the lists of inputs: names of files stand there, which the source has still."""
+    files = {name: data for name, data in tree(root).items() if not name.startswith("inputs/")}
+    return [name for name, data in files.items() if any(bit in data for bit in bits)]
+
+
+def test_no_byte_of_it_is_left_and_all_others_are_as_before(pair: Pair) -> None:
+    _, images, latents = pair
+    before = {place: samples(place) for place in (images, latents)}
+    files = {place: tree(place) for place in (images, latents)}
+    gone = {place: {key: found.pop(key) for key in GONE if key in found}
+            for place, found in before.items()}  # fmt: skip
+    assert len(gone[images]) == len(gone[latents]) == 3
+    done = remove(images, latents, keys=GONE)
+    assert [(p.samples, p.rejects) for p in done.places] == [(3, 0), (3, 0)]
+    assert {place: samples(place) for place in before} == before
+    for place in before:
+        assert list(samples(place)) == list(before[place])
+        assert in_files(place, traces(gone[place])) == []
+        assert manifest_of(place).complete
+    assert check(images, latents).findings == check(images, latents).notes == ()
+    removed = [reject for reject in rejects_of(images) if reject["code"] == "removed"]
+    assert [reject["key"] for reject in removed] == GONE
+    assert {(r["source"], r["detail"], "url" in r) for r in removed} == {("", "", False)}
+    touched = {"000000", "000001"}
+    for place in before:
+        others = {
+            n: d for n, d in files[place].items() if Path(n).stem.split(".")[0] not in touched
+        }
+        now = tree(place)
+        assert {n for n, d in others.items() if now.get(n) != d} == {"wdsprep.json"}
+
+
+def test_neither_pack_nor_encode_finds_anything_to_do_after_it(pair: Pair) -> None:
+    root, images, latents = pair
+    remove(images, latents, keys=GONE)
+    after = {place: tree(place) for place in (images, latents)}
+    packed(root, images)
+    assert encode_here(images, latents).samples == 0
+    assert {place: tree(place) for place in (images, latents)} == after
+    assert remove(images, latents, keys=GONE).is_needed is False
+    assert {place: tree(place) for place in (images, latents)} == after
+
+
+def test_what_a_repair_has_packed_again_and_an_overwrite_leave_it_out(pair: Pair) -> None:
+    root, images, _ = pair
+    remove(images, keys=GONE)
+    after = tree(images)
+    flip(images / "64/000001.tar", 5_000)
+    carry_out(plan_repair(check(images).surveys[0]))
+    packed(root, images)
+    assert tree(images) == after
+    packed(root, images, "--overwrite")
+    assert tree(images).keys() - after.keys() == {"edition"}
+    same = {"edition", "removed"}
+    assert {n: d for n, d in tree(images).items() if n not in same} == {
+        n: d for n, d in after.items() if n not in same
+    }
+
+
+def test_an_append_leaves_out_the_same_picture_under_another_name(pair: Pair) -> None:
+    root, images, _ = pair
+    remove(images, keys=GONE[:1])
+    shutil.copy(root / "photo-0001.jpg", root / "zzz.jpg")
+    shutil.copy(root / "photo-0002.jpg", root / "zzy.jpg")
+    packed(root, images, "--append")
+    assert [r["key"] for r in rejects_of(images) if r["code"] == "removed"] == [
+        GONE[0],
+        "000003000001",
+    ]
+    assert "zzy.jpg" in sources_of(images)
+
+
+def test_copies_may_come_where_that_is_asked_for(pair: Pair) -> None:
+    root, images, _ = pair
+    remove(images, keys=GONE[0], keep_copies=True)
+    shutil.copy(root / "photo-0001.jpg", root / "zzz.jpg")
+    packed(root, images, "--append")
+    assert "zzz.jpg" in sources_of(images)
+
+
+def test_digests_and_sources_are_found_in_images_and_go_out_of_their_latents(
+    pair: Pair, tmp_path: Path
+) -> None:
+    _, images, latents = pair
+    digests = tmp_path / "digests.txt"
+    digests.write_text(f"{hashlib.sha256(photo(1)).hexdigest().upper()}\n\n{'0' * 64}\n")
+    done = remove(images, latents, sha256=digests, sources=["photo-0009.jpg", "photo-0011.jpg"])
+    assert [(p.samples, p.rejects) for p in done.places] == [(2, 1), (2, 0)]
+    assert done.unmatched == 1
+    removed = ["000000000001", "000001000003", "000001000005"]
+    assert [r["key"] for r in rejects_of(images) if r["code"] == "removed"] == removed
+    assert check(images, latents).findings == ()
+    with pytest.raises(UsageError, match="name the images"):
+        remove(latents, sources=["photo-0002.jpg"])
+    with pytest.raises(UsageError, match="no SHA-256"):
+        remove(images, sha256=["abc"])
+
+
+def test_a_shard_that_loses_all_goes_and_so_does_what_was_made_of_it(pair: Pair) -> None:
+    _, images, latents = pair
+    keys = list(members(images / "128/000001.tar"))
+    assert len(keys) > 0
+    remove(images, latents, keys=keys)
+    for place in (images, latents):
+        assert not list(place.rglob("128/000001*.tar*"))
+        assert manifest_of(place).complete
+    assert not (latents / "receipts/128/000001.json").exists()
+    assert check(images, latents).findings == ()
+    assert encode_here(images, latents).samples == 0
+
+
+def shard_of(root: Path, key: str) -> str:
+    return next(s.name for s in manifest_of(root).shards if key in members(root / s.name))
+
+
+def rows_of(path: Path) -> list[int]:
+    data = path.read_bytes()
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
+
+
+def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pair) -> None:
+    _, images, latents = pair
+    shard = shard_of(latents, GONE[1])
+    keys = list(members(latents / shard))
+    remove(latents, keys=GONE[1])
+    assert check(images, latents).findings == ()
+    path = latents / f"rejects/{shard.removesuffix('.tar')}.jsonl"
+    removed = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [r["key"] for r in removed if r["code"] == "removed"] == [GONE[1]]
+    kept = [number for number, key in enumerate(keys) if key != GONE[1]]
+    assert rows_of(latents / f"{shard}.rows") == kept
+    assert encode_here(images, latents).samples == 0
+    (latents / f"receipts/{shard.removesuffix('.tar')}.json").unlink()
+    encode_here(images, latents)
+    assert manifest_of(latents).rejects == {"removed": 1}
+    assert GONE[1] not in samples(latents)
+    assert rows_of(latents / f"{shard}.rows") == kept
+    remove(images, latents, keys=keys[0])
+    assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
+    assert check(images, latents).findings == ()
+    flip(latents / f"{shard}.rows", 3)
+    assert findings(latents) == [f"{shard}.rows index"]
+    carry_out(plan_repair(check(latents).surveys[0]))
+    assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
+
+
+def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
+    _, images, _ = pair
+    shaped, first = tmp_path / "shaped", tmp_path / "first"
+    encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5)
+    encode_here(images, first, limit=3)
+    before = {place: samples(place) for place in (shaped, first)}
+    remove(images, shaped, first, keys=GONE)
+    assert check(images, shaped, first).findings == ()
+    for place, found in before.items():
+        assert samples(place) == {key: each for key, each in found.items() if key not in GONE}
+    assert encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5).samples == 0
+    assert encode_here(images, first, limit=2).samples == 0
+
+
+def test_a_state_from_before_says_why_it_does_not_fit(pair: Pair) -> None:
+    _, images, latents = pair
+    loader = wdsprep.load(str(latents), global_batch=4)
+    state = next(iter(loader)) and loader.state_dict()
+    remove(images, latents, keys=GONE)
+    with pytest.raises(FingerprintError, match=rf"samples were removed from {latents}: the state"):
+        wdsprep.load(str(latents), global_batch=4).load_state_dict(state)
+
+
+def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path) -> None:
+    """What is made of the images after it has the same numbers as what was made before."""
+    _, images, latents = pair
+    text, later = tmp_path / "text", tmp_path / "later"
+    lines = (f"{key},told by a table: {key}" for key in samples(images))
+    (table := tmp_path / "captions.csv").write_text("\n".join(["key,caption", *lines]))
+    told = {"latents": "none", "resolution": 0, "captions": str(table)}
+    encode_here(images, text, **told)
+    remove(latents, keys="000000000003")
+    gone = samples(text)[GONE[0]]
+    assert in_files(text, [gone["txt"]])
+    remove(images, latents, text, keys=GONE)
+    assert in_files(text, [gone["txt"], gone["emb.npy"]]) == []
+    assert manifest_of(text).counts["named"] == manifest_of(text).samples == len(samples(images))
+    assert encode_here(images, text, **told).samples == 0
+    encode_here(images, later, latents="none", resolution=0)
+    assert check(images, latents, text, later).findings == ()
+    assert {p.name for p in text.rglob("*.rows")} == {p.name for p in later.rglob("*.rows")}
+    for join in (text, later):
+        left = sorted(samples(latents))
+        batch = next(iter(wdsprep.load(str(latents), join=[str(join)], global_batch=len(left))))
+        assert sorted(batch["key"]) == left
+
+
+def test_captions_that_a_table_has_told_leave_the_list_of_inputs(tmp_path: Path) -> None:
+    root, images = tmp_path / "in", tmp_path / "images"
+    rows = [{"file_name": f"{n}.jpg", "text": f"told of {n} alone"} for n in range(6)]
+    files: dict[str, bytes | str] = {f"{n}.jpg": photo(n) for n in range(6)}
+    write_files(root, {**files, "metadata.jsonl": "".join(json.dumps(r) + "\n" for r in rows)})
+    packed(root, images)
+    assert in_files(images, [b"told of 2 alone"])
+    remove(images, keys="000000000002")
+    assert not [name for name, data in tree(images).items() if b"told of 2 alone" in data]
+    assert check(images).findings == ()
+    after = tree(images)
+    packed(root, images)
+    assert tree(images) == after
+    shutil.copy(root / "1.jpg", root / "9.jpg")
+    packed(root, images, "--append")
+    assert manifest_of(images).samples == 6
+
+
+def test_what_a_url_has_not_brought_yet_is_not_fetched_again(tmp_path: Path) -> None:
+    with open_site() as (site, server):
+        table = table_of(tmp_path, server, ["ok", "busy", "ok", "busy"])
+        out = packed(table, tmp_path / "out", *WEB)
+        urls = tmp_path / "urls.txt"
+        urls.write_text(f"{server.url}/ok/0\n{server.url}/busy/1\n{server.url}/never\n")
+        done = remove(out, urls=urls)
+        assert [(p.samples, p.rejects) for p in done.places] == [(1, 1)]
+        assert not [n for n, data in tree(out).items() if b"/ok/0" in data or b"/busy/1" in data]
+        asked, site.is_mended = len(server.paths()), True
+        packed(table, out, *WEB, "--retry-rejected")
+        assert server.paths()[asked:] == ["/busy/3"]
+        assert [r["code"] for r in rejects_of(out)] == ["removed", "removed"]
+        assert findings(out) == []
+        rows = [{"url": f"{server.url}/{kind}", "caption": "c"} for kind in ("ok/0", "ok/7")]
+        write_parquet(tmp_path / "more.parquet", rows)
+        other = packed(tmp_path / "more.parquet", tmp_path / "other", *WEB)
+        assert manifest_of(other).samples == 2
+        shutil.copy(out / "removed", other)
+        asked = len(server.paths())
+        packed(tmp_path / "more.parquet", other, *WEB, "--overwrite")
+        assert server.paths()[asked:] == ["/ok/7"]
+
+
+# --- what cannot be meant
+
+
+def test_each_refusal_is_one_line_and_changes_nothing(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, images, latents = pair
+    before = tree(images)
+
+    def said(*words: object, code: int) -> str:
+        assert main(["remove", *map(str, words)]) == code
+        out, err = capsys.readouterr()
+        return out + err.strip()
+
+    assert "name one with a line for each" in said(images, "--keys", "keys.txt", code=2)
+    assert "give --keys" in said(images, code=2)
+    assert "named twice" in said(images, images, "--keys", GONE[0], code=2)
+    assert "holds no dataset" in said(tmp_path, "--keys", GONE[0], code=1)
+    unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=0)
+    assert "3 keys in none of these (00000000000, strange, 900000000000)" in unknown
+    assert "nothing to remove" in unknown
+    asks = said(images, latents, "--keys", GONE[0], code=3)
+    assert "1 sample" in asks
+    assert "--yes does it" in asks
+    assert tree(images) == before
+    packed_anew = tmp_path / "other"
+    shutil.copytree(latents, packed_anew)
+    remove(images, keys=GONE[0])
+    assert "--redo-changed" in said(
+        images, packed_anew, "--sources", write_list(tmp_path, "photo-0000.jpg"), "--yes", code=1
+    )
+
+
+def write_list(root: Path, *lines: str) -> Path:
+    return write_files(root, {"list.txt": "\n".join(lines)}) / "list.txt"
+
+
+def test_a_damaged_shard_is_named_and_nothing_is_lost(pair: Pair) -> None:
+    _, images, _ = pair
+    flip(images / "64/000000.tar", (images / "64/000000.tar").stat().st_size * 4)
+    before = {name: data for name, data in tree(images).items() if name.endswith(".tar")}
+    with pytest.raises(FormatError, match=r"000000.tar is damaged.*repair"):
+        remove(images, keys=GONE[0])
+    assert {name: data for name, data in tree(images).items() if name.endswith(".tar")} == before
+
+
+def test_latents_whose_images_are_gone_lose_samples_all_the_same(
+    pair: Pair, tmp_path: Path
+) -> None:
+    _, _, latents = pair
+    shutil.copytree(latents, tmp_path / "alone")
+    remove(tmp_path / "alone", keys=GONE)
+    assert not set(GONE) & samples(tmp_path / "alone").keys()
+    assert findings(tmp_path / "alone") == []
+
+
+def test_a_damaged_list_is_found_and_stops_what_would_bring_things_back(pair: Pair) -> None:
+    root, images, _ = pair
+    remove(images, keys=GONE[0])
+    flip(images / "removed", 8 * 100)
+    assert findings(images) == ["removed removed"]
+    with pytest.raises(FormatError, match="put it back from a copy"):
+        packed(root, images)
+
+
+def test_a_dataset_that_is_not_complete_loses_what_it_has(tmp_path: Path) -> None:
+    root, images = source(tmp_path / "in"), tmp_path / "images"
+    packed(root, images, "--limit", "6")
+    remove(images, keys=GONE[0], sources=["photo-0013.jpg"])
+    assert findings(images) == []
+    assert not manifest_of(images).complete
+    packed(root, images, "--append")
+    removed = [reject["key"] for reject in rejects_of(images) if reject["code"] == "removed"]
+    assert removed == [GONE[0], "000002000001"]
+
+
+def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    with Draft(Edition(store=store), "000000", {}) as draft:
+        tar = draft.tar("32/000000.tar")
+        tar.add("000000000000", [("txt", b"mine")])
+        receipt = Receipt(
+            dataset="images", unit="000000", generation=0, settings={}, input="x", inputs=1,
+            shards=(tar.finish(),), rejects={},
+        )  # fmt: skip
+        write_removed(store, NONE_REMOVED)
+        with pytest.raises(BusyError, match="done again"):
+            draft.finish(receipt, {})
+    assert set(tree(tmp_path)) == {"removed"}
+
+
+def test_a_key_is_looked_for_in_each_slice_that_it_may_be_of() -> None:
+    keys = ["000000000001", "0000001000000", "1000000000000", "1000000000000007", "photo"]
+    found = Keys(keys)
+    assert sorted(found) == keys
+    assert not found.are_own
+    assert found.of_slice("000000") == {"000000000001", "0000001000000"}
+    assert found.of_slice("1000000") == {"1000000000000"}
+    assert found.of_slice("1000000000") == {"1000000000000007"}
+    assert found.of_slice("100000") == set()
+
+
+# --- kills, and what comes in between
+
+
+class CutError(BaseException):
+    """As a kill at this moment: nothing is caught, and nothing is done after it."""
+
+
+class Cut:
+    """Lets so many changes of files happen, and no more."""
+
+    def __init__(self, left: int) -> None:
+        self.left = self.before = left
+        self._write, self._delete = LocalStore.write, LocalStore.delete
+
+    def _count(self) -> None:
+        if self.left <= 0:
+            raise CutError
+        self.left -= 1
+
+    def __enter__(self) -> "Cut":
+        cut = self
+
+        @contextlib.contextmanager
+        def write(store: LocalStore, name: str, /, *, exclusive: bool = False) -> Iterator[Any]:
+            with cut._write(store, name, exclusive=exclusive) as sink:
+                yield sink
+                cut._count()
+
+        def delete(store: LocalStore, name: str, /) -> None:
+            cut._count()
+            cut._delete(store, name)
+
+        self._patches = [patch.object(LocalStore, "write", write)]
+        self._patches.append(patch.object(LocalStore, "delete", delete))
+        for each in self._patches:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._patches:
+            each.stop()
+
+
+def contents(*places: Path) -> dict[str, bytes]:
+    """Without how often the list was changed."""
+    found = {f"{place.name}/{name}": data for place in places for name, data in tree(place).items()}
+    lists = {f"{place.name}/removed": removed_from(open_store(str(place))) for place in places}
+    return {**found, **{name: bool(each.units).to_bytes(1, "big") + each.marks.data
+                        for name, each in lists.items()}}  # fmt: skip
+
+
+def kinds(*places: Path) -> set[Kind]:
+    return {finding.kind for finding in check(*places).findings}
+
+
+@pytest.mark.system
+def test_cut_off_at_any_moment_it_is_told_and_the_next_ends_it(pair: Pair, once: Any) -> None:
+    root, images, latents = pair
+    keys = [*GONE, *members(images / "128/000001.tar")]
+    before = contents(images, latents)
+    with Cut(10_000) as whole:
+        remove(images, latents, keys=keys)
+    after = contents(images, latents)
+    steps = whole.before - whole.left
+    assert steps > 20
+    told = 0
+    for step in range(steps):
+        for place, files in once[1].items():
+            restore(place, files)
+        with Cut(step), pytest.raises(CutError):
+            remove(images, latents, keys=keys)
+        marked = [
+            place for place in (images, latents) if removed_from(open_store(str(place))).units
+        ]
+        for place in marked:
+            told += 1
+            assert kinds(place) == {Kind.REMOVING}
+            assert plan_repair(check(place).surveys[0]).units == {}
+        if not marked:
+            assert kinds(images, latents) == set()
+            assert step in (0, steps - 1)
+        if images in marked:
+            with pytest.raises(BusyError, match="wdsprep remove"):
+                packed(root, images)
+            with pytest.raises(BusyError, match="wdsprep remove"):
+                packed(root, images, "--append")
+            if step % 2:  # it need not be told what again
+                remove(latents if latents in marked else images)
+                if removed_from(open_store(str(images))).units:
+                    remove(images)
+            else:
+                remove(images, latents, keys=keys)
+        else:
+            remove(images, latents, keys=keys)
+        assert contents(images, latents) == after, step
+    assert told > steps
+    assert before != after
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_killed_at_many_moments_the_same_command_ends_it(
+    pair: Pair, tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    """With SIGKILL, of the process that does it all."""
+    _, images, latents = pair
+    url = str(tmp_path / "out")
+    if place == "s3":
+        url = f"s3://{request.getfixturevalue('bucket')}/out"
+    places = [f"{url}/images", f"{url}/latents"]
+    keys = [*GONE, *members(images / "128/000001.tar")]
+    words = [sys.executable, "-c", WAITING, *places]
+    began = 0
+    for attempt in range(8 if place == "local" else 2):
+        for dataset, there in zip((images, latents), places, strict=True):
+            for entry in list(open_store(there).list()):
+                open_store(there).delete(entry.name)
+            upload(dataset, there)
+        process = subprocess.Popen(
+            [*words, ",".join(keys), str(attempt)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep((0.03 if place == "local" else 0.5) * attempt)
+        process.kill()
+        process.communicate()
+        began += any(removed_from(open_store(there)).units for there in places)
+        done = remove(*places, keys=keys)
+        assert done.is_whole
+        assert [finding.kind for finding in check(*places).findings] == []
+        for there in places:
+            files = tree(there)
+            held = b"".join(files.values())
+            assert not any(f"{key}.jpg".encode() in held for key in keys)
+            assert not [name for name in files if name.endswith(".tmp")]
+    assert began
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+WAITING = """
+import sys
+import wdsprep
+from wdsprep.changes.remove import RemoveListener
+def planned(_removal):
+    print("planned", flush=True)
+wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=RemoveListener(planned=planned))
+"""
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(pair: Pair, small_disk: Path) -> None:
+    _, images, _ = pair
+    subprocess.run(["mount", "-o", "remount,size=600k", str(small_disk)], check=True)
+    out = shutil.copytree(images, small_disk / "images")
+    before = contents(out)
+    ballast(small_disk, 1_000)
+    with pytest.raises(FullError, match="the disk is full: free some space and run the same"):
+        remove(out, keys=GONE)
+    lost = {name for name, data in before.items() if contents(out).get(name) != data}
+    assert lost <= {"images/removed"}
+    (small_disk / "ballast").unlink()
+    remove(out, keys=GONE)
+    assert findings(out) == []
+    assert not set(GONE) & samples(out).keys()
+
+
+def ballast(root: Path, left: int) -> None:
+    """Fill a disk but for so many bytes."""
+    free = os.statvfs(root)
+    (root / "ballast").write_bytes(bytes(free.f_bavail * free.f_bsize - left))

@@ -1,0 +1,394 @@
+"""Selections: which samples, in which shards, and that they are datasets like all others."""
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsprep
+from tests.kit.damaged import findings, flip, packing_here
+from tests.kit.encodes import packed, pictures
+from tests.kit.packs import SCRIPT, manifest_of, tars, tree
+from tests.kit.paired_latents import latents_of
+from wdsprep.changes.select import SelectListener
+from wdsprep.cli import main
+from wdsprep.dataset.rows import rows_of
+from wdsprep.dataset.state import read_receipt
+from wdsprep.dataset.tar.read import file_tape, read_samples
+from wdsprep.encoding.image_shards import find_image_shards
+from wdsprep.encoding.pending import pending_shards
+from wdsprep.errors import FingerprintError, FullError, NotFoundError, UsageError, WdsprepError
+from wdsprep.store import open_store
+
+SHAPES = ((48, 80), (64, 64), (80, 48))
+
+
+def is_fifth(key: str) -> bool:
+    return int(key) % 5 == 2
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, latents of most of them, and latents in shapes that have no rows."""
+    root = tmp_path_factory.mktemp("made")
+    with packing_here():
+        packed(pictures(root / "in"), root / "images")
+    latents_of(root / "images", root / "latents", rejected=is_fifth)
+    latents_of(root / "images", root / "shaped", rejected=is_fifth, shapes=SHAPES, rows=False)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def members(root: Path | str) -> dict[str, dict[str, bytes]]:
+    """All samples by their keys, as they stand in the tars."""
+    found = {}
+    for shard in manifest_of(Path(root)).shards:
+        with file_tape(Path(root) / shard.name) as tape:
+            for sample in read_samples(tape, shard.name):
+                assert sample.key not in found
+                found[sample.key] = sample.fields
+    return found
+
+
+def sound(*datasets: Path | str) -> bool:
+    return findings(*datasets) == []
+
+
+def all_keys(made: Path) -> list[str]:
+    return sorted(members(made / "images"))
+
+
+# --- what it gives
+
+
+@pytest.mark.parametrize("latents", ["latents", "shaped"])
+def test_images_and_what_was_made_of_them_are_a_pair_again(made: Path, latents: str) -> None:
+    selected = wdsprep.select(
+        [made / "images", made / latents], "sub/{name}", count=30, seed=3, samples_per_shard=8
+    )
+    assert [one.manifest.complete for one in selected.outcomes.values()] == [True, True]
+    images, of = members("sub/images"), members(f"sub/{latents}")
+    assert len(images) == 30
+    assert images.items() <= members(made / "images").items()
+    assert of.items() <= members(made / latents).items()
+    assert images.keys() - of.keys() == set(filter(is_fifth, images)) != set()
+    assert sound("sub/images", f"sub/{latents}")
+    shards = manifest_of(Path("sub/images")).shards
+    assert max(shard.samples for shard in shards) == 8
+    for shard in manifest_of(Path(f"sub/{latents}")).shards:
+        keys = _keys(f"sub/images/{shard.name}")
+        path = Path(f"sub/{latents}/{shard.name}.rows")
+        rows = rows_of(path.read_bytes()) if path.exists() else range(shard.samples)
+        assert [keys[row] for row in rows] == _keys(f"sub/{latents}/{shard.name}")
+
+
+def _keys(tar: str) -> list[str]:
+    with file_tape(tar) as tape:
+        return [sample.key for sample in read_samples(tape, tar)]
+
+
+def test_encode_finds_nothing_left_to_do(made: Path) -> None:
+    wdsprep.select([made / "images", made / "latents"], "sub/{name}", count=30)
+    wanted = find_image_shards("sub/images", 64).shards
+    latents = manifest_of(Path("sub/latents"))
+    left = pending_shards(open_store("sub/latents"), latents, wanted, wanted)
+    assert (len(wanted), left.shards, left.stale) == (2, [], {})
+    assert latents.settings == manifest_of(made / "latents").settings
+    assert latents.extra["model"] == "tiny"
+
+
+def test_a_reshard_has_the_bytes_of_a_pack_in_such_shards(made: Path, tmp_path: Path) -> None:
+    with packing_here():
+        packed(made / "in", tmp_path / "large", "--samples-per-shard", "100")
+    wdsprep.select(tmp_path / "large", "small", samples_per_shard=5)
+    wdsprep.select("small", "again", samples_per_shard=100)
+    sizes = [shard.samples for shard in manifest_of(Path("small")).shards]
+    assert sizes == [5, 5, 5, 5, 5, 3, 5, 5, 4]
+    both = [sorted(tars(root).values()) for root in ("again", tmp_path / "large")]
+    assert both[0] == both[1]
+    assert manifest_of(Path("again")).counts == manifest_of(tmp_path / "large").counts
+    wdsprep.select(tmp_path / "large", "light", max_shard_size="30kB")
+    assert max(shard.nbytes for shard in manifest_of(Path("light")).shards) < 32_000
+
+
+def test_the_parts_of_a_split_are_all_of_it_and_become_one_again(made: Path) -> None:
+    for name in ("one", "other"):
+        wdsprep.select(made / "images", f"{name}/{{split}}", split="train=0.7,val=0.2,test=0.1")
+    train, val, test = (members(f"one/{part}") for part in ("train", "val", "test"))
+    assert (len(train), len(val), len(test)) == (29, 8, 5)
+    assert train | val | test == members(made / "images")
+    assert tree("one") == tree("other")
+    assert train.keys() != set(all_keys(made)[:29])
+    wdsprep.select(["one/val", "one/test", "one/train"], "whole")
+    assert members("whole") == members(made / "images")
+    assert sound("whole", "one/val")
+
+
+def test_a_condition_and_keys_are_both_met(made: Path) -> None:
+    keys = all_keys(made)[3:33]
+    Path("keys.txt").write_text("\n".join(keys))
+    wdsprep.select(made / "images", "sub", keys="keys.txt", where="width >= 100")
+    images = members(made / "images")
+    wide = [k for k in keys if json.loads(images[k]["json"])["width"] >= 100]
+    assert sorted(members("sub")) == wide != []
+    wdsprep.select(made / "shaped", "of-latents", keys=[k for k in keys if not is_fifth(k)])
+    assert sorted(members("of-latents")) == [k for k in keys if not is_fifth(k)]
+    assert sound("of-latents")
+    assert sound("sub")
+
+
+def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(made / "images", f"{name}/images")
+    shutil.copytree(made / "latents", "b/latents")
+    with pytest.raises(UsageError, match=r"a/images and b/images both have the key 0+: --prefix"):
+        wdsprep.select(["a/images", "b/images"], "both")
+    with pytest.raises(UsageError, match="give latents of all images, each once"):
+        wdsprep.select(["a/images", made / "latents", "b/latents"], "both/{name}")
+
+
+def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Path) -> None:
+    with packing_here():
+        packed(pictures(tmp_path / "in", range(50, 62)), tmp_path / "more/images")
+    latents_of(tmp_path / "more/images", tmp_path / "more/latents")
+    pairs = [root / name for name in ("images", "latents") for root in (made, tmp_path / "more")]
+    wdsprep.select(pairs[::-1], "both/{name}", prefix=True)
+    images, latents = members("both/images"), members("both/latents")
+    assert {key[0] for key in images} == {"0", "1"}
+    assert len(images) == 54
+    for key, sample in images.items():
+        before = members((tmp_path / "more", made)[int(key[0])] / "images")[key[1:]]
+        assert sample["jpg"] == before["jpg"]
+        assert json.loads(sample["json"]) == {**json.loads(before["json"]), "key": key}
+    assert images.keys() - latents.keys() == {k for k in images if k[0] == "1" and is_fifth(k[1:])}
+    assert sound("both/images", "both/latents")
+
+
+def test_a_selection_is_inspected_reported_and_loaded(made: Path) -> None:
+    wdsprep.select([made / "images", made / "latents"], "sub/{name}", count=30)
+    for key in members("sub/images"):
+        assert wdsprep.inspect("sub/images", key).key == key
+        assert wdsprep.inspect("sub/latents", key).key == key
+    with pytest.raises(NotFoundError):
+        wdsprep.inspect("sub/images", "999999000000")
+    page = wdsprep.report("sub/images", "sub/latents", output="page.html", samples=1, model="none")
+    assert page.nbytes
+    batches = wdsprep.load("sub/latents", global_batch=4, epochs=1, seed=1)
+    served = [key for batch in batches for key in batch["key"]]
+    assert set(served) <= members("sub/latents").keys()
+
+
+# --- runs
+
+
+def interrupting(after: int) -> SelectListener:
+    def status(_status: Any) -> None:
+        nonlocal after
+        after -= 1
+        if after < 0:
+            raise KeyboardInterrupt
+
+    return SelectListener(status=status)
+
+
+def test_a_run_that_was_stopped_goes_on_and_a_second_one_does_nothing(made: Path) -> None:
+    datasets = [made / "images", made / "shaped"]
+    wdsprep.select(datasets, "whole/{name}", count=40, samples_per_shard=7)
+    stops = 0
+    for after in (0, 1, 3, 5, 8, 2, 13):
+        try:
+            wdsprep.select(
+                datasets,
+                "cut/{name}",
+                count=40,
+                samples_per_shard=7,
+                listener=interrupting(after),
+            )
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops >= 3
+    wdsprep.select(datasets, "cut/{name}", count=40, samples_per_shard=7)
+    assert tree("cut") == tree("whole")
+    before = {path: path.stat().st_ino for path in Path("cut").rglob("*.*")}
+    again = wdsprep.select(datasets, "cut/{name}", count=40, samples_per_shard=7)
+    assert [one.samples for one in again.outcomes.values()] == [0, 0]
+    same = {path: path.stat().st_ino for path in Path("cut").rglob("*.*")}
+    assert {p for p in before if before[p] != same[p]} <= {*Path("cut").rglob("wdsprep.json")}
+    assert tree("cut") == tree("whole")
+
+
+@pytest.mark.system
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    words = [str(made / "images"), str(made / "latents"), "{name}", "--samples-per-shard", "2"]
+    wdsprep.select(words[:2], "whole/{name}", samples_per_shard=2)
+    words[2] = str(tmp_path / "cut/{name}")
+    for pause_s in (0.25, 0.35, 0.45, 0.55, 0.65):
+        killed = subprocess.Popen([str(SCRIPT), "select", *words, "-q"], stderr=subprocess.PIPE)
+        time.sleep(pause_s)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+    assert main(["select", *words, "-q", "--workers", "2"]) == 0
+    assert tree("cut") == tree("whole")
+
+
+def test_what_was_damaged_is_copied_again(made: Path) -> None:
+    wdsprep.select(made / "images", "sub", samples_per_shard=9)
+    before = tree("sub")
+    flip(Path("sub") / manifest_of(Path("sub")).shards[1].name, 40_000)
+    (finding,) = wdsprep.verify("sub").findings
+    assert 'then the same "wdsprep select" again' in str(finding)
+    wdsprep.repair("sub", yes=True)
+    again = wdsprep.select(made / "images", "sub", samples_per_shard=9)
+    assert again.outcomes["sub"].samples == 9
+    assert tree("sub") == before
+
+
+def test_a_dataset_that_changes_meanwhile_is_not_copied(made: Path) -> None:
+    shutil.copytree(made / "images", "images")
+    receipt = Path("images/receipts/000003.json")
+
+    def change(_status: Any) -> None:
+        other = read_receipt(open_store(str(made / "images")), "000002")
+        receipt.write_bytes(other.to_bytes())
+
+    with pytest.raises(FingerprintError, match="images has changed while samples were copied"):
+        wdsprep.select("images", "sub", listener=SelectListener(status=change))
+    assert not list(Path("sub").rglob("*.tar"))
+
+
+def test_what_was_removed_from_a_selection_stays_away(made: Path) -> None:
+    datasets = [made / "images", made / "latents"]
+    wdsprep.select(datasets, "sub/{name}", count=30, samples_per_shard=8)
+    gone = sorted(members("sub/latents"))[:2]
+    removed = wdsprep.remove("sub/images", "sub/latents", keys=gone, yes=True)
+    assert removed.is_whole
+    assert not members("sub/images").keys() & {*gone}
+    assert sound("sub/images", "sub/latents")
+    before = members("sub/images"), members("sub/latents")
+    shutil.rmtree("sub/images/receipts")
+    shutil.rmtree("sub/latents")
+    wdsprep.select(datasets, "sub/{name}", count=30, samples_per_shard=8)
+    assert (members("sub/images"), members("sub/latents")) == before
+    assert manifest_of(Path("sub/images")).rejects == {"removed": 2}
+    assert sound("sub/images", "sub/latents")
+
+
+# --- what is refused
+
+Asks = Callable[[Path], Any]
+
+
+def select_of(*names: str, out: str = "sub", **options: Any) -> Asks:
+    return lambda made: wdsprep.select([made / name for name in names], out, **options)
+
+
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        (select_of("images", "latents"), r"one of images and one of latents.*OUT/\{name\}"),
+        (select_of("images", keys=["1", "000000000000"]), r"1 key that no sample.*\(1\)"),
+        (select_of("images", where="width > 10000"), "nothing is selected"),
+        (select_of("images", count=43), "--count 43, but 42 samples"),
+        (select_of("images", split="a=0.5"), r"put \{split\} into OUT"),
+        (select_of("images", out="{split}"), "is for --split"),
+        (select_of("images", out="{split}", split="a=0.5,a=0.1"), "train=0.9,val=0.1"),
+        (select_of("images", out="{split}", split="a=0.5,b=0.6"), "1 or less together"),
+        (select_of("images", out="{split}", split="a=0.9,b=0.001"), "none is left for b"),
+        (select_of("latents", "shaped"), "were encoded otherwise"),
+        (select_of("latents", "shaped", out="sub/{name}"), "name these too"),
+        (select_of("images", "images"), "named twice"),
+        (select_of("in"), "holds no dataset"),
+        (select_of("images", samples_per_shard=0), "give 1 or more"),
+        (select_of("images", keys=[]), "the list of keys has no keys"),
+    ],
+)
+def test_one_line_says_what_is_wrong(made: Path, asks: Asks, said: str) -> None:
+    with pytest.raises(WdsprepError, match=said) as raised:
+        asks(made)
+    assert "\n" not in str(raised.value)
+    assert not Path("sub").exists()
+
+
+def test_nothing_is_written_into_a_source_or_over_another_selection(made: Path) -> None:
+    shutil.copytree(made / "images", "images")
+    shutil.copytree(made / "latents", "latents")
+    for out in ("images", "images/sub", "."):
+        with pytest.raises(UsageError, match="lies in"):
+            wdsprep.select("images", out)
+    wdsprep.select(["images", "latents"], "sub/{name}", count=9)
+    with pytest.raises(FingerprintError, match=r"--count 8 \(was 9\).*wdsprep select"):
+        wdsprep.select(["images", "latents"], "sub/{name}", count=8)
+    with pytest.raises(FingerprintError, match="other images or selected otherwise"):
+        wdsprep.select("latents", "sub/latents", count=8)
+    with pytest.raises(FingerprintError, match="the source holds images"), packing_here():
+        packed(made / "in", Path("sub/images"))
+    wdsprep.select(["images", "latents"], "sub/{name}", count=8, overwrite=True)
+    assert len(members("sub/latents")) <= len(members("sub/images")) == 8
+    assert sound("sub/images", "sub/latents")
+
+
+def test_a_dataset_that_is_not_whole_or_not_a_pair_is_refused(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(made / "images", "images")
+    Path("images/receipts/000001.json").unlink()
+    with pytest.raises(UsageError, match=r'not complete: run the same "wdsprep pack" again'):
+        wdsprep.select("images", "sub")
+    wdsprep.select(made / "images", "half", count=20)
+    with pytest.raises(UsageError, match="was not made of half as it is now"):
+        wdsprep.select(["half", made / "latents"], "sub/{name}")
+    full = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: full)
+    with pytest.raises(FullError, match=r"has 1.0 kB free, and .* are selected"):
+        wdsprep.select(made / "images", "sub")
+    assert not Path("sub").exists()
+
+
+# --- the command, and S3
+
+
+def test_the_command_tells_what_came_of_it(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["select", str(made / "images"), str(made / "latents"), "sub/{name}", "--count", "30"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "sub/images: 30 samples in 2 shards" in out
+    assert 'next: "wdsprep verify sub/images sub/latents"' in out
+    assert main([*words, "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["dataset"], first["copied"], first["samples"]) == ("sub/images", 0, 30)
+    assert (second["kind"], second["complete"]) == ("latents", True)
+
+
+@pytest.fixture
+def two_places(bucket: str) -> tuple[str, str]:
+    return f"s3://{bucket}/from", f"s3://{bucket}/to"
+
+
+def test_from_and_to_s3(made: Path, two_places: tuple[str, str]) -> None:
+    there, other = two_places
+    names, options = ("images", "latents"), {"count": 30}
+    wdsprep.select([made / name for name in names], "sub/{name}", **options)
+    wdsprep.select([made / name for name in names], f"{there}/{{name}}", **options)
+    wdsprep.select([f"sub/{name}" for name in names], "again/{name}", **options)
+    for out in ("down/{name}", f"{other}/{{name}}"):
+        wdsprep.select([f"{there}/{name}" for name in names], out, **options)
+    for name in names:
+        assert _digest(tree(f"{there}/{name}")) == _digest(tree(f"sub/{name}"))
+        for place in (f"down/{name}", f"{other}/{name}"):
+            assert _digest(tree(place)) == _digest(tree(f"again/{name}")), place
+
+
+def _digest(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}

@@ -1,0 +1,303 @@
+"""An export goes on where it was killed, says what does not fit, and carries no damage on."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import wdsprep
+from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
+from tests.kit.latent_sets import array_of, field, npy
+from tests.kit.packs import jpeg, pack, photos, write_files
+from tests.kit.shape_sets import SHAPES
+from wdsprep.cli import cli
+from wdsprep.dataset.arrays import field_of, values_of
+from wdsprep.dataset.latents import denormalised, patchified
+from wdsprep.errors import FingerprintError, TarError, UsageError, WorkError
+from wdsprep.exporting import export as exporting
+from wdsprep.exporting.arrays import bfloat16_bits
+from wdsprep.exporting.energon import metadata, path_between
+from wdsprep.store.base import Store
+
+DIGEST = {"digest": "blake3", "format": 2}
+FLUX = (*LATENTS, *TEXT)
+
+
+def latents(url: Path | str, sizes: tuple[int, ...] = (5, 4, 6), **options: Any) -> str:
+    options = {"images": Images(sizes=sizes), "fields": FLUX, **options}
+    return write_part(str(url), more=DIGEST | options.pop("more", {}), **options)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def rows_of(root: Path) -> dict[str, dict[str, Any]]:
+    tables = [pq.read_table(path) for path in sorted(root.rglob("*.parquet"))]
+    return {row["key"]: row for table in tables for row in table.to_pylist()}
+
+
+KILLED = """
+import sys
+import wdsprep
+from wdsprep.runners import here
+here.HERE_NBYTES = 0
+wdsprep.export(sys.argv[1], sys.argv[2], to="mds", workers=2, runner="local")
+"""
+
+
+@pytest.mark.system
+def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """Of workers, and then in this process."""
+    source = write_part(str(tmp_path / "text"), Images(sizes=(4,) * 60), TEXT, more=DIGEST)
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    words = [sys.executable, "-c", KILLED, source, str(out)]
+    with subprocess.Popen(words) as process:
+        deadline = time.monotonic() + 60
+        while len([*out.glob(".wdsprep/256/*.json")]) < 5 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "index.json").exists()
+    time.sleep(0.5)  # the workers see that their driver has died
+    again = wdsprep.export(source, out, to="mds")
+    assert 5 <= again.units_before < again.units == 60
+    wdsprep.export(source, fresh, to="mds")
+    assert tree(out) == tree(fresh)
+    index = json.loads((out / "index.json").read_bytes())
+    assert sum(shard["samples"] for shard in index["shards"]) == 240
+
+
+def test_workers_write_what_this_process_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = latents(tmp_path / "latents")
+    here = wdsprep.export(source, tmp_path / "here", to="parquet")
+    monkeypatch.setattr("wdsprep.runners.here.HERE_NBYTES", 0)
+    there = wdsprep.export(source, tmp_path / "there", to="parquet", workers=2, runner="local")
+    assert (here.samples, here.files, here.nbytes) == (15, 3, there.nbytes)
+    assert tree(tmp_path / "here") == tree(tmp_path / "there")
+
+
+@pytest.mark.parametrize("to", ["primus", "parquet"])
+def test_a_dataset_goes_from_a_store_to_a_store(to: str, store: Store, tmp_path: Path) -> None:
+    source = latents(f"{store.url}/latents")
+    far = wdsprep.export(source, f"{store.url}/out", to=to)
+    near = wdsprep.export(latents(tmp_path / "l"), tmp_path / "out", to=to)
+    names = {entry.name.removeprefix("out/") for entry in store.list("out/")}
+    assert names == tree(tmp_path / "out").keys()
+    assert (far.samples, far.nbytes) == (near.samples, near.nbytes) == (15, far.nbytes)
+    again = wdsprep.export(source, f"{store.url}/out", to=to)
+    assert again.units_before == again.units == 3
+
+
+def test_what_has_changed_is_done_again_and_what_is_gone_leaves(tmp_path: Path) -> None:
+    source, out = tmp_path / "latents", tmp_path / "out"
+    latents(source)
+    wdsprep.export(source, out, to="primus")
+    before = tree(out)
+    (out / "256/000001.tar").write_bytes(b"cut")
+    assert wdsprep.export(source, out, to="primus").units_before == 2
+    assert tree(out) == before
+    latents(source, sizes=(5, 3))
+    changed = wdsprep.export(source, out, to="primus")
+    assert (changed.units_before, changed.units, changed.samples) == (1, 2, 8)
+    wdsprep.export(source, tmp_path / "fresh", to="primus")
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_damage_ends_the_export_and_leaves_no_index(tmp_path: Path) -> None:
+    source, out = tmp_path / "latents", tmp_path / "out"
+    latents(source)
+    wdsprep.export(source, out, to="primus")
+    (out / ".wdsprep/256/000001.json").unlink()
+    tar = source / "256/000001.tar"
+    data = bytearray(tar.read_bytes())
+    data[700] ^= 1
+    tar.write_bytes(data)
+    with pytest.raises(TarError, match=r"256/000001\.tar is damaged.*wdsprep verify"):
+        wdsprep.export(source, out, to="primus")
+    assert not (out / ".nv-meta/.info.json").exists()
+    assert not (out / ".wdsprep/256/000001.json").exists()
+
+
+def test_a_shard_that_kills_its_workers_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed:
+        def run(self, _work: Any, units: Any) -> Any:
+            for unit in units:
+                yield exporting.Quarantined(unit=unit, attempts=3, reason="died", trace="")
+
+    monkeypatch.setattr("wdsprep.runners.here.InThisProcess", Killed)
+    with pytest.raises(WorkError, match=r"3 shards.*256/00000\d \(died\): run the same again"):
+        wdsprep.export(latents(tmp_path / "latents"), tmp_path / "out", to="parquet")
+
+
+# --- what is joined
+def test_joined_text_takes_the_place_of_text_and_of_the_caption(tmp_path: Path) -> None:
+    """By position: of each dataset other samples are missing, and one has shapes."""
+    images = Images(sizes=(9, 8), shapes=SHAPES)
+    first = latents(tmp_path / "latents", images=images, rejects={0: (2,)})
+    text = latents(
+        tmp_path / "text", images=images, fields=VARIED, rejects={0: (0, 3), 1: (7,)}, tag="long"
+    )
+    done = wdsprep.export(first, tmp_path / "out", to="parquet", join=text)
+    rows = rows_of(tmp_path / "out")
+    assert (done.samples, done.left_out) == (len(rows), 3) == (13, 3)
+    assert {*rows} == {images.key(0, n) for n in (1, 4, 5, 6, 7, 8)} | {
+        images.key(1, n) for n in range(7)
+    }
+    for key, row in rows.items():
+        assert row["caption"] == caption(key, "long")
+        assert row["emb"] == npy(array_of(f"{key}long", VARIED[1]))
+    assert (tmp_path / "out/empty.emb.npy").read_bytes() == (
+        tmp_path / "text/empty.emb.npy"
+    ).read_bytes()
+
+
+def test_what_is_made_of_other_images_is_not_joined(tmp_path: Path) -> None:
+    first = latents(tmp_path / "latents")
+    other = latents(tmp_path / "text", images=Images(sizes=(5, 4, 6), version="2"), fields=TEXT)
+    with pytest.raises(UsageError, match="made of other images"):
+        wdsprep.export(first, tmp_path / "out", to="parquet", join=[other])
+    assert not (tmp_path / "out").exists()
+
+
+# --- what does not fit
+SQUARE = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
+
+
+@pytest.mark.parametrize(
+    ("to", "make", "said"),
+    [
+        ("primus", {"fields": SQUARE}, r"has no pooled\.npy, which --to primus needs"),
+        ("primus", {"fields": TEXT}, "is a dataset of text, and --to primus takes latents"),
+        ("primus", {"images": Images(shapes=SHAPES)}, "latents of several shapes"),
+        ("webshart", {}, "is a dataset of latents, and --to webshart takes images"),
+        ("wids", {"fields": TEXT}, "takes images or latents"),
+        ("wids", {"more": {"latents": "moments"}}, "--latents sample or mean"),
+    ],
+)
+def test_what_a_layout_does_not_take_is_one_line(
+    to: str, make: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    source = latents(tmp_path / "latents", **make)
+    with pytest.raises(UsageError, match=said) as caught:
+        wdsprep.export(source, tmp_path / "out", to=to)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_is_of_one_export(tmp_path: Path) -> None:
+    source = latents(tmp_path / "latents")
+    wdsprep.export(source, tmp_path / "out", to="parquet")
+    with pytest.raises(FingerprintError, match="layout, to differ"):
+        wdsprep.export(source, tmp_path / "out", to="primus")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("precious")
+    for out, said in (
+        (tmp_path / "mine", r"holds other things \(notes\.txt\)"),
+        (tmp_path / "latents/out", "lies in the source"),
+        ("", "a folder of its own"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            wdsprep.export(source, out, to="parquet")
+    with pytest.raises(UsageError, match="give one of energon, primus"):
+        wdsprep.export(source, tmp_path / "other", to="lmdb")
+
+
+def test_webp_is_no_image_for_wids(tmp_path: Path) -> None:
+    source = pack(write_files(tmp_path / "in", {"a.webp": jpeg(1, kind="WEBP")}), tmp_path / "im")
+    with pytest.raises(UsageError, match=r"is a webp, which wids does not decode.*--reencode"):
+        wdsprep.export(source, tmp_path / "out", to="wids")
+    assert not (tmp_path / "out/wids-meta.json").exists()
+
+
+# --- the rest
+def test_the_command_says_what_is_there_and_how_it_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = latents(tmp_path / "latents"), str(tmp_path / "out")
+
+    def said(*words: str) -> str:
+        cli.main(["export", source, out, *words], prog_name="wdsprep", standalone_mode=False)
+        return capsys.readouterr().out
+
+    first = said("--to", "parquet")
+    assert first.startswith(f"{out}: parquet: 15 samples in 3 shards, 3 files, ")
+    assert first.endswith(f"next: datasets.load_dataset({out!r})\n")
+    assert "3 shards exported before" in said("--to", "parquet")
+    facts = json.loads(said("--to", "parquet", "--json"))
+    assert (facts["samples"], facts["units"], facts["left_out"]) == (15, 3, 0)
+
+
+def test_an_append_to_the_dataset_is_exported_with_the_rest(tmp_path: Path) -> None:
+    pack(photos(tmp_path / "in", 4), tmp_path / "images")
+    wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
+    photos(tmp_path / "in", 6, first=4)
+    pack(tmp_path / "in", tmp_path / "images", "--append")
+    done = wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
+    assert (done.samples, done.units_before) == (10, 2)
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+def test_latents_become_what_the_vae_gave(patch: int) -> None:
+    raw = np.random.default_rng(0).standard_normal((4, 6, 8)).astype("f4")
+    count = 4 * patch**2
+    for shift, scale in (
+        (0.1, 0.3),
+        ([0.1 * n for n in range(count)], [1.0 + n for n in range(count)]),
+    ):
+        folded = patchified(raw, patch)
+        stored = ((folded.T - np.asarray(shift)) * np.asarray(scale)).T
+        settings = {"patch": patch, "scale": scale, "shift": shift}
+        assert np.allclose(denormalised(stored, settings), raw, atol=1e-5)
+
+
+def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+    import torch
+
+    item = field("emb", (64, 33))
+    data = npy(array_of("1", item))
+    values = torch.from_numpy(values_of(item, data).copy())
+    ours = torch.from_numpy(bfloat16_bits(field_of("emb.npy", data), data)).view(torch.bfloat16)
+    assert torch.equal(ours, values.bfloat16())
+    half = replace(item, dtype="bfloat16")
+    bits = ours.view(torch.uint16).numpy()
+    assert np.array_equal(bfloat16_bits(half, half.header + bits.tobytes()), bits)
+
+
+@pytest.mark.parametrize(
+    ("out", "dataset", "way"),
+    [
+        ("/a/b", "/a/b", ""),
+        ("/a/meta", "/a/b", "../b/"),
+        ("s3://bucket/x/meta", "s3://bucket/y", "../../y/"),
+        ("hf://datasets/me/a/meta", "hf://datasets/me/a", "../"),
+        ("hf://datasets/me/a", "hf://datasets/me/b", None),
+        ("/a", "s3://bucket/y", None),
+        ("s3://other/y", "s3://bucket/y", None),
+    ],
+)
+def test_energon_is_told_of_tars_by_their_way_from_its_metadata(
+    out: str, dataset: str, way: str | None
+) -> None:
+    if way is None:
+        with pytest.raises(UsageError, match="none leads from"):
+            path_between(out, dataset)
+    else:
+        assert path_between(out, dataset) == way
+
+
+def test_names_with_braces_are_no_patterns() -> None:
+    files = metadata({"256/a{1,2}.tar": 3}, {})
+    (name,) = json.loads(files[".nv-meta/split.yaml"])["split_parts"]["train"]
+    assert name == r"256/a\{1\,2\}.tar"

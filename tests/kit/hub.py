@@ -1,0 +1,260 @@
+"""A small hub on loopback, and fixtures that point the hub's library at it.
+
+It has what reading and committing take: the head of a branch, listings in pages, ranges of files
+behind the address of another server, and commits with files that went up before. Trees live as
+long as it does. Its tests talk to it through the library alone, so what it answers is what that
+takes.
+"""
+
+import base64
+import hashlib
+import http.server
+import json
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+TOKEN = "hf_of_the_tests"
+PAGE = 5  # files of a listing
+LARGE = (".tar", ".parquet", ".bin")
+Answer = tuple[int, dict[str, str], bytes]
+Rule = Callable[[str, str], Answer | None]
+
+
+def _as_ever(_method: str, _path: str) -> None:
+    pass
+
+
+def oid_of(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def pointer(data: bytes) -> bytes:
+    digest = hashlib.sha256(data).hexdigest()
+    lines = ["version https://git-lfs.github.com/spec/v1", f"oid sha256:{digest}"]
+    return "\n".join([*lines, f"size {len(data)}", ""]).encode()
+
+
+def is_large(name: str) -> bool:
+    return name.endswith(LARGE)
+
+
+@dataclass(slots=True)
+class Repository:
+    """Its commits, the latest last, and what each has in it."""
+
+    trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        name = secrets.token_hex(20)
+        self.trees[name] = files
+        return name
+
+    @property
+    def head(self) -> str:
+        return list(self.trees)[-1]
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """`before` is called with each request, and may answer it; `after`, when it has been done."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.far = f"http://localhost:{self.server_port}/far"  # another origin, as of a CDN
+        self.repositories: dict[str, Repository] = {}
+        self.uploads: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.lock = threading.Lock()
+        self.before: Rule = _as_ever
+        self.after: Rule = _as_ever
+
+    def make(self, name: str) -> Repository:
+        self.repositories[name] = Repository()
+        self.repositories[name].commit({})
+        return self.repositories[name]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Hub
+
+    def do_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with self.server.lock:
+            self.server.requests.append(f"{self.command} {unquote(self.path)}")
+        answer = self.server.before(self.command, self.path) or self.reply(body)
+        status, headers, data = self.server.after(self.command, self.path) or answer
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else data)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_any  # noqa: N815
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def reply(self, body: bytes) -> Answer:
+        parts = urlsplit(self.path)
+        way = [unquote(part) for part in parts.path.strip("/").split("/")]
+        if way[0] == "far":  # who hands the token on has told it to a stranger
+            is_told = "Authorization" in self.headers
+            return (400, {}, b"a token!") if is_told else self.part(self.server.uploads[way[1]])
+        if way[0] == "upload":
+            self.server.uploads[way[1]] = body
+            return 200, {}, b""
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.error(401, "RepoNotFound", "Invalid username or password.")
+        if way == ["api", "validate-yaml"]:
+            return self.said({"errors": [], "warnings": []})
+        if way[-3:] == ["lfs", "objects", "batch"]:
+            return self.batch(json.loads(body))
+        at = 2 if way[0] == "api" else 1
+        repository = self.server.repositories.get("/".join(way[at : at + 2]))
+        if repository is None:
+            return self.error(404, "RepoNotFound", "Repository not found")
+        call, revision, path = way[at + 2], way[at + 3], "/".join(way[at + 4 :])
+        if call == "preupload":
+            return self.preupload(json.loads(body))
+        if call == "commit":
+            with self.server.lock:
+                return self.commit("/".join(way[at : at + 2]), repository, body)
+        commit = repository.head if revision in ("main", "other/branch") else revision
+        if commit not in repository.trees:
+            return self.error(404, "RevisionNotFound", "Invalid rev id")
+        if call == "revision":
+            return self.said({"id": "/".join(way[at : at + 2]), "sha": commit})
+        if call == "tree":
+            return self.tree(repository.trees[commit], path, parse_qs(parts.query))
+        return self.file(repository.trees[commit], path)
+
+    def said(self, value: object, headers: dict[str, str] | None = None) -> Answer:
+        return (
+            200,
+            {"Content-Type": "application/json", **(headers or {})},
+            json.dumps(value).encode(),
+        )
+
+    def error(self, status: int, code: str, message: str) -> Answer:
+        headers = {"X-Error-Code": code, "X-Error-Message": message}
+        return status, headers, json.dumps({"error": message}).encode()
+
+    def tree(self, files: dict[str, bytes], path: str, query: dict[str, list[str]]) -> Answer:
+        below = sorted(name for name in files if not path or name.startswith(f"{path}/"))
+        if path and not below:
+            return self.error(404, "EntryNotFound", f"{path} does not exist")
+        start = int(query.get("cursor", ["0"])[0])
+        some = []
+        for name in below[start : start + PAGE]:
+            data = files[name]
+            one = {"type": "file", "path": name, "size": len(data), "oid": oid_of(data)}
+            if is_large(name):
+                one["oid"] = oid_of(pointer(data))
+                digest = hashlib.sha256(data).hexdigest()
+                one["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 134}
+            some.append(one)
+        here = f"{self.server.url}{urlsplit(self.path).path}"
+        more = f'<{here}?recursive=true&cursor={start + PAGE}>; rel="next"'
+        return self.said(some, {"Link": more} if start + PAGE < len(below) else {})
+
+    def file(self, files: dict[str, bytes], path: str) -> Answer:
+        if path not in files:
+            return self.error(404, "EntryNotFound", f"{path} does not exist")
+        if not is_large(path):
+            return self.part(files[path])
+        digest = hashlib.sha256(files[path]).hexdigest()
+        self.server.uploads[digest] = files[path]
+        return 302, {"Location": f"{self.server.far}/{digest}?signature=secret"}, b""
+
+    def part(self, data: bytes) -> Answer:
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            return 200, {}, data
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, stop = int(first), min(len(data), int(last or len(data)) + 1)
+        if start >= len(data):
+            return 416, {"Content-Range": f"bytes */{len(data)}"}, b""
+        return 206, {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
+
+    def preupload(self, asked: Any) -> Answer:
+        files = [
+            {
+                "path": each["path"],
+                "uploadMode": "lfs" if is_large(each["path"]) else "regular",
+                "shouldIgnore": each["path"].endswith(".ignored"),
+            }
+            for each in asked["files"]
+        ]
+        return self.said({"files": files})
+
+    def batch(self, asked: Any) -> Answer:
+        objects = [
+            {**each, "actions": {"upload": {"href": f"{self.server.url}/upload/{each['oid']}"}}}
+            for each in asked["objects"]
+        ]
+        return self.said({"transfer": "basic", "objects": objects})
+
+    def commit(self, path: str, repository: Repository, body: bytes) -> Answer:
+        lines = [json.loads(line) for line in body.splitlines()]
+        if lines[0]["value"].get("parentCommit", repository.head) != repository.head:
+            return self.error(412, "PreconditionFailed", "A commit has happened since.")
+        files = dict(repository.trees[repository.head])
+        for line in lines[1:]:
+            what = line["value"]
+            if line["key"] == "deletedFile":
+                del files[what["path"]]
+            elif line["key"] == "lfsFile":
+                files[what["path"]] = self.server.uploads[what["oid"]]
+            else:
+                files[what["path"]] = base64.b64decode(what["content"])
+        name = repository.commit(files)
+        url = f"{self.server.url}/datasets/{path}/commit/{name}"
+        return self.said({"commitUrl": url, "commitOid": name})
+
+
+@pytest.fixture(scope="session")
+def hub_server() -> Iterator[Hub]:
+    hub = Hub()
+    thread = threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield hub
+    hub.shutdown()
+    hub.server_close()
+
+
+@pytest.fixture
+def hub(hub_server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub that the environment names, of this process and of those that it starts."""
+    settings = {
+        "HF_ENDPOINT": hub_server.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HOME": str(tmp_path / "hf-home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    hub_server.before = hub_server.after = _as_ever
+    hub_server.requests.clear()
+    return hub_server
+
+
+@pytest.fixture
+def hub_dataset(hub: Hub) -> str:
+    """The name of a fresh dataset."""
+    name = f"tests/set-{secrets.token_hex(6)}"
+    hub.make(name)
+    return name

@@ -1,0 +1,172 @@
+"""What a run tells a tracker is read back from its files; what goes wrong there stops no run."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsprep
+from tests.kit.packs import jpeg, manifest_of, write_files
+from tests.kit.trackers import curves_of, runs_in
+from wdsprep.errors import UsageError
+from wdsprep.runners import track
+from wdsprep.runners.run import RunStatus
+from wdsprep.runners.track import Tracking, tracked
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ten to pack, and one that cannot be."""
+    monkeypatch.setattr(track, "PACE_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    files: dict[str, bytes | str] = {f"{n}.jpg": jpeg(n) for n in range(10)}
+    return write_files(tmp_path / "photos", files | {"x.jpg": "no image"})
+
+
+def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos: Path) -> None:
+    options: dict[str, Any] = {"buckets": "32", "samples_per_shard": 4, "track": "tensorboard"}
+    wdsprep.pack(photos, "out", limit=4, **options)
+    (first,) = Path("runs/out").iterdir()
+    points, settings = curves_of(first)
+    assert points["units_done"][-1] == (4, 1)
+    assert "    samples_per_shard: 4\n" in settings
+    first = first.rename("first")
+    wdsprep.pack(photos, "out", **options)
+    (second,) = Path("runs/out").iterdir()
+    points, _ = curves_of(second)
+    assert min(step for step, _value in points["done"]) >= 4
+    assert points["done"][-1] == (10, 1)
+    assert points["rejects/not_an_image"][-1] == (10, 1)
+    nbytes = manifest_of(Path("out")).nbytes - curves_of(first)[0]["nbytes"][-1][1]
+    assert points["nbytes"][-1] == (10, nbytes)
+    assert {"left_s", "samples_per_s"} < points.keys()
+    wdsprep.pack(photos, "out", **options)
+    assert [*Path("runs/out").iterdir()] == [second], "nothing was left to do, so nothing is told"
+
+
+def test_encode_tells_of_its_workers_too(photos: Path) -> None:
+    from tests.kit.encodes import in_this_process
+
+    wdsprep.pack(photos, "images", buckets="32", workers=1)
+    with in_this_process():
+        wdsprep.encode("images", "latents", resolution=32, model="tiny", track="tensorboard")
+    (folder,) = Path("runs/latents").iterdir()
+    points, settings = curves_of(folder)
+    assert points["workers"][-1] == (10, 1)
+    assert 0 < points["busy"][-1][1] <= 1
+    assert "    resolution: 32\n" in settings
+
+
+PROGRAM = """
+import os, wdsprep
+from wdsprep.runners import track
+track.PACE_S = 0.0
+options = {"buckets": "32", "samples_per_shard": 4, "track": "wandb", "workers": 1}
+wdsprep.pack("photos", "out", limit=4, **options)
+del os.environ["WANDB_MODE"]
+import wandb
+wandb.teardown()
+wdsprep.pack("photos", "out", **options)
+"""
+
+
+@pytest.mark.system
+def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Path) -> None:
+    """The first is told offline; of the second, online, wandb wants a key."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    own = {"WANDB_MODE": "offline", "HOME": str(photos.parent), "NETRC": "none"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env | own, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_in(photos.parent)
+    assert (run.project, run.group, run.config["samples_per_shard"]) == ("wdsprep", "out", 4)
+    assert run.rows[-1].items() >= {"samples": 4, "done": 1, "units_done": 1}.items()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("--track wandb failed, and the run goes on without: it knows no key")
+    assert manifest_of(photos.parent / "out").samples == 10
+
+
+class Broken:
+    """Fails, or hangs, where it is told to."""
+
+    def __init__(self, at: str, over: threading.Event) -> None:
+        self._at, self._over = at, over
+
+    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> "Broken":
+        self._come_to("open")
+        return self
+
+    def log(self, _at: int, _figures: Mapping[str, float]) -> None:
+        self._come_to("log")
+
+    def close(self) -> None:
+        self._come_to("close")
+
+    def _come_to(self, what: str) -> None:
+        if self._at == f"hang at {what}":
+            self._over.wait()
+        if self._at == what:
+            raise ConnectionError(f"cannot {what}")
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def broken(over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    monkeypatch.setattr(track, "CLOSING_S", 0.2)
+    return lambda at: monkeypatch.setattr(track, "TensorboardTracker", Broken(at, over))
+
+
+@pytest.mark.parametrize("at", ["open", "log", "close", "hang at open", "hang at log"])
+def test_a_tracker_that_fails_or_hangs_is_told_of_once(
+    at: str, broken: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken(at)
+    status = RunStatus(samples=3, units=1)
+    with tracked("tensorboard", ["out"], settings={}, before=0, status=lambda: status) as worked:
+        worked()
+    (record,) = caplog.records
+    said = "does not end" if at.startswith("hang") else f"goes on without: cannot {at}"
+    assert said in record.getMessage()
+
+
+def test_a_run_is_done_whatever_becomes_of_its_tracker(
+    photos: Path, broken: Callable[[str], None]
+) -> None:
+    broken("log")
+    packed = wdsprep.pack(photos, "out", buckets="32", workers=1, track="tensorboard")
+    assert packed.manifest.complete
+
+
+def test_figures_are_asked_for_at_a_steady_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.5, 109.0, 110.5])
+    monkeypatch.setattr(track.time, "monotonic", lambda: next(clock))
+    tracking = Tracking("", "a", "samples", {})
+    assert not tracking.is_due
+    tracking._thread = threading.current_thread()
+    assert tracking.is_due
+    tracking.log(1, {})
+    assert [tracking.is_due, tracking.is_due] == [False, True]
+
+
+def test_what_is_missing_is_said_before_anything_is_done(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="wandb, tensorboard"):
+        wdsprep.pack(photos, "out", track="mlflow")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"pip install 'wdsprep\[wandb\]'"):
+        wdsprep.encode("nowhere", "out", resolution=32, track="wandb")
+    assert not Path("out").exists()

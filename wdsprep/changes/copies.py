@@ -1,0 +1,285 @@
+"""Which samples are copies of which, and the files that say so.
+
+A sample is the number of its row: dataset after dataset, shard after shard, in the order of each.
+All is done in arrays, since there may be 100 million of them.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from wdsprep.changes.hashes import HashUnit, ImagesLooked
+from wdsprep.changes.near import bits_set, kept_of, near_pairs
+from wdsprep.errors import UsageError
+from wdsprep.images.perceptual import NO_HASH
+from wdsprep.store import split_url
+from wdsprep.store.base import Sink, Store, absolute
+from wdsprep.text import Counting
+
+Rows = NDArray[numpy.int64]
+MOST_PIXELS = 0xFFFFFFFF
+SHOWN_GROUPS, SHOWN_COPIES = 5, 10
+NUMBER = "{number}"
+_TABLE = pa.schema(
+    [
+        ("key", pa.string()),
+        ("duplicate", pa.int8()),
+        ("distance", pa.int8()),
+        ("group", pa.int64()),
+        ("hash", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """Rows that may go, as they rise, each with the row that stays for it, in how many bits they
+    differ, and whether they have the same bytes; and all rows that stay for others."""
+
+    rows: Rows
+    stay: Rows
+    bits: NDArray[numpy.int8]
+    equal: NDArray[numpy.bool_]
+    stays: Rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedSample:
+    """A sample of a group: in how many bits it differs from the one that stays, and whether it has
+    the same bytes."""
+
+    dataset: str
+    key: str
+    width: int
+    height: int
+    distance: int
+    is_equal: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DuplicateGroup:
+    """One that stays, how many copies it has, and the first of them."""
+
+    stays: CopiedSample
+    count: int
+    copies: tuple[CopiedSample, ...]
+
+
+class CopySearch:
+    """All samples of some datasets of images."""
+
+    def __init__(self, images: Sequence[ImagesLooked]) -> None:
+        self._images = images
+        tables = [table for one in images for table in one.each("hash", "width", "height")]
+        self._hashes = numpy.concatenate([t["hash"].to_numpy() for t in tables]).view(numpy.uint64)
+        self.pixels = numpy.concatenate(list(map(_pixels, tables)))
+        blank = self._hashes == NO_HASH
+        self.damaged = int((self.pixels == 0).sum())
+        self.flat = int(blank.sum()) - self.damaged
+
+    def copies(self, distance: int, heard: Counting) -> Copies:
+        """The hashes are let go on the way."""
+        order = numpy.lexsort((~self.pixels, self._hashes))
+        hashes = self._hashes[order]
+        del self._hashes
+        blank = int(numpy.searchsorted(hashes, 1))
+        without, order, hashes = numpy.sort(order[:blank]), order[blank:], hashes[blank:]
+        starts = _starts(hashes)
+        things = hashes[starts]
+        del hashes
+        stays = self._things_that_stay(things, order[starts], distance, heard)
+        rows, at = _others(order, starts, stays)
+        stay = order[starts[stays[at]]]
+        bits = bits_set(things[at] ^ things[stays[at]]).astype(numpy.int8)
+        del order, starts, things, stays, at
+        content = numpy.concatenate(
+            [t["content"].to_numpy() for one in self._images for t in one.each("content")]
+        )
+        same, same_stay = self._of_same_bytes(without, content)
+        rows, stay = numpy.concatenate([rows, same]), numpy.concatenate([stay, same_stay])
+        bits = numpy.concatenate([bits, numpy.zeros(len(same), numpy.int8)])
+        by_row = numpy.argsort(rows)
+        rows, stay, bits = rows[by_row], stay[by_row], bits[by_row]
+        equal = content[rows] == content[stay]
+        return Copies(rows=rows, stay=stay, bits=bits, equal=equal, stays=numpy.unique(stay))
+
+    def _things_that_stay(
+        self, things: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
+    ) -> Rows:
+        """Which thing stays for each; a thing is all samples of a hash, of which `best` is one."""
+        one, other = near_pairs(things, distance, heard)
+        paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
+        by_rank = numpy.lexsort((best[paired], ~self.pixels[best[paired]]))
+        rank = numpy.empty(len(paired), numpy.int64)
+        rank[by_rank] = numpy.arange(len(paired))
+        first, second = rank[places[: len(one)]], rank[places[len(one) :]]
+        kept = kept_of(numpy.minimum(first, second), numpy.maximum(first, second), len(paired))
+        stays = numpy.arange(len(things))
+        stays[paired[by_rank]] = paired[by_rank[kept]]
+        return stays
+
+    def _of_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
+        """Of these rows, those with the bytes of one that stays, and that one."""
+        order = rows[numpy.lexsort((~self.pixels[rows], content[rows]))]
+        starts = _starts(content[order])
+        copies, at = _others(order, starts, numpy.arange(len(starts)))
+        return copies, order[starts[at]]
+
+
+def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
+    area = table["width"].to_numpy().astype(numpy.int64) * table["height"].to_numpy()
+    pixels: NDArray[numpy.uint32] = numpy.minimum(area, MOST_PIXELS).astype(numpy.uint32)
+    return pixels
+
+
+def _starts(rising: NDArray[numpy.generic]) -> Rows:
+    """Where each value begins."""
+    is_first = numpy.ones(len(rising), bool)
+    is_first[1:] = rising[1:] != rising[:-1]
+    return numpy.flatnonzero(is_first)
+
+
+def _others(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
+    """All but the first rows of the things that stay, each with its thing."""
+    goes = numpy.ones(len(order), bool)
+    goes[starts[stays == numpy.arange(len(stays))]] = False
+    places = numpy.flatnonzero(goes)
+    return order[places], numpy.searchsorted(starts, places, side="right") - 1
+
+
+def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit, int, int]]:
+    """Which rows each shard has."""
+    ends = numpy.cumsum([0, *(unit.shard.samples for one in images for unit in one.units)])
+    units = [(one, unit) for one in images for unit in one.units]
+    return [(*unit, int(a), int(b)) for unit, (a, b) in zip(units, pairwise(ends), strict=True)]
+
+
+def largest(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
+    """The groups with the most copies."""
+    spans = _spans(images)
+
+    def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
+        one, unit, start, _ = next(span for span in spans if row < span[3])
+        facts = one.columns(unit, "key", "width", "height").slice(row - start, 1).to_pylist()[0]
+        return CopiedSample(dataset=one.shown, distance=distance, is_equal=is_equal, **facts)
+
+    counts = numpy.bincount(numpy.searchsorted(copies.stays, copies.stay))
+    for group in numpy.argsort(-counts, kind="stable")[:SHOWN_GROUPS]:
+        places = numpy.flatnonzero(copies.stay == copies.stays[group])
+        some = [
+            sample(int(copies.rows[at]), int(copies.bits[at]), bool(copies.equal[at]))
+            for at in places[:SHOWN_COPIES]
+        ]
+        stays = sample(int(copies.stays[group]))
+        yield DuplicateGroup(stays=stays, count=len(places), copies=tuple(some))
+
+
+# --- files
+class _SinkFile(io.RawIOBase):
+    """A sink as Parquet's writer wants it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._nbytes = sink, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._nbytes
+
+    def write(self, data: object, /) -> int:
+        piece = bytes(memoryview(data))  # type: ignore[arg-type]
+        self._sink.write(piece)
+        self._nbytes += len(piece)
+        return len(piece)
+
+
+class CopyFiles:
+    """The files that are asked for, which are there once the search has come to its end."""
+
+    def __init__(self, images: Sequence[ImagesLooked], output: str, table: str) -> None:
+        numbers = range(1, len(images) + 1)
+        self._images = images
+        self.lists = [output.replace(NUMBER, str(n)) for n in numbers if output]
+        self.tables = [table.replace(NUMBER, str(n)) for n in numbers if table]
+        self._sinks: dict[str, Sink] = {}
+        self._stores: list[Store] = []
+
+    def open(self, stack: ExitStack) -> None:
+        for url in (*self.lists, *self.tables):
+            store, name = split_url(url)
+            self._stores.append(store)
+            self._sinks[url] = stack.enter_context(store.write(name))
+
+    def publish(self) -> None:
+        for store in self._stores:
+            store.publish()
+
+    def write(self, copies: Copies) -> None:
+        spans = _spans(self._images)
+        for number, one in enumerate(self._images):
+            own = [(unit, start, end) for which, unit, start, end in spans if which is one]
+            if self.lists:
+                _write_keys(self._sinks[self.lists[number]], one, own, copies)
+            if self.tables:
+                _write_table(self._sinks[self.tables[number]], one, own, copies)
+
+
+@contextmanager
+def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Iterator[CopyFiles]:
+    """A place that cannot be written to is known before the work."""
+    for option, url in (("-o", output), ("--table", table)):
+        if len(images) > 1 and url and NUMBER not in url:
+            raise UsageError(
+                f"{option} {url}: put {NUMBER} into the name: each of {len(images)} datasets has "
+                "keys of its own, and gets a file of its own"
+            )
+        for one in images:
+            place = one.units[0].images
+            if url and absolute(url).startswith((f"{place}/", f"{one.kept.url}/")):
+                raise UsageError(f"{option} {url} lies in {one.shown}: name a file outside of it")
+    if table and not table.endswith(".parquet"):
+        raise UsageError(f"--table {table}: it is a Parquet file: let its name end in .parquet")
+    if output and output == table:
+        raise UsageError(f"-o and --table are both {output}: name two files")
+    files = CopyFiles(images, output, table)
+    with ExitStack() as stack:
+        files.open(stack)
+        yield files
+    files.publish()
+
+
+Span = tuple[HashUnit, int, int]
+
+
+def _write_keys(sink: Sink, one: ImagesLooked, spans: Sequence[Span], copies: Copies) -> None:
+    for unit, start, end in spans:
+        first, last = numpy.searchsorted(copies.rows, [start, end])
+        if first < last:
+            keys = one.columns(unit, "key")["key"].take(copies.rows[first:last] - start)
+            sink.write("".join(f"{key}\n" for key in keys.to_pylist()).encode())
+
+
+def _write_table(sink: Sink, one: ImagesLooked, spans: Sequence[Span], copies: Copies) -> None:
+    with pq.ParquetWriter(_SinkFile(sink), _TABLE) as writer:
+        for unit, start, end in spans:
+            first, last = numpy.searchsorted(copies.rows, [start, end])
+            places = copies.rows[first:last] - start
+            duplicate = numpy.zeros(end - start, numpy.int8)
+            duplicate[places] = numpy.where(copies.equal[first:last], 2, 1)
+            distance = numpy.zeros(end - start, numpy.int8)
+            distance[places] = copies.bits[first:last]
+            group = numpy.zeros(end - start, numpy.int64)
+            group[places] = numpy.searchsorted(copies.stays, copies.stay[first:last]) + 1
+            own, after = numpy.searchsorted(copies.stays, [start, end])
+            group[copies.stays[own:after] - start] = numpy.arange(own, after) + 1
+            kept = one.columns(unit, "key", "hash")
+            columns = [kept["key"], duplicate, distance, group, kept["hash"]]
+            writer.write_table(pa.table(columns, schema=_TABLE))

@@ -1,0 +1,471 @@
+"""The work of `select`: one shard of a selection, its samples copied as they lie in others.
+
+Neighbouring samples are read at once and written at once; the index says where they end, and of
+each the headers and the json are looked at on the way, for its key and for what receipts count. A
+reader in a thread of its own is ahead of the writer, and the digest is made in another.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.changes.cutting import ShardPiece
+from wdsprep.changes.finding import image_digests
+from wdsprep.changes.selection import Numbers
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.draft import Draft, DraftTar
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.keys import offsets_of
+from wdsprep.dataset.names import inputs_name, rejects_name, rows_name
+from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.reindex import AGAIN, UNTOLD, positions_told
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.removed import Removed
+from wdsprep.dataset.rows import are_plain, may_have_rows, rows_bytes, rows_of
+from wdsprep.dataset.samples import facts_bytes, key_order, parse_json
+from wdsprep.dataset.shapes import shape_ranges
+from wdsprep.dataset.state import find_receipt, read_receipt
+from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.members import name_of
+from wdsprep.dataset.tar.read import split_member
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError
+from wdsprep.runners.run import RunProgress
+from wdsprep.store import open_store, opened
+from wdsprep.store.base import Store, local_path
+from wdsprep.text import command
+
+READ_NBYTES = 8 << 20  # at once
+GAP_NBYTES = 64 << 10  # that is read over, where a second read costs more
+GAP_NBYTES_S3 = 1 << 20
+AHEAD, AHEAD_S3 = 1, 8  # reads, and the looks at what they bring
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyUnit:
+    """A shard to make. `input` is what the receipt is to say that it was made from; of images it is
+    the digest of the list of `pieces`."""
+
+    name: str
+    shard: str
+    pieces: tuple[ShardPiece, ...]
+    input: str
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyWork:
+    """A worker's recipe. `origins` are the datasets by their numbers, and `prefixes` what their
+    keys get. Latents are selected `by_images` where pieces are of the image shards that theirs were
+    made of; `empty` has the digests of what became of the empty caption."""
+
+    dataset: str
+    origins: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    out: str
+    edition: str
+    settings: Settings
+    by_images: bool = False
+    empty: Mapping[str, str] = field(default_factory=dict)
+
+    def open(self) -> "Copier":
+        return Copier(self)
+
+
+class PlacedPart(NamedTuple):
+    """Samples of one shard that stand together in the new one. `positions` are what their image
+    shard has as theirs, in the new one."""
+
+    origin: int
+    shard: str
+    offsets: NDArray[np.int64]
+    numbers: Numbers
+    positions: NDArray[np.int64]
+    shape: str = ""
+
+
+class Copier:
+    """One process."""
+
+    def __init__(self, work: CopyWork) -> None:
+        self._work = work
+        self._edition = Edition(store=open_store(work.out), mark=work.edition)
+        self._kind = DigestKind.of(work.settings)
+
+    def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
+        """Write all of a shard, its receipt last."""
+        work, store = self._work, self._edition.store
+        if done := find_receipt(store, unit.name, unit.input, work.settings):
+            return done
+        sources = [_Source(work, piece) for piece in unit.pieces]
+        with Draft(self._edition, unit.name, work.settings) as draft:
+            made = _Made(draft, unit.shard, work)
+            parts, rejects = placed(sources, work.settings)
+            for reject in rejects:
+                draft.rejects.add(reject)
+            for part in parts:
+                yield from self._copy(made, part, unit)
+            shards = (made.tar.finish(),) if made.tar else ()
+            receipt = Receipt(
+                dataset=work.dataset,
+                unit=unit.name,
+                generation=0,
+                settings=work.settings,
+                input=unit.input,
+                inputs=made.samples + draft.rejects.counts.total(),
+                shards=shards,
+                rejects=dict(draft.rejects.counts),
+                counts=dict(made.counts),
+                files={rejects_name(unit.name): draft.rejects.digest, **work.empty},
+            )
+            for source in sources:
+                source.check_same()
+            return draft.finish(receipt, self._beside(unit, made))
+
+    def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
+        if self._work.dataset == "images":
+            return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
+        return {} if are_plain(made.rows) else {rows_name(unit.shard): rows_bytes(made.rows)}
+
+    def _copy(
+        self, made: "_Made", part: PlacedPart, unit: CopyUnit
+    ) -> Generator[RunProgress, None, None]:
+        store = opened(self._work.origins[part.origin])
+        prefix = self._work.prefixes[part.origin]
+        for found in read(store, part):
+            made.keep_away(found, prefix)
+            if prefix:
+                made.add_renamed(found, prefix)
+            else:
+                made.add(found)
+            made.count(found, part)
+            yield RunProgress(
+                samples=made.samples,
+                nbytes=made.nbytes,
+                share=min(1.0, made.nbytes / max(1, unit.nbytes)),
+                rejects=dict(made.draft.rejects.counts),
+            )
+
+
+# --- which samples
+class _Source:
+    """A shard that samples are taken from, with its unit's receipt."""
+
+    def __init__(self, work: CopyWork, piece: ShardPiece) -> None:
+        self.store, self.piece = opened(work.origins[piece.origin]), piece
+        self._by_images, self._prefix = work.by_images, work.prefixes[piece.origin]
+        self.receipt = self._read()
+
+    @property
+    def shard(self) -> str:
+        return self.piece.shard.name
+
+    def _read(self) -> Receipt:
+        try:
+            receipt = read_receipt(self.store, self.piece.unit)
+        except NotFoundError:
+            raise self._changed() from None
+        made = receipt.input if self._by_images else _digest_of(receipt, self.shard)
+        if made != self.piece.shard.digest:
+            raise self._changed()
+        return receipt
+
+    def check_same(self) -> None:
+        """Once more, after all was read: else nobody knows of what it was."""
+        if self._read() != self.receipt:
+            raise self._changed()
+
+    def _changed(self) -> FingerprintError:
+        return FingerprintError(
+            f"{self.store.url} has changed while samples were copied ({self.shard}): let what "
+            "changes it end, then run the same again"
+        )
+
+    @cached_property
+    def _made(self) -> Shard | None:
+        """The shard as the receipt has it; none where all that it was made of was rejected."""
+        return next((one for one in self.receipt.shards if one.name == self.shard), None)
+
+    @property
+    def samples(self) -> int:
+        return self._made.samples if self._made else 0
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        return np.array(offsets_of(self.store, self._made) if self._made else [0], np.int64)
+
+    @cached_property
+    def _rejects(self) -> list[Reject]:
+        """In the order of their keys."""
+        data = self.store.read(rejects_name(self.receipt.unit)) if self.receipt.rejects else b""
+        return sorted(read_rejects(data), key=lambda reject: key_order(reject.key))
+
+    @cached_property
+    def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The positions in the image shard of the samples, and of the rejects."""
+        if not self._by_images:
+            return np.arange(self.samples), np.empty(0, np.int64)
+        of = self.receipt.inputs
+        try:
+            data = self.store.read(rows_name(self.shard))
+        except NotFoundError:
+            positions = self._without_rows()
+        else:
+            positions = rows_of(data, f"{self.store.url}/{rows_name(self.shard)}").astype(np.int64)
+        rest = np.setdiff1d(np.arange(of), positions)
+        if len(positions) != self.samples or len(rest) != len(self._rejects):
+            raise damaged(self.store, self.shard)
+        return positions, rest
+
+    def _without_rows(self) -> NDArray[np.int64]:
+        """Those of an older wdsprep have none where keys tell the same."""
+        if not may_have_rows(self.receipt):
+            return np.arange(self.samples)
+        told = positions_told(self.store, self.receipt)
+        if told is None:
+            name = f"{self.store.url}/{rows_name(self.shard)}"
+            raise FormatError(f"{name} is missing: {UNTOLD}: {AGAIN}")
+        return np.array(told, np.int64)
+
+    def rejects(self) -> list[Reject]:
+        """Those of what is selected; latents that follow no images have left theirs behind."""
+        if not self._by_images:
+            return []
+        _, places = self._places
+        chosen = np.isin(places, self.piece.numbers).tolist()
+        some = (one for one, is_in in zip(self._rejects, chosen, strict=True) if is_in)
+        return [
+            Reject(
+                key=f"{self._prefix}{one.key}",
+                source=one.source,
+                code=one.code,
+                detail=one.detail,
+                url=one.url,
+            )
+            for one in some
+        ]
+
+    def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
+        """What is selected `among` its samples, behind so many positions of shards before."""
+        positions, _ = self._places
+        numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
+        if among is not None:
+            numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
+        ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
+        offsets = self.offsets if len(numbers) else np.zeros(1, np.int64)
+        return PlacedPart(
+            self.piece.origin, self.shard, offsets, numbers.astype(np.uint32), ranks, shape
+        )
+
+
+def _digest_of(receipt: Receipt, shard: str) -> str:
+    return next((one.digest for one in receipt.shards if one.name == shard), "")
+
+
+def placed(sources: Sequence[_Source], settings: Settings) -> tuple[list[PlacedPart], list[Reject]]:
+    """The parts of a shard in their order, those of each shape together; and what was rejected."""
+    before, ends = [], 0
+    for source in sources:
+        before.append(ends)
+        ends += len(source.piece.numbers)
+    ranges = [shape_ranges(settings, source.receipt.counts) for source in sources]
+    names = list(shape_ranges(settings, Counter(chain.from_iterable(ranges))))
+    parts = []
+    for name in names or [""]:
+        for source, start, among in zip(sources, before, ranges, strict=True):
+            if not names or name in among:
+                parts.append(source.part(start, among.get(name), name))
+    rejects = [reject for source in sources for reject in source.rejects()]
+    return [part for part in parts if len(part.numbers)], rejects
+
+
+def damaged(store: Store, name: str) -> FormatError:
+    return FormatError(
+        f"{store.url}/{name} is damaged: no sample is where its index says: "
+        f"run {command('verify', store.url)}"
+    )
+
+
+# --- their bytes
+class Span(NamedTuple):
+    """Samples that one read brings: their place among the numbers, and the bytes."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def spans(part: PlacedPart, gap_nbytes: int) -> Iterator[Span]:
+    """Neighbours together, and what lies so near that it is read over."""
+    starts, ends = (part.offsets[n].tolist() for n in (part.numbers, part.numbers + 1))
+    first = 0
+    for at in range(1, len(starts)):
+        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > READ_NBYTES:
+            yield Span(first, at, starts[first], ends[at - 1])
+            first = at
+    yield Span(first, len(starts), starts[first], ends[-1])
+
+
+def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
+    """Samples in their order, some at a time."""
+    local = local_path(store.url) is not None
+    most = AHEAD if local else AHEAD_S3
+
+    def bring(span: Span) -> CopiedSamples:
+        data = store.read(part.shard, start=span.start, nbytes=span.end - span.start)
+        if len(data) < span.end - span.start:
+            raise damaged(store, part.shard)
+        some = part.numbers[span.first : span.last]
+        begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
+        reach = list(zip(begin, end, strict=True))
+        return CopiedSamples(data, reach, range(span.first, span.last), store, part.shard)
+
+    near = spans(part, GAP_NBYTES if local else GAP_NBYTES_S3)
+    return ahead(bring, near, most, most=most)
+
+
+class Member(NamedTuple):
+    name: str
+    start: int
+    end: int
+
+
+class CopiedSamples:
+    """Samples in a piece of a tar; `places` are theirs in the part."""
+
+    def __init__(
+        self,
+        data: bytes,
+        reach: Sequence[tuple[int, int]],
+        places: Sequence[int],
+        store: Store,
+        shard: str,
+    ) -> None:
+        self.data, self.reach, self.places = data, reach, places
+        self._store, self._shard = store, shard
+        found = [self._walked(begin, end) for begin, end in reach]
+        self.keys = [key for key, _ in found]
+        self.members = [members for _, members in found]
+        self.facts = [self._facts(key, members) for key, members in found]
+
+    def fields(self, number: int) -> dict[str, bytes]:
+        return {name: self.data[start:end] for name, start, end in self.members[number]}
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Forget all others."""
+        self.reach = [self.reach[n] for n in numbers]
+        self.places = [self.places[n] for n in numbers]
+        self.keys = [self.keys[n] for n in numbers]
+        self.members = [self.members[n] for n in numbers]
+        self.facts = [self.facts[n] for n in numbers]
+
+    def blocks(self) -> list[bytes | memoryview]:
+        """The samples as they stand there, neighbours together."""
+        if len(self.data) == sum(end - begin for begin, end in self.reach):
+            return [self.data]
+        view = memoryview(self.data)
+        return [view[begin:end] for begin, end in self.reach]
+
+    def _walked(self, at: int, end: int) -> tuple[str, list[Member]]:
+        data, keys, members = self.data, set(), []
+        while at < end:
+            head = data[at : at + BLOCK]
+            split = split_member(name_of(head))
+            try:
+                nbytes = int(head[124:135], 8)
+            except ValueError:
+                nbytes = -1
+            if split is None or nbytes < 0:
+                raise damaged(self._store, self._shard)
+            at += BLOCK
+            keys.add(split[0])
+            members.append(Member(split[1], at, at + nbytes))
+            at += padded(nbytes)
+        if len(keys) != 1 or at != end:
+            raise damaged(self._store, self._shard)
+        return keys.pop(), members
+
+    def _facts(self, key: str, members: Iterable[Member]) -> dict[str, Any]:
+        try:
+            (place,) = (member for member in members if member.name == "json")
+            facts = parse_json(self.data[place.start : place.end].decode("utf-8", "surrogatepass"))
+            if isinstance(facts, dict) and facts["key"] == key:
+                return facts
+        except (ValueError, KeyError, RecursionError):
+            pass
+        raise damaged(self._store, self._shard)
+
+
+@dataclass(slots=True)
+class _Made:
+    """The shard in the making, which begins with its first sample: there are no empty ones."""
+
+    draft: Draft
+    name: str
+    work: CopyWork
+    tar: DraftTar | None = None
+    samples: int = 0
+    nbytes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: list[int] = field(default_factory=list)
+
+    def keep_away(self, found: CopiedSamples, prefix: str) -> None:
+        """What was taken out of the new dataset does not come back into it."""
+        if not (removed := self.draft.removed):
+            return
+        kept = [n for n in range(len(found.keys)) if not _is_removed(removed, found, n)]
+        for number in {*range(len(found.keys))} - {*kept}:
+            key = f"{prefix}{found.keys[number]}"
+            self.draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
+        found.keep(kept)
+
+    def add(self, found: CopiedSamples) -> None:
+        if not found.keys:
+            return
+        names = [[member.name for member in members] for members in found.members]
+        sizes = [end - begin for begin, end in found.reach]
+        self._begun().add_tarred(found.keys, names, sizes, found.blocks())
+
+    def add_renamed(self, found: CopiedSamples, prefix: str) -> None:
+        """Under other keys, which stand in the json too."""
+        for number, key in enumerate(found.keys):
+            new = f"{prefix}{key}"
+            changed = {"json": facts_bytes({**found.facts[number], "key": new})}
+            self._begun().add(new, list((found.fields(number) | changed).items()))
+
+    def _begun(self) -> DraftTar:
+        self.tar = self.tar or self.draft.tar(self.name)
+        return self.tar
+
+    def count(self, found: CopiedSamples, part: PlacedPart) -> None:
+        """What pack and encode count of each sample."""
+        self.rows += part.positions[found.places].tolist()
+        self.samples += len(found.keys)
+        self.nbytes += sum(end - begin for begin, end in found.reach)
+        if self.work.dataset == "latents":
+            self.counts["cut"] += sum(bool(facts.get("cut")) for facts in found.facts)
+            self.counts["empty_caption"] += sum(not facts.get("caption") for facts in found.facts)
+            if part.shape:
+                self.counts[part.shape] += len(found.keys)
+            return
+        for facts in found.facts:
+            self.counts[bin_name("caption", len(facts["caption"]))] += 1
+            self.counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
+
+
+def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
+    """By what pack knows a sample by."""
+    facts = found.facts[number]
+    known = removed.has("source", str(facts.get("source", "")))
+    known = known or removed.has("url", str(facts.get("url", "")))
+    digests = image_digests(found.fields(number), facts)
+    return known or any(removed.has("sha256", digest) for digest in digests)

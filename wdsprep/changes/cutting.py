@@ -1,0 +1,231 @@
+"""The shards of a selection: what is selected, cut into runs of so many samples and bytes.
+
+A shard has samples of one bucket. It ends too where the next key does not rise: between two
+datasets, as a rule. So keys rise in each shard, which is what `verify` and `inspect` go by.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.changes.selection import Numbers, Origin, Some
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.names import image_shard, slice_name
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.state import READERS
+from wdsprep.errors import UsageError
+
+Order = tuple[int, str]
+"""Of keys, by which they rise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPiece:
+    """Samples of a shard of a dataset, by their numbers; `unit` has made the shard."""
+
+    origin: int
+    unit: str
+    shard: Shard
+    numbers: Numbers
+
+    def line(self) -> bytes:
+        """As the list of a unit's inputs has it: wherever the dataset lies."""
+        said = {
+            "dataset": self.origin,
+            "digest": self.shard.digest,
+            "samples": runs(self.numbers),
+            "shard": self.shard.name,
+        }
+        return canonical(said) + b"\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """A shard of a selection of images, or of what is selected like them."""
+
+    number: int
+    bucket: int
+    pieces: tuple[ShardPiece, ...]
+    nbytes: int
+
+    @property
+    def slice(self) -> str:
+        return slice_name(self.number)
+
+    @property
+    def name(self) -> str:
+        return image_shard(self.bucket, self.slice, 0)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(piece.numbers) for piece in self.pieces)
+
+    @property
+    def inputs(self) -> bytes:
+        return b"".join(piece.line() for piece in self.pieces)
+
+
+def runs(numbers: Numbers) -> list[list[int]]:
+    """Neighbours together: from the first of each run up to the one behind its last."""
+    ends = np.flatnonzero(np.diff(numbers.astype(np.int64)) != 1) + 1
+    first = numbers[np.concatenate([[0], ends])].tolist()
+    last = numbers[np.concatenate([ends, [len(numbers)]]) - 1].tolist()
+    return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looked:
+    some: Some
+    sizes: NDArray[np.int64]
+    first: bytes
+    last: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardLimits:
+    """Of a shard."""
+
+    samples: int
+    nbytes: int
+
+
+def cut(
+    every: Iterable[Some],
+    origins: Sequence[Origin],
+    limits: ShardLimits,
+    *,
+    prefixes: Sequence[str],
+    rise: bool,
+) -> list[Cut]:
+    """What is selected, in shards. `prefixes` are what keys of each dataset get; without them, no
+    two datasets may have the same key. Keys of latents of several shapes do not `rise`."""
+    look = partial(_look, origins)
+    cutter = _Cutter(origins=origins, limits=limits, prefixes=prefixes, rise=rise)
+    seen = []
+    for looked in ahead(look, every, READERS):
+        seen.append(replace(looked, sizes=_NONE))
+        cutter.add(looked)
+    cutter.end()
+    if len(origins) > 1 and not any(prefixes):
+        _check_apart(_overlapping(seen, len(origins)) if rise else seen, origins)
+    return cutter.done
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _look(origins: Sequence[Origin], some: Some) -> _Looked:
+    origin = origins[some.origin]
+    offsets = origin.offsets(some.shard)
+    numbers = some.numbers
+    first, last = origin.keys(some.shard, offsets[numbers[[0, -1]]])
+    return _Looked(some, np.diff(offsets)[numbers], first, last)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Cutter:
+    origins: Sequence[Origin]
+    limits: ShardLimits
+    prefixes: Sequence[str]
+    rise: bool
+    done: list[Cut] = field(default_factory=list)
+    _pieces: list[ShardPiece] = field(default_factory=list)
+    _samples: int = 0
+    _nbytes: int = 0
+    _last: Order = (0, "")
+
+    def add(self, looked: _Looked) -> None:
+        some = looked.some
+        origin, shard = some.origin, some.shard
+        first, last = (self._order(origin, key) for key in (looked.first, looked.last))
+        falls = self.rise and self._last >= first
+        if self._pieces and (falls or self._pieces[-1].shard.bucket != shard.bucket):
+            self.end()
+        numbers, sizes = some.numbers, looked.sizes
+        unit = self.origins[origin].units[shard.name]
+        while len(numbers):
+            fit = self._room(sizes)
+            if not fit and self._pieces:
+                self.end()
+                continue
+            fit = max(1, fit)
+            self._pieces.append(ShardPiece(origin, unit, shard, numbers[:fit]))
+            self._samples += fit
+            self._nbytes += int(sizes[:fit].sum())
+            numbers, sizes = numbers[fit:], sizes[fit:]
+        self._last = last
+
+    def end(self) -> None:
+        if self._pieces:
+            bucket, pieces = self._pieces[0].shard.bucket, tuple(self._pieces)
+            made = Cut(number=len(self.done), bucket=bucket, pieces=pieces, nbytes=self._nbytes)
+            self.done.append(made)
+        self._pieces, self._samples, self._nbytes = [], 0, 0
+
+    def _room(self, sizes: NDArray[np.int64]) -> int:
+        """How many of these fit into the open shard."""
+        ends = sizes[: self.limits.samples - self._samples].cumsum()
+        return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
+
+    def _order(self, origin: int, key: bytes) -> Order:
+        return key_order(self.prefixes[origin] + key.decode("utf-8", "surrogateescape"))
+
+
+# --- keys of several datasets
+def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
+    """The shards whose keys may be in a shard of another dataset, by their first and last ones."""
+    spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
+    for one in seen:
+        spans[one.some.origin].append((_order(one.first), _order(one.last)))
+    reach = [_reach(sorted(each)) for each in spans]
+
+    def overlaps(one: _Looked) -> bool:
+        others = (each for at, each in enumerate(reach) if at != one.some.origin)
+        return any(_meets(each, _order(one.first), _order(one.last)) for each in others)
+
+    return [one for one in seen if overlaps(one)]
+
+
+Reach = tuple[list[Order], list[Order]]
+"""Where spans begin, in their order, and how far those up to each reach."""
+
+
+def _reach(spans: Sequence[tuple[Order, Order]]) -> Reach:
+    return [first for first, _ in spans], [*accumulate((last for _, last in spans), max)]
+
+
+def _meets(reach: Reach, first: Order, last: Order) -> bool:
+    begin, end = reach
+    at = bisect_right(begin, last)
+    return at > 0 and end[at - 1] >= first
+
+
+def _order(key: bytes) -> Order:
+    return key_order(key.decode("utf-8", "surrogateescape"))
+
+
+def _check_apart(some: Iterable[_Looked], origins: Sequence[Origin]) -> None:
+    """Refuse a key that two datasets have."""
+    found: dict[bytes, int] = {}
+    for origin, keys in ahead(partial(_keys, origins), some, READERS):
+        for key in keys:
+            if (other := found.setdefault(key, origin)) != origin:
+                both = " and ".join(origins[each].shown for each in (other, origin))
+                shown = key.decode("utf-8", "replace")
+                raise UsageError(
+                    f"{both} both have the key {shown}: --prefix puts the number of its dataset "
+                    "(0, 1, ...) before each key"
+                )
+
+
+def _keys(origins: Sequence[Origin], looked: _Looked) -> tuple[int, list[bytes]]:
+    some = looked.some
+    origin = origins[some.origin]
+    return some.origin, origin.keys(some.shard, origin.offsets(some.shard)[some.numbers])

@@ -1,0 +1,178 @@
+"""`duplicates`: which images of datasets are copies of others, equal or nearly.
+
+1. Each image shard is read once, on any number of workers, and what its pictures look like is kept
+   in a file of its own (`hashes`): a run that was killed goes on, a later one reads these files
+   alone, and a shard that was packed anew is looked at again.
+2. Samples stand in an order of who is to be kept: more pixels first, then as the datasets are named
+   and as they lie there, which is by key. Those of one hash are one thing, whose best sample
+   stands for them. `near` finds all pairs of things within a distance.
+3. From the best thing on, each stays unless it is near one that stays already; if it is, it goes
+   with the best such one. So a *group* is what is near the one that stays, not near each other: of
+   a chain A~B~C, where A is the best, B goes with A, and C stays if it is not near A. No two that
+   stay are near each other, and each that goes is near one that stays.
+4. Pictures without a hash (next to no detail, or damaged) are copies only of what has the same
+   bytes. A copy is *equal* if it has the bytes of the one that stays, else *near*.
+5. What may go leaves as a list of keys, which `wdsprep remove --keys` takes, and as a table of all
+   samples, which `join=` and `where=` of a loader take.
+
+Memory is 12 bytes a sample for hashes and sizes, 8 for their order, 8 for each hash that is there
+once, and as many for each sort that is done at once: 5 GB in all for 100 million samples.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, largest
+from wdsprep.changes.hashes import Hashing, HashUnit, ImagesLooked, kept_beside, open_images
+from wdsprep.errors import UsageError, WorkError
+from wdsprep.runners.base import CrewOptions, Finished, Quarantined, Runner, Step
+from wdsprep.runners.here import runner_for
+from wdsprep.store.base import absolute
+from wdsprep.text import auto, command, unheard, whole
+
+DISTANCE = 6
+MOST_DISTANCE = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Duplicates:
+    """What came of a search: how many samples there are, how many may go, and the largest groups.
+    `flat` have too little detail to be compared, `damaged` cannot be read."""
+
+    datasets: tuple[str, ...]
+    distance: int
+    samples: int
+    equal: int
+    near: int
+    groups: int
+    flat: int
+    damaged: int
+    largest: tuple[DuplicateGroup, ...]
+    output: tuple[str, ...]
+    table: tuple[str, ...]
+    complete: bool
+
+    def __repr__(self) -> str:
+        return (
+            f"<Duplicates {', '.join(map(repr, self.datasets))}: {self.equal:,} equal and "
+            f"{self.near:,} near of {self.samples:,} samples>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DuplicatesListener:
+    """Hears how it goes; each call may be left out. `looked` is told how many shards are looked at,
+    of how many, and how many pictures; `compared` how many steps are done of a comparison."""
+
+    told: Callable[[str], None] = lambda _text: None
+    looked: Callable[[int, int, int], None] = lambda _done, _of, _samples: None
+    compared: Callable[[int, int], None] = unheard
+
+
+def duplicates(
+    *datasets: "str | os.PathLike[str]",
+    distance: int = DISTANCE,
+    output: "str | os.PathLike[str]" = "",
+    table: "str | os.PathLike[str]" = "",
+    hashes: "str | os.PathLike[str]" = "",
+    workers: int | str = "auto",
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
+    listener: DuplicatesListener | None = None,
+) -> Duplicates:
+    """Find images of `datasets` that are equal, or look alike within `distance` bits of 64.
+
+        found = wdsprep.duplicates("shards/images", output="copies.txt")
+        found.equal, found.near, found.largest
+
+    The keys of the copies go into the file `output`, one a line; with several datasets `{number}`
+    in it says of which, from 1 on. `table` is a Parquet file of all samples, for `join` and `where`
+    of a loader. What the pictures look like is kept in the folder `hashes`, beside each dataset
+    unless given. The datasets are not changed.
+    """
+    options = CrewOptions(
+        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+    )
+    if not 0 <= whole("--distance", distance) <= MOST_DISTANCE:
+        raise UsageError(
+            f"--distance {distance}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is "
+            "another picture"
+        )
+    listener = listener or DuplicatesListener()
+    images = _opened([os.fspath(url) for url in datasets], os.fspath(hashes))
+    with copy_files(os.fspath(output), os.fspath(table), images) as files:
+        make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
+        _look(images, make_runner, listener)
+        for one in images:
+            one.kept.publish()
+        search = CopySearch(images)
+        copies = search.copies(distance, listener.compared)
+        files.write(copies)
+    return Duplicates(
+        datasets=tuple(one.shown for one in images),
+        distance=distance,
+        samples=len(search.pixels),
+        equal=int(copies.equal.sum()),
+        near=int((~copies.equal).sum()),
+        groups=len(copies.stays),
+        flat=search.flat,
+        damaged=search.damaged,
+        largest=tuple(largest(images, copies)),
+        output=tuple(files.lists),
+        table=tuple(files.tables),
+        complete=all(one.manifest.complete for one in images),
+    )
+
+
+def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
+    if not shown:
+        raise UsageError("nothing to compare: name a dataset of images")
+    places = [absolute(url) for url in shown]
+    if twice := [url for url, count in Counter(places).items() if count > 1]:
+        raise UsageError(f"{twice[0]} is named twice: name each dataset once")
+    lasts = [url.rstrip("/").rpartition("/")[2] for url in places]
+    if hashes and len(set(lasts)) < len(lasts):
+        raise UsageError(
+            f"--hashes {hashes}: two datasets have the same last name ({', '.join(lasts)}), and "
+            "would be kept in one folder: leave --hashes out, or give it for one dataset at a time"
+        )
+    kept = [
+        f"{absolute(hashes)}/{last}" if hashes else kept_beside(place)
+        for place, last in zip(places, lasts, strict=True)
+    ]
+    for url in kept:
+        if any(f"{url}/".startswith(f"{place}/") for place in places):
+            raise UsageError(f"--hashes {hashes}: {url} lies in a dataset: name another folder")
+    return [open_images(*each) for each in zip(places, shown, kept, strict=True)]
+
+
+def _look(
+    images: Sequence[ImagesLooked],
+    make_runner: Callable[[int, int], Runner],
+    listener: DuplicatesListener,
+) -> None:
+    """See to it that each shard has its file."""
+    units = [unit for one in images for unit in one.missing()]
+    if not units:
+        return
+    units.sort(key=lambda unit: -unit.shard.nbytes)  # so that no worker begins a large one last
+    nbytes = sum(unit.shard.nbytes for unit in units)
+    runner = make_runner(len(units), nbytes)
+    under_way: dict[str, int] = {}
+    done = samples = 0
+    with closing(runner.run(Hashing(), units)) as events:
+        for event in events:
+            unit = cast("HashUnit", event.unit)
+            if isinstance(event, Quarantined):
+                again = command("verify", unit.images)
+                raise WorkError(f"{unit.name}: {event.reason}: {again} says if it is sound")
+            under_way[unit.name] = cast("int", event.value) if isinstance(event, Step) else 0
+            if isinstance(event, Finished):
+                done, samples = done + 1, samples + unit.shard.samples
+            listener.looked(done, len(units), samples + sum(under_way.values()))

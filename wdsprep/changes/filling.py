@@ -1,0 +1,319 @@
+"""Datasets that a selection is written to: what they are, and one run over what each lacks."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdsprep.changes import selection
+from wdsprep.changes.copying import CopyUnit, CopyWork
+from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
+from wdsprep.changes.grouping import NAME, Group
+from wdsprep.changes.selection import Parts, WantedKeys
+from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.keys import keys_at, offsets_of
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refreshed
+from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
+from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.here import runner_for
+from wdsprep.runners.run import Outcome, Run, RunStatus, carry_out, opened_dataset
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, absolute, local_path, write_bytes
+from wdsprep.text import human_bytes, plural
+
+Status = Callable[[Callable[[], RunStatus]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectAsked:
+    """Which samples, in which shards."""
+
+    where: str
+    keys: WantedKeys | None
+    count: int
+    seed: int
+    parts: Parts
+    samples: int
+    nbytes: int
+    prefix: bool
+
+    def settings(self, part: str) -> dict[str, Any]:
+        """What decides the bytes, beside the datasets. What was not asked for is no setting."""
+        chance = self.count or self.parts
+        found = {
+            "count": self.count,
+            "keys": self.keys.digest if self.keys else "",
+            "part": part,
+            "prefix": self.prefix,
+            "split": [[name, str(share)] for name, share in self.parts.items()],
+            "where": self.where,
+        }
+        found = {name: value for name, value in found.items() if value}
+        found |= {"seed": self.seed} if chance else {}
+        return found | {"max_shard_size": self.nbytes, "samples_per_shard": self.samples}
+
+
+def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
+    """The shards of each part."""
+    rise = group.dataset == "images"
+    every = selection.left(selection.all_of(group.origins))
+    if asked.keys:
+        every = selection.left(selection.with_keys(every, group.origins, asked.keys, rise=rise))
+    if asked.where:
+        every = selection.left(selection.where(every, group.origins, asked.where))
+    if not every:
+        shown = " and ".join(origin.shown for origin in group.origins)
+        raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")
+    if asked.count:
+        every = selection.left(selection.drawn(every, asked.count, asked.seed))
+    parts = {"": every}
+    if asked.parts:
+        parts = selection.in_parts(every, asked.parts, asked.seed)
+    limits = ShardLimits(samples=asked.samples, nbytes=asked.nbytes)
+    found = {}
+    for name, some in parts.items():
+        if not (some := selection.left(some)):
+            total = plural(selection.counted(every), "sample")
+            raise UsageError(f"--split: of {total} none is left for {name}: give it a larger share")
+        found[name] = cut(some, group.origins, limits, prefixes=prefixes(group, asked), rise=rise)
+    return found
+
+
+def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
+    """What the keys of each dataset get."""
+    many = len(group.origins)
+    if not asked.prefix:
+        return ("",) * many
+    return tuple(f"{number:0{len(str(many - 1))}d}" for number in range(many))
+
+
+def check_room(planned: "Iterable[tuple[Out, list[Cut]]]") -> None:
+    """Before anything is written: what is left to write must have room on a local disk."""
+    wanted: dict[str, int] = {}
+    for each, own in planned:
+        if (path := local_path(each.place)) is not None:
+            while not Path(path).exists():
+                path = str(Path(path).parent)
+            wanted[path] = wanted.get(path, 0) + each.nbytes_left(own)
+    for path, nbytes in wanted.items():
+        if nbytes > (free := shutil.disk_usage(path).free):
+            raise FullError(
+                f"{path} has {human_bytes(free)} free, and {human_bytes(nbytes)} are selected: "
+                "free some space, choose another place, or select less"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Out:
+    """A dataset to write: of a group, or a part of it."""
+
+    group: Group
+    part: str
+    asked: SelectAsked
+    overwrite: bool
+
+    @property
+    def shown(self) -> str:
+        return self.group.place_of(self.part)
+
+    @property
+    def place(self) -> str:
+        return absolute(self.shown)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        if self.group.dataset == "latents":
+            return dict(self.group.settings)
+        origins = self.group.origins
+        return {
+            **form_there(self.place, overwrite=self.overwrite),
+            **self.asked.settings(self.part),
+            "buckets": self.group.settings["buckets"],
+            "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
+            "of": self.group.content,
+            "source": SELECTION,
+        }
+
+    @cached_property
+    def selection(self) -> str:
+        """A digest of all that decides what is in it."""
+        of = self.group.follows or self.group
+        known = [of.content, self.group.content, self.asked.settings(self.part)]
+        return DigestKind.BLAKE3.hex(canonical(known))
+
+    def check(self) -> None:
+        """Refuse, before anything is written, another dataset in the place."""
+        store = open_store(self.place)
+        if check_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite):
+            return
+        there = dated_manifest(store)
+        said = there.extra.get("selection", self.selection) if there else self.selection
+        if said != self.selection:
+            raise self._other()
+
+    def _other(self) -> FingerprintError:
+        return FingerprintError(
+            f"{self.shown} holds something else, of other images or selected otherwise: name "
+            "another place, or --overwrite starts over"
+        )
+
+    @cached_property
+    def _there(self) -> Manifest | None:
+        store = open_store(self.place)
+        there = None if self.overwrite else dated_manifest(store)
+        return refreshed(store, there) if there else None
+
+    @property
+    def is_done(self) -> bool:
+        there = self._there
+        is_same = there is not None and there.extra.get("selection") == self.selection
+        return bool(is_same and there and there.complete)
+
+    def nbytes_left(self, cuts: Sequence[Cut]) -> int:
+        """About as much as is left to write: of latents, the share of samples is taken for it."""
+        done = set(self._there.ledger.units()) if self._there else set()
+        names = (self._unit_name(each) for each in cuts)
+        wanted = [each for each, name in zip(cuts, names, strict=True) if name not in done]
+        if not self.group.follows:
+            return sum(each.nbytes for each in wanted)
+        manifests = [origin.manifest for origin in self.group.origins]
+        of = sum(manifest.inputs for manifest in manifests)
+        samples = sum(each.samples for each in wanted if each.bucket in self._buckets)
+        return int(sum(manifest.nbytes for manifest in manifests) * samples / max(1, of))
+
+    @cached_property
+    def _buckets(self) -> frozenset[int]:
+        """Of the images that latents were made of."""
+        images = self.group.follows
+        of = images.settings["buckets"] if images else ()
+        return frozenset(buckets_encoded(self.group.settings, of)) if images else frozenset()
+
+    def _unit_name(self, made: Cut) -> str:
+        return made.slice if self.group.dataset == "images" else latent_unit(made.name)
+
+    def finished(self, status: Status) -> Outcome:
+        return self._run([], None, status)
+
+    def filled(
+        self,
+        cuts: Sequence[Cut],
+        images: Outcome | None,
+        options: CrewOptions,
+        status: Status,
+    ) -> Outcome:
+        units = list(self._units(cuts, images))
+        return self._run(units, options, status)
+
+    def _units(self, cuts: Sequence[Cut], images: Outcome | None) -> Iterator[CopyUnit]:
+        """Latents are made of the image shards that were written, whatever came of these."""
+        digest = DigestKind.of(self.settings)
+        shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
+        for made in cuts:
+            if self.group.follows and (made.bucket not in self._buckets or made.name not in shards):
+                continue
+            yield CopyUnit(
+                name=self._unit_name(made),
+                shard=made.name,
+                pieces=self._pieces(made, shards.get(made.name)),
+                input=shards[made.name].digest if self.group.follows else digest.hex(made.inputs),
+                nbytes=made.nbytes,
+            )
+
+    def _pieces(self, made: Cut, written: Shard | None) -> tuple[ShardPiece, ...]:
+        """Those of latents have another unit than those of the images that they follow, and no
+        sample that the image shard which was `written` lacks: it was removed there."""
+        images = self.group.follows
+        if not images or not written:
+            return made.pieces
+        pieces = made.pieces
+        if written.samples < made.samples:
+            place = absolute(images.place_of(self.part))
+            keys = {*_keys_of(open_store(place), written)}
+            pieces = tuple(filter(None, map(partial(self._among, keys), pieces)))
+        return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
+
+    def _among(self, keys: set[str], piece: ShardPiece) -> ShardPiece | None:
+        """What of a piece of images has one of the keys."""
+        images = self.group.follows or self.group
+        store, number = images.origins[piece.origin].store, piece.origin
+        prefix = prefixes(images, self.asked)[number]
+        all_keys = _keys_of(store, piece.shard)
+        left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
+        return replace(piece, numbers=np.array(left, np.uint32)) if left else None
+
+    def _run(self, units: list[CopyUnit], options: CrewOptions | None, status: Status) -> Outcome:
+        edition, manifest = opened_dataset(
+            self.place, self.group.dataset, self.settings, overwrite=self.overwrite
+        )
+        ledger = manifest.ledger
+        done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+        wanted = {unit.name: unit.input for unit in units}
+        if options and any(wanted.get(unit) != of for unit, of in done.items()):
+            raise self._other()
+        pending = [unit for unit in units if unit.name not in done]
+        work = CopyWork(
+            dataset=self.group.dataset,
+            origins=tuple(origin.url for origin in self.group.origins),
+            prefixes=prefixes(self.group, self.asked),
+            out=self.place,
+            edition=edition.mark,
+            settings=self.settings,
+            by_images=self.group.follows is not None,
+            empty=self._empty(edition),
+        )
+        run = Run(edition, manifest, count=len(pending), extra=self._extra, status=status)
+        nbytes = sum(unit.nbytes for unit in pending)
+        few = partial(runner_for, told=lambda _line: None, name="select")
+        chosen = few(options, len(pending), nbytes) if pending and options else None
+        (outcome,) = carry_out([run], chosen, work, pending)
+        return outcome
+
+    def _extra(self) -> dict[str, Any]:
+        """What the first dataset has beside its settings, such as the name of its model."""
+        known = self.group.origins[0].manifest.extra
+        own = {"model": known["model"]} if "model" in known else {}
+        return {**own, "selection": self.selection}
+
+    def _empty(self, edition: Edition) -> dict[str, str]:
+        """What stands for no caption: copied from the first dataset, and the same in all."""
+        if self.group.dataset == "images":
+            return {}
+        found: dict[str, set[str]] = {}
+        for origin in self.group.origins:
+            for files in origin.manifest.ledger.column("files"):
+                for name, digest in files.items():
+                    if name.startswith(empty_name("")):
+                        found.setdefault(name, set()).add(digest)
+        for name, digests in found.items():
+            if len(digests) > 1:
+                shown = " and ".join(origin.shown for origin in self.group.origins)
+                raise UsageError(
+                    f"{shown} have another {name}: what they hold was computed otherwise, and "
+                    f"cannot be one dataset: give each a place, such as OUT/{NAME}"
+                )
+            _copied(self.group.origins[0].store, edition, name)
+        return {name: digests.pop() for name, digests in sorted(found.items())}
+
+
+def _keys_of(store: Store, shard: Shard) -> list[str]:
+    return keys_at(store, shard.name, offsets_of(store, shard)[:-1])
+
+
+def _copied(store: Store, edition: Edition, name: str) -> None:
+    try:
+        edition.store.read(name, nbytes=0)
+    except NotFoundError:
+        data = store.read(name)
+        with edition.holding(name), contextlib.suppress(ExistsError):
+            write_bytes(edition.store, name, data, exclusive=True)

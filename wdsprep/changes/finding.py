@@ -1,0 +1,324 @@
+"""Where the samples lie that a user names, by units of a dataset.
+
+A key tells its slice, and keys rise in an image shard, so a dozen headers lead to each sample. Of
+latents all headers of a shard are read: shapes stand behind each other in it, and the keys of tars
+that something else packed follow no rule. URLs, sources and digests stand in the json of image
+samples alone: for these every image shard is walked over, without its images where the json has
+their digest.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from wdsprep.changes.wanted import Sought, WantedSamples
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.keys import key_reader, keys_at, offsets_of
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import LATENTS, SELECTION, latent_unit, rejects_name
+from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
+from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.tar.members import BadSampleError, Tape
+from wdsprep.dataset.tar.read import (
+    file_tape,
+    members_of,
+    scan,
+    stream_tape,
+)
+from wdsprep.errors import FormatError
+from wdsprep.images import IMAGES
+from wdsprep.store.base import Store, local_path, stream
+from wdsprep.text import command
+
+Numbered = dict[int, str]
+"""Keys by the numbers of their samples in a shard."""
+Fields = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetPlace:
+    """A dataset, as the user named it, and as its receipts have it now."""
+
+    shown: str
+    url: str
+    edition: Edition
+    manifest: Manifest
+
+    @property
+    def store(self) -> Store:
+        return self.edition.store
+
+    @property
+    def has_images(self) -> bool:
+        return self.manifest.dataset == "images"
+
+    @cached_property
+    def receipts(self) -> Mapping[str, Receipt]:
+        return {receipt.unit: receipt for receipt in self.manifest.receipts}
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether keys say nothing of the unit that their samples are in."""
+        source = self.manifest.settings.get("source")
+        return source == SELECTION or SELECTION in self.manifest.extra
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its latents are of tars that something else packed."""
+        return not self.has_images and any(
+            CONTENT in receipt.files or not LATENTS.fullmatch(f"{unit}.tar")
+            for unit, receipt in self.receipts.items()
+        )
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What was found in a dataset: by units, with the `marks` of what is to stay away. `known` are
+    keys of rejects that were removed before."""
+
+    units: dict[str, UnitRemoval] = field(default_factory=dict)
+    marks: set[bytes] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    hits: set[bytes] = field(default_factory=set)
+    """The marks that were wanted and are there."""
+
+    @property
+    def samples(self) -> int:
+        return sum(unit.samples for unit in self.units.values())
+
+    @property
+    def keys(self) -> Iterator[str]:
+        for unit in self.units.values():
+            yield from (key for shard in unit.shards for key in shard.keys)
+            yield from unit.rejects
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finder:
+    """Looks for what is wanted. With `keeps_copies`, a sample is known by its source alone."""
+
+    wanted: WantedSamples
+    keeps_copies: bool = False
+    heard: Callable[[str, int, int], object] = lambda _place, _done, _of: None
+
+    def in_images(self, place: DatasetPlace, receipts: Collection[Receipt]) -> Found:
+        found = Found()
+        every = Sought(self.wanted.keys) if place.is_selection else None
+        for done, receipt in enumerate(receipts):
+            self.heard(place.shown, done, len(receipts))
+            shards = {}
+            keys = every or Sought(self.wanted.keys.of_slice(receipt.unit))
+            for shard in receipt.shards if keys or self.wanted.kinds else ():
+                found_here = {}
+                if self.wanted.kinds:
+                    found_here = self._walked(place, shard, keys, found)
+                elif numbered := rising(place.store, shard, keys):
+                    found_here = numbered
+                    for fields in samples_at(place.store, shard, numbered).values():
+                        found.marks.update(self._marks(fields))
+                if found_here:
+                    shards[shard] = found_here
+            rejects = self._rejects(place, receipt, keys, found)
+            _note(found, receipt.unit, shards, rejects)
+        return found
+
+    def in_latents(
+        self,
+        place: DatasetPlace,
+        receipts: Collection[Receipt],
+        images: Mapping[str, ShardRemoval],
+    ) -> Found:
+        """`images` are the image shards that lose samples, by the units that are made of them."""
+        found = Found()
+        any_slice = place.is_foreign or place.is_selection or not self.wanted.keys.are_own
+        every = set(self.wanted.keys) if any_slice else set()
+        for receipt in receipts:
+            lost = images.get(receipt.unit)
+            slice_name = receipt.unit.rpartition("/")[2].partition("_")[0]
+            keys = every or self.wanted.keys.of_slice(slice_name)
+            keys |= set(lost.keys) if lost else set()
+            is_current = lost is not None and receipt.input.partition(":")[0] == lost.digest
+            shards = {}
+            for shard in receipt.shards if keys else ():
+                if numbered := located(place.store, shard, keys):
+                    shards[shard] = numbered
+                    if not is_current:
+                        for fields in samples_at(place.store, shard, numbered).values():
+                            if source := _facts(fields)["source"]:
+                                found.marks.add(mark_of("source", source))
+            rejects = self._rejects(place, receipt, keys, found)
+            _note(found, receipt.unit, shards, rejects, lost if is_current else None)
+        return found
+
+    def _walked(
+        self, place: DatasetPlace, shard: Shard, keys: Container[str], found: Found
+    ) -> Numbered:
+        """Those of an image shard that are wanted for anything."""
+        numbered: Numbered = {}
+        with tape_of(place.store, shard) as tape:
+            for number, sample in enumerate(scan(tape, wants=self._wants)):
+                if isinstance(sample, BadSampleError):
+                    raise _damaged(place.store, shard, str(sample))
+                hits = set(self._hits(sample.fields))
+                if hits or sample.key in keys:
+                    numbered[number] = sample.key
+                    found.hits |= hits
+        for fields in samples_at(place.store, shard, numbered).values():
+            found.marks.update(self._marks(fields))
+        return numbered
+
+    def _wants(self, name: str, _nbytes: int, _before: Fields) -> bool:
+        """Images come before the json, which may have their digest, or not."""
+        return name == "json" or ("sha256" in self.wanted.kinds and name in IMAGES)
+
+    def _hits(self, fields: Fields) -> Iterator[bytes]:
+        """What is wanted of a sample, as marks."""
+        facts = _facts(fields)
+        yield from self._wanted_of(facts["source"], facts.get("url", ""))
+        for digest in image_digests(fields, facts) if "sha256" in self.wanted.kinds else ():
+            yield from self.wanted.marks_of("sha256", digest)
+
+    def _wanted_of(self, source: str, url: str) -> Iterator[bytes]:
+        yield from self.wanted.marks_of("source", source)
+        yield from self.wanted.marks_of("url", url)
+
+    def _marks(self, fields: Fields) -> Iterator[bytes]:
+        """What tells `pack` that an input is this sample."""
+        facts = _facts(fields)
+        yield mark_of("source", facts["source"])
+        if not self.keeps_copies:
+            yield from (mark_of("sha256", digest) for digest in image_digests(fields, facts))
+            if url := facts.get("url"):
+                yield mark_of("url", url)
+
+    def _rejects(
+        self, place: DatasetPlace, receipt: Receipt, keys: Sought | set[str], found: Found
+    ) -> tuple[str, ...]:
+        """The keys of those that are wanted and can still be read."""
+        marks = place.has_images and self.wanted.kinds
+        if not receipt.rejects or not (keys or marks):
+            return ()
+        going = []
+        for reject in read_rejects(place.store.read(rejects_name(receipt.unit))):
+            if reject.code is Code.REMOVED:
+                found.known |= {reject.key} if reject.key in keys else set()
+                continue
+            hits = set(self._wanted_of(reject.source, reject.url)) if marks else set()
+            if hits or reject.key in keys:
+                found.hits |= hits
+                going.append(reject.key)
+                if place.has_images and reject.source:
+                    found.marks.add(mark_of("source", reject.source))
+                if reject.url and not self.keeps_copies:
+                    found.marks.add(mark_of("url", reject.url))
+        return tuple(going)
+
+
+def _note(
+    found: Found,
+    unit: str,
+    shards: Mapping[Shard, Numbered],
+    rejects: tuple[str, ...],
+    images: ShardRemoval | None = None,
+) -> None:
+    """`images` is the image shard, where that loses samples too."""
+    if not (shards or rejects or images):
+        return
+    going = (
+        ShardRemoval(
+            name=shard.name,
+            samples=shard.samples,
+            nbytes=shard.nbytes,
+            digest=shard.digest,
+            rows=tuple(sorted(numbered)),
+            keys=tuple(numbered[row] for row in sorted(numbered)),
+        )
+        for shard, numbered in shards.items()
+    )
+    found.units[unit] = UnitRemoval(
+        unit=unit,
+        shards=tuple(going),
+        rejects=rejects,
+        made_of=images.digest if images else "",
+        lost_rows=images.rows if images else (),
+    )
+
+
+def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
+    """SHA-256 by which an image may be known: of the bytes that came, where that is told, or they
+    are still the same; and of those that are stored."""
+    if digest := facts.get("sha256"):
+        yield str(digest).lower()
+    for name in IMAGES:
+        if name in fields:
+            yield hashlib.sha256(fields[name]).hexdigest()
+
+
+def _facts(fields: Fields) -> Mapping[str, Any]:
+    """The json of a sample, which those of latents without a source lack."""
+    found = parse_json(fields["json"])
+    return {"source": "", **found}
+
+
+# --- samples by their numbers
+def rising(store: Store, shard: Shard, keys: Sought) -> Numbered:
+    """Which of these keys are in a shard whose keys rise, and where: a dozen headers lead to each,
+    but where so many are sought that it takes less to look at all."""
+    starts = offsets_of(store, shard)[:-1]
+    with key_reader(store, shard.name) as key_at:
+        few = keys.between(key_at(starts[0]), key_at(starts[-1]))
+        if len(few) * len(starts).bit_length() >= len(starts):
+            return located(store, shard, keys)
+        found = zip((_number_of(key, starts, key_at) for key in few), few, strict=True)
+        return {number: key for number, key in found if number is not None}
+
+
+def located(store: Store, shard: Shard, keys: Container[str]) -> Numbered:
+    """The same where keys follow no rule."""
+    every = keys_at(store, shard.name, offsets_of(store, shard)[:-1])
+    return {number: key for number, key in enumerate(every) if key in keys}
+
+
+def _number_of(key: str, starts: Sequence[int], key_at: Callable[[int], str]) -> int | None:
+    at = bisect_left(starts, key_order(key), key=lambda start: key_order(key_at(start)))
+    return at if at < len(starts) and key_at(starts[at]) == key else None
+
+
+def samples_at(store: Store, shard: Shard, numbers: Iterable[int]) -> dict[int, dict[str, bytes]]:
+    """The members of some samples."""
+    offsets = offsets_of(store, shard) if numbers else ()
+    return {
+        number: dict(members_of(store.read(shard.name, start=start, nbytes=end - start)))
+        for number in numbers
+        for start, end in [(offsets[number], offsets[number + 1])]
+    }
+
+
+@contextmanager
+def tape_of(store: Store, shard: Shard) -> Iterator[Tape]:
+    if local_path(store.url) is not None:
+        with file_tape(Path(store.url, shard.name)) as tape:
+            yield tape
+    else:
+        with stream(store, shard.name, expected=shard.nbytes) as file:
+            yield stream_tape(file)
+
+
+def _damaged(store: Store, shard: "Shard | ShardRemoval", what: str) -> FormatError:
+    return FormatError(
+        f"{store.url}/{shard.name} is damaged: {what}: run {command('repair', store.url)}, then "
+        "the same command again"
+    )
+
+
+def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
+    """The image shards that lose samples, by the units of the latents that are made of them."""
+    return {latent_unit(shard.name): shard for unit in units for shard in unit.shards}

@@ -1,0 +1,136 @@
+"""Which datasets become which: those with the same place become one, and latents follow the images
+that they were made of.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from wdsprep.changes.selection import Origin
+from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.names import latent_unit, maker_of
+from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.settings import changed_options
+from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed
+from wdsprep.errors import UsageError
+from wdsprep.store import open_store
+from wdsprep.store.base import absolute
+
+NAME, SPLIT = "{name}", "{split}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Datasets that become one, in `place`, where `{split}` may stand yet. Latents of which images
+    are given follow those: `made_of` has the number of the images for each of the datasets."""
+
+    place: str
+    origins: tuple[Origin, ...]
+    is_followed: bool = False
+    follows: "Group | None" = None
+
+    @property
+    def dataset(self) -> str:
+        return self.origins[0].manifest.dataset
+
+    @property
+    def settings(self) -> Settings:
+        return self.origins[0].manifest.settings
+
+    @cached_property
+    def content(self) -> list[str]:
+        return [origin.content for origin in self.origins]
+
+    def place_of(self, part: str) -> str:
+        return self.place.replace(SPLIT, part)
+
+
+def open_origin(given: "str | os.PathLike[str]") -> Origin:
+    url, shown = absolute(given), os.fspath(given).rstrip("/")
+    store = open_store(url)
+    manifest = dated_manifest(store)
+    if manifest is None:
+        _store, manifest = open_dataset(shown)  # which says what is there instead
+    manifest = refreshed(store, manifest)
+    if not manifest.complete:
+        maker = maker_of(manifest.dataset, manifest.settings)
+        raise UsageError(
+            f'{shown} is not complete: run the same "{maker}" again, to its end, and then select'
+        )
+    return Origin(url=url, shown=shown, manifest=manifest)
+
+
+def groups_of(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
+    """The datasets by their places, images first."""
+    if not given:
+        raise UsageError("nothing to select from: name a dataset")
+    by_place: dict[str, list[Origin]] = {}
+    for origin in map(open_origin, given):
+        name = origin.url.rstrip("/").rpartition("/")[2]
+        by_place.setdefault(out.replace(NAME, name), []).append(origin)
+    urls = [origin.url for origins in by_place.values() for origin in origins]
+    if len(set(urls)) < len(urls):
+        raise UsageError("the same dataset is named twice: name each once")
+    groups = [_group(place, origins) for place, origins in by_place.items()]
+    images = [group for group in groups if group.dataset == "images"]
+    rest = [group for group in groups if group.dataset != "images"]
+    if len(images) > 1:
+        raise UsageError(
+            f"{images[0].place} and {images[1].place} would both be images: give one place for "
+            f"all of them, or select from one after the other"
+        )
+    if not images and len(rest) > 1:
+        raise UsageError(
+            f"{rest[0].origins[0].shown} and {rest[1].origins[0].shown} are made of images: name "
+            "these too, so that the same samples are selected of all"
+        )
+    return [*images, *(_following(group, images[0]) if images else group for group in rest)]
+
+
+def _group(place: str, origins: list[Origin]) -> Group:
+    """Refuse what cannot be one dataset."""
+    first = origins[0]
+    for other in origins[1:]:
+        both, hint = f"{first.shown} and {other.shown}", f"give each a place, such as OUT/{NAME}"
+        settings = first.manifest.settings, other.manifest.settings
+        if first.manifest.dataset != other.manifest.dataset:
+            kinds = f"one of {first.manifest.dataset} and one of {other.manifest.dataset}"
+            raise UsageError(f"{both} are {kinds}: {hint}")
+        if first.manifest.dataset == "latents" and (changed := changed_options(*settings)):
+            raise UsageError(f"{both} were encoded otherwise ({'; '.join(changed)}): {hint}")
+        if settings[0].get("buckets") != settings[1].get("buckets"):
+            raise UsageError(f"{both} have other buckets: pack them with the same --buckets")
+    return Group(place=place, origins=tuple(origins))
+
+
+def _following(group: Group, images: Group) -> Group:
+    """Latents in the order of the images that they were made of."""
+    of = {}
+    for origin in group.origins:
+        of[_images_of(origin, images)] = origin
+    lacking = [one.shown for at, one in enumerate(images.origins) if at not in of]
+    if lacking or len(of) < len(group.origins):
+        raise UsageError(
+            f"{group.origins[0].shown} and what goes with it are not made of "
+            f"{', '.join(lacking) or images.origins[0].shown}: give latents of all images, each "
+            "once, or of none"
+        )
+    return replace(group, origins=tuple(of[at] for at in sorted(of)), follows=images)
+
+
+def _images_of(latents: Origin, images: Group) -> int:
+    """The number of the images that latents were made of, all of which have theirs."""
+    ledger = latents.manifest.ledger
+    made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+    for at, origin in enumerate(images.origins):
+        buckets = buckets_encoded(latents.manifest.settings, images.settings["buckets"])
+        shards = [shard for shard in origin.shards if shard.bucket in buckets]
+        wanted = {latent_unit(shard.name): shard.digest for shard in shards}
+        if wanted == made:
+            return at
+    shown = " or ".join(origin.shown for origin in images.origins)
+    raise UsageError(
+        f"{latents.shown} was not made of {shown} as it is now: encode with --redo-changed, or "
+        "select from the one alone"
+    )

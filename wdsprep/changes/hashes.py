@@ -1,0 +1,189 @@
+"""What the pictures of a dataset look like, kept in a file for each image shard.
+
+    shards/images-hashes/256/000000.0123456789abcdef.v1.parquet
+
+The name says which shard, of which bytes, and by which definition of the hash: a shard that was
+packed anew has no file, and the one of the old shard goes. So a listing tells what is left to do,
+and two runs at once do no harm. In a file are, by sample in the order of the shard, its `key`, its
+`hash` (a signed number of 64 bits, 0 where there is none), its `width` and `height` (0 where the
+image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes.
+"""
+
+import io
+import re
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import MAKERS
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.removed import ShardRemoval
+from wdsprep.dataset.state import check_kind, dated_manifest, read_each, refreshed
+from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.errors import AccessError, NotFoundError, TarError, UsageError
+from wdsprep.images import perceptual
+from wdsprep.images.perceptual import NO_HASH
+from wdsprep.runners.base import PROGRESS_S
+from wdsprep.store import open_store, opened
+from wdsprep.store.base import Store, is_hidden, stream, write_bytes
+from wdsprep.text import command
+
+_KEPT_AS = ("jpg", "png", "webp")
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("hash", pa.int64()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("content", pa.int64()),
+    ]
+)
+_OURS = re.compile(r"\d+/\d{6,}(_\d+)?\.[0-9a-f]{16}\.v\d+\.parquet")
+_ENDING = f".v{perceptual.VERSION}.parquet"
+
+
+def kept_beside(images: str) -> str:
+    return f"{images}-hashes"
+
+
+def kept_file(shard: Shard | ShardRemoval) -> str:
+    return f"{shard.name.removesuffix('.tar')}.{shard.digest[:16]}{_ENDING}"
+
+
+def forget(images: str, shards: Iterable[ShardRemoval]) -> None:
+    """Drop what is kept beside `images` of these shards as they were."""
+    with suppress(NotFoundError, AccessError):  # a bucket of that name, which is none of ours
+        kept = open_store(kept_beside(images))
+        there = {entry.name for entry in kept.list()}
+        for name in there.intersection(map(kept_file, shards)):
+            kept.delete(name)
+        kept.publish()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HashUnit:
+    """An image shard whose pictures are to be looked at, and where that is kept."""
+
+    images: str
+    shard: Shard
+    kind: DigestKind
+    kept: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.images}/{self.shard.name}"
+
+    @property
+    def file(self) -> str:
+        return kept_file(self.shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashing:
+    """The work, as runners want it."""
+
+    def open(self) -> Callable[[HashUnit], Generator[int, None, None]]:
+        return hash_shard
+
+
+def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
+    """Look at the pictures of a shard; yields how many have been seen."""
+    rows: list[tuple[str, int, int, int, int]] = []
+    told = time.monotonic()
+    try:
+        for row in _rows(unit):
+            rows.append(row)
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                yield len(rows)
+    except TarError as error:
+        raise TarError(f"{error}: {command('verify', unit.images)} says what to do") from error
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA), out)
+    write_bytes(opened(unit.kept), unit.file, out.getvalue())
+
+
+def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
+    """What is kept of each sample; a TarError where the shard is not what it was."""
+    digest = unit.kind.new()
+    store, shard = opened(unit.images), unit.shard
+    with stream(store, shard.name, watch=digest.update, expected=shard.nbytes) as tar:
+        for sample in read_samples(stream_tape(tar), unit.name):
+            image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
+            yield sample.key, *_looks(image)
+        while tar.read(1 << 20):
+            pass
+    if digest.hexdigest() != shard.digest:
+        raise TarError(f"{unit.name} is not what its receipt says")
+
+
+def _looks(image: bytes) -> tuple[int, int, int, int]:
+    """Hash, width, height and content of an image."""
+    content = int.from_bytes(blake3(image).digest(8), "little", signed=True)
+    try:
+        seen = perceptual.look(image)
+    except RejectedError:
+        return NO_HASH, 0, 0, content
+    return _signed(seen.hash), seen.width, seen.height, content
+
+
+def _signed(number: int) -> int:
+    return number - (number >> 63 << 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesLooked:
+    """A dataset of images, and what is kept of it, shard by shard."""
+
+    shown: str
+    kept: Store
+    manifest: Manifest
+    units: tuple[HashUnit, ...]
+
+    def missing(self) -> tuple[HashUnit, ...]:
+        """What is not looked at yet; what is kept of shards that are no more goes."""
+        there = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
+        files = {unit.file for unit in self.units}
+        for name in there - files:
+            if _OURS.fullmatch(name):
+                self.kept.delete(name)
+        return tuple(unit for unit in self.units if unit.file not in there)
+
+    def columns(self, unit: HashUnit, *names: str) -> pa.Table:
+        """What is kept of one shard."""
+        return pq.read_table(pa.BufferReader(self.kept.read(unit.file)), columns=list(names))
+
+    def each(self, *names: str) -> list[pa.Table]:
+        """The same of all, in their order, many of them read at a time."""
+        return read_each(lambda unit: self.columns(unit, *names), self.units, lambda _done: None)
+
+
+def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
+    """The images at `url`, of which `kept` is the place for what they look like."""
+    store = open_store(url)
+    manifest = dated_manifest(store)
+    if manifest is None:
+        raise NotFoundError(
+            f"{shown} holds no dataset: name the folder or URL that {MAKERS['images']} wrote"
+        )
+    if manifest.dataset == "latents":
+        raise UsageError(f"{shown} is a dataset of latents: name the images it was made of")
+    check_kind(store, manifest.dataset, "images")
+    manifest = refreshed(store, manifest)
+    if not manifest.shards:
+        raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
+    kind = DigestKind.of(manifest.settings)
+    units = tuple(
+        HashUnit(images=store.url, shard=shard, kind=kind, kept=kept) for shard in manifest.shards
+    )
+    return ImagesLooked(shown=shown, kept=open_store(kept), manifest=manifest, units=units)

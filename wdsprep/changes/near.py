@@ -1,0 +1,181 @@
+"""All pairs of many hashes that are at most so many bits apart, without comparing each with each.
+
+The 64 bits are cut into `distance + agreeing` blocks. Two hashes that differ in `distance` bits
+differ in as many blocks at most, so there are `agreeing` blocks in which they are the same. For
+each choice of so many blocks the hashes are sorted with these in front: such pairs then stand close
+together, and only neighbours that begin alike are compared. A pair is taken where its choice is the
+first that it agrees in, so it is found once.
+
+With more blocks agreeing there are more sorts and fewer comparisons: `plan` takes what is least. A
+sort needs 8 bytes a hash beside the hashes themselves, and as many are done at once as there are
+processors and `SORTS_NBYTES`. Hashes that begin alike in great numbers, which those of pictures do
+not, are each compared with each.
+
+Written by hand: of a million hashes it takes seconds, and a library for it, such as faiss, would be
+larger than all of wdsprep. To be looked at again when that is there for another reason.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, pairwise
+
+import numpy
+from numpy.typing import NDArray
+
+from wdsprep.cpus import usable_cpus
+from wdsprep.text import Counting, unheard
+
+Hashes = NDArray[numpy.uint64]
+Rows = NDArray[numpy.int64]
+NBITS = 64
+MOST_AGREEING = 6
+SORT_NS, COMPARE_NS = 90, 15  # what a hash costs in each sort, and a pair
+SORTS_NBYTES = 2 << 30
+AT_ONCE = 1 << 16  # hashes: what the processor's cache can hold
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Some bits of a hash, from the lowest on."""
+
+    start: int
+    nbits: int
+
+    @property
+    def mask(self) -> int:
+        return (1 << self.nbits) - 1
+
+
+def plan(count: int, distance: int) -> tuple[int, int]:
+    """Into how many blocks to cut, and how many of them agree."""
+
+    def cost(agreeing: int) -> float:
+        sorts = math.comb(distance + agreeing, agreeing)
+        alike: float = 2.0 ** (NBITS * agreeing / (distance + agreeing))
+        pairs = count * (count / 2) / alike
+        return sorts * (SORT_NS * count + COMPARE_NS * pairs)
+
+    best = min(range(1, MOST_AGREEING + 1), key=cost)
+    return distance + best, best
+
+
+def blocks_of(count: int) -> list[Block]:
+    ends = [NBITS * number // count for number in range(count + 1)]
+    return [Block(start=a, nbits=b - a) for a, b in pairwise(ends)]
+
+
+def near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tuple[Rows, Rows]:
+    """The places in `hashes`, which rise and are each there once, of all pairs of them that differ
+    in 1 to `distance` bits. `heard` is told how many sorts are done, of how many."""
+    if not distance or len(hashes) < 2:
+        return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
+    count, agreeing = plan(len(hashes), distance)
+    blocks = blocks_of(count)
+    choices = list(combinations(range(count), agreeing))
+    threads = max(1, min(usable_cpus(), SORTS_NBYTES // max(1, hashes.nbytes)))
+    found: list[tuple[Rows, Rows]] = []
+    with ThreadPoolExecutor(threads) as sorters:
+        search = partial(_pairs_of_choice, hashes, distance, blocks)
+        for pairs in sorters.map(search, choices):
+            found.append(pairs)
+            heard(len(found), len(choices))
+    return (
+        numpy.concatenate([first for first, _ in found]),
+        numpy.concatenate([second for _, second in found]),
+    )
+
+
+def _pairs_of_choice(
+    hashes: Hashes, distance: int, blocks: Sequence[Block], choice: Sequence[int]
+) -> tuple[Rows, Rows]:
+    order = [*choice, *(number for number in range(len(blocks)) if number not in choice)]
+    front = _in_order(hashes, [blocks[number] for number in order])
+    front.sort()
+    key_nbits = sum(blocks[number].nbits for number in choice)
+    earlier = [blocks[number] for number in range(choice[-1]) if number not in choice]
+    firsts, seconds = [numpy.empty(0, numpy.int64)], [numpy.empty(0, numpy.int64)]
+    for one, other in _alike(front, key_nbits, distance):
+        a, b = (_back(some, [blocks[number] for number in order]) for some in (one, other))
+        differ = a ^ b
+        is_first = numpy.ones(len(a), bool)
+        for block in earlier:
+            is_first &= (differ >> numpy.uint64(block.start)) & numpy.uint64(block.mask) != 0
+        firsts.append(numpy.searchsorted(hashes, a[is_first]))
+        seconds.append(numpy.searchsorted(hashes, b[is_first]))
+    return numpy.concatenate(firsts), numpy.concatenate(seconds)
+
+
+def _in_order(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
+    """With their blocks in this order, from the highest bit on."""
+    moved = numpy.zeros(len(hashes), numpy.uint64)
+    for at in range(0, len(hashes), AT_ONCE):
+        some, to = hashes[at : at + AT_ONCE], moved[at : at + AT_ONCE]
+        for block in blocks:
+            to <<= numpy.uint64(block.nbits)
+            to |= (some >> numpy.uint64(block.start)) & numpy.uint64(block.mask)
+    return moved
+
+
+def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
+    found, left = numpy.zeros(len(moved), numpy.uint64), NBITS
+    for block in blocks:
+        left -= block.nbits
+        there = (moved >> numpy.uint64(left)) & numpy.uint64(block.mask)
+        found |= there << numpy.uint64(block.start)
+    return found
+
+
+def _alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
+    """Pairs that begin with the same bits and are near, piece by piece."""
+    limit = numpy.uint64(1 << (NBITS - key_nbits))
+    for start in range(0, len(front) - 1, AT_ONCE):
+        at = numpy.arange(start, min(start + AT_ONCE, len(front) - 1))
+        apart = 0
+        while len(at):
+            apart += 1
+            at = at[at < len(front) - apart]
+            differ = front[at] ^ front[at + apart]
+            same = differ < limit
+            at, differ = at[same], differ[same]
+            near = at[bits_set(differ) <= distance]
+            if len(near):
+                yield front[near], front[near + apart]
+
+
+def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
+    """How many bits each has set: NumPy counts them itself from 2.0 on alone."""
+    pairs, fours, eights = (
+        numpy.uint64(int(half * (NBITS // len(half)), 2)) for half in ("01", "0011", "00001111")
+    )
+    one, two, four, last = map(numpy.uint64, (1, 2, 4, 56))
+    found = numbers - ((numbers >> one) & pairs)
+    found = (found & fours) + ((found >> two) & fours)
+    found = (found + (found >> four)) & eights
+    counted: Hashes = (found * numpy.uint64(0x0101010101010101)) >> last
+    return counted
+
+
+def kept_of(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
+    """Which of `count` things stays for each: itself, or the first that stays of those better
+    things that it is paired with. Things are numbered from the best on. So one that is better than
+    all it is paired with stays, what is paired with one that stays goes, and so on with the rest.
+    """
+    stays, goes = numpy.zeros(count, bool), numpy.zeros(count, bool)
+    left_better, left_worse = better, worse
+    undecided = numpy.ones(count, bool)
+    while undecided.any():
+        waits = numpy.zeros(count, bool)
+        waits[left_worse] = True
+        stays |= undecided & ~waits
+        goes[left_worse[stays[left_better]]] = True
+        undecided &= ~(stays | goes)
+        both = undecided[left_better] & undecided[left_worse]
+        left_better, left_worse = left_better[both], left_worse[both]
+    kept = numpy.arange(count)
+    chosen = stays[better]
+    kept[goes] = count
+    numpy.minimum.at(kept, worse[chosen], better[chosen])
+    return kept

@@ -1,0 +1,418 @@
+"""`remove`: take samples out of images and of everything made of them, so that they stay away.
+
+1. *Find*. A key says its slice: the shards of that slice are asked by their headers. URLs, sources
+   and digests stand in the json of images: all image shards are walked over. What is found in an
+   image shard goes out of the latents that were made of it, too. Nothing is written; the user is
+   told, and asked.
+2. *Mark*. Into each dataset goes the file `removed`: marks of what must stay away, and which
+   samples go out of which shard, with the size and digest that it has now. From then on `verify`
+   says that a removal is under way, `pack` and `encode` refuse to begin, and a run on its way makes
+   again what it had not finished, without these samples (`Draft`). Whoever holds a unit is waited
+   for, and what was finished meanwhile is searched like the rest.
+3. *Change*. Unit by unit, under its hold: images first, then latents, whose receipts get the new
+   digests of their image shards (`rewriting`). Nothing else is read or written.
+4. *Publish*. What a table of captions was made into goes, which has those of the samples too: an
+   encode that goes on makes it again. What `duplicates` keeps of pictures in these shards goes too.
+   The manifest is written, and the marks stay without the rest: the removal has ended.
+
+So a kill before 2 has changed nothing, and after 2 the dataset itself knows what is left to do: the
+same command does that first, or `wdsprep remove DATASET` alone. Latents are marked before their
+images: where these are not marked, nothing was begun, and the marks of the latents are forgotten.
+
+What comes up again is known by its source, its URL, or the SHA-256 of its image (with
+`keep_copies`, for duplicates, by its source alone), and becomes a reject `removed`: in a `pack`, an
+append, a retry, after a repair, and after --overwrite too, since who asked to be left out has not
+changed his mind over an option; deleting the file `removed` forgets all. Latents have their samples
+from the images. So one that was taken out of latents alone is a reject `removed` there, and comes
+back only where an encode makes that shard again while the images have it.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
+from wdsprep.changes.hashes import forget
+from wdsprep.changes.rewriting import UnitChange
+from wdsprep.changes.wanted import Asked, WantedSamples
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.edition import Edition, wait_for_holders
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import CAPTION_TABLE, latent_unit, lookup_name
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.removed import (
+    Marks,
+    Removed,
+    ShardRemoval,
+    UnitRemoval,
+    removed_from,
+    write_removed,
+)
+from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed, write_manifest
+from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
+from wdsprep.store import open_store
+from wdsprep.store.base import absolute
+from wdsprep.text import EXAMPLES, plural
+
+AT_ONCE = 4
+"""Units that are changed at a time: one waits for the disk while another hashes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoveListener:
+    """Hears how it goes; each call may be left out. `asked` is whether to do it without `yes`."""
+
+    told: Callable[[str], None] = lambda _text: None
+    found: Callable[[str, int, int], object] = lambda _place, _done, _of: None
+    planned: "Callable[[Removal], None]" = lambda _removal: None
+    asked: "Callable[[Removal], bool]" = lambda _removal: False
+    done: Callable[[int, int], object] = lambda _done, _of: None
+
+
+def remove(
+    *datasets: "str | os.PathLike[str]",
+    keys: Asked = "",
+    urls: Asked = "",
+    sha256: Asked = "",
+    sources: Asked = "",
+    keep_copies: bool = False,
+    yes: bool = False,
+    listener: RemoveListener | None = None,
+) -> "Removal":
+    """Take samples out of datasets, so that no `pack` or `encode` brings them back.
+
+        removal = wdsprep.remove("shards/images", "shards/latents-256", keys="000000000012")
+        removal = wdsprep.remove("shards/images", urls="gone.txt", yes=True)  # does it
+
+    The options are those of `wdsprep remove`; lists may also be lists of Python.
+    """
+    if not datasets:
+        raise UsageError("nothing to remove from: name a dataset")
+    listener = listener or RemoveListener()
+    urls_of = [absolute(url) for url in datasets]
+    if len(set(urls_of)) < len(urls_of):
+        raise UsageError("the same dataset is named twice: name each once")
+    wanted = WantedSamples.of(keys=keys, urls=urls, sha256=sha256, sources=sources)
+    ended = _end_begun(urls_of, listener)
+    if not wanted and not ended:
+        raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
+    shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
+    places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
+    finder = Finder(wanted=wanted, keeps_copies=keep_copies, heard=listener.found)
+    job = _Job(places, finder)
+    job.find()
+    removal = job.removal(ended=ended)
+    if not removal.is_needed:
+        job.publish()
+        return removal
+    listener.planned(removal)
+    if not (yes or listener.asked(removal)):
+        return removal
+    job.mark()
+    job.catch_up()
+    job.change(listener.done)
+    return replace(job.removal(ended=ended), done=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemovalPlace:
+    """What goes out of one dataset: how many samples, rejects, and shards that are written again,
+    of all that it has."""
+
+    shown: str
+    dataset: str
+    samples: int
+    rejects: int
+    shards: int
+    shards_of: int
+    nbytes: int
+    is_listed: bool
+    """Whether more must stay away from it than before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removal:
+    """`nowhere` keys, some of them in `examples`, are in no dataset; `known` were removed before.
+    `ended` are the datasets in which an earlier removal has been ended."""
+
+    places: tuple[RemovalPlace, ...]
+    nowhere: int = 0
+    examples: tuple[str, ...] = ()
+    known: int = 0
+    unmatched: int = 0
+    """URLs, digests and sources that no image has."""
+    ended: tuple[str, ...] = ()
+    done: bool = False
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{p.shown!r}: {plural(p.samples, 'sample')}" for p in self.places)
+        state = "done" if self.done else "to be done" if self.is_needed else "nothing to do"
+        return f"<Removal {counts}: {state}>"
+
+    @property
+    def is_needed(self) -> bool:
+        return any(p.samples or p.rejects or p.is_listed or p.shards for p in self.places)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.done or not self.is_needed
+
+
+def _open(url: str, shown: str) -> DatasetPlace:
+    store = open_store(url)
+    edition = Edition.of(store)
+    open_dataset(url)  # says what is there instead
+    manifest = dated_manifest(store)
+    if manifest is None:
+        raise NotFoundError(f"{shown} has lost its manifest just now: run the same again")
+    return DatasetPlace(shown=shown, url=url, edition=edition, manifest=refreshed(store, manifest))
+
+
+def _end_begun(urls: Sequence[str], listener: RemoveListener) -> tuple[str, ...]:
+    """End what was begun before and killed, in these datasets; which of them that was in."""
+    begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
+    if not begun:
+        return ()
+    for found in tuple(begun.values()):
+        if found.images and found.images not in begun:
+            begun |= _begun_images(found.images)
+    listener.told(f"ends a removal that was begun in {', '.join(sorted(begun))}")
+    job = _Job([_open(url, url) for url in begun])
+    job.take_up(begun)
+    job.change(listener.done)
+    return tuple(begun)
+
+
+def _begun_images(url: str) -> dict[str, Removed]:
+    """Latents may be all that is left."""
+    with suppress(NotFoundError, UsageError):
+        open_dataset(url)
+        return {url: removed_from(open_store(url))}
+    return {}
+
+
+class _Job:
+    """One removal, in some datasets."""
+
+    def __init__(self, places: Sequence[DatasetPlace], finder: Finder | None = None) -> None:
+        self._images = [place for place in places if place.has_images]
+        self._latents = [place for place in places if not place.has_images]
+        self._places = {place.url: place for place in (*self._latents, *self._images)}
+        self._finder = finder
+        self._found = {url: Found() for url in self._places}
+        self._made_of: dict[str, str] = {}  # the images of latents
+        self._removed = {url: removed_from(place.store) for url, place in self._places.items()}
+        if finder and finder.wanted.kinds and not self._images:
+            kinds = " and ".join(sorted(finder.wanted.kinds))
+            raise UsageError(
+                f"latents do not say of which {kinds} they are: name the images that they were "
+                "made of too, or give --keys"
+            )
+
+    # --- find
+    def find(self) -> None:
+        for place in self._images:
+            self._search(place, list(place.receipts.values()))
+        for place in self._latents:
+            self._made_of[place.url] = self._images_of(place)
+            self._search(place, list(place.receipts.values()))
+
+    def _search(self, place: DatasetPlace, receipts: Sequence[Receipt]) -> None:
+        """Look at these units, in place of what was known of them."""
+        finder, known = self._finder, self._found[place.url]
+        if finder is None:
+            return
+        for receipt in receipts:
+            known.units.pop(receipt.unit, None)
+        if place.has_images:
+            new = finder.in_images(place, receipts)
+        else:
+            lost = self._lost_by(self._made_of[place.url])
+            self._check_current(place, receipts, lost)
+            new = finder.in_latents(place, receipts, lost)
+        known.units |= new.units
+        known.marks |= new.marks
+        known.hits |= new.hits
+        known.known |= new.known
+
+    def _lost_by(self, images: str) -> dict[str, ShardRemoval]:
+        return by_latent_unit(self._found[images].units.values()) if images else {}
+
+    def _images_of(self, latents: DatasetPlace) -> str:
+        """The images that latents were made of: those of which they have most shards, or had."""
+        inputs = {of.partition(":")[0] for of in latents.manifest.ledger.column("input")}
+
+        def shared(images: DatasetPlace) -> int:
+            return sum(shard.digest in inputs for shard in images.manifest.shards)
+
+        best = max(self._images, key=shared, default=None)
+        return best.url if best is not None and shared(best) else ""
+
+    def _check_current(
+        self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
+    ) -> None:
+        """By what only images tell, nothing can be found in latents of other images."""
+        if not (self._finder and self._finder.wanted.kinds):
+            return
+        for receipt in receipts:
+            shard = lost.get(receipt.unit)
+            if shard and receipt.input.partition(":")[0] != shard.digest:
+                raise FingerprintError(
+                    f"{place.shown} was encoded from another {shard.name} than there is now: run "
+                    "the same wdsprep encode with --redo-changed, then the same command again"
+                )
+
+    # --- what is told
+    def removal(self, *, ended: tuple[str, ...] = ()) -> Removal:
+        wanted = self._finder.wanted if self._finder else None
+        every = self._found.values()
+        known = {key for found in every for key in found.known}
+        there = {key for found in every for key in found.keys}
+        nowhere = 0
+        examples: list[str] = []
+        for key in wanted.keys if wanted else ():
+            if key not in there and key not in known:
+                nowhere += 1
+                examples += [key] if len(examples) <= EXAMPLES else []
+        hits = {mark for found in every for mark in found.hits}
+        return Removal(
+            places=tuple(map(self._place, (*self._images, *self._latents))),
+            nowhere=nowhere,
+            examples=tuple(examples),
+            known=len(known - there),
+            unmatched=len(wanted.marks) - len(hits) if wanted else 0,
+            ended=ended,
+        )
+
+    def _place(self, place: DatasetPlace) -> RemovalPlace:
+        found = self._found[place.url]
+        shards = [shard for unit in found.units.values() for shard in unit.shards]
+        return RemovalPlace(
+            shown=place.shown,
+            dataset=place.manifest.dataset,
+            samples=found.samples,
+            rejects=sum(len(unit.rejects) for unit in found.units.values()),
+            shards=len(shards) or len(found.units),
+            shards_of=len(place.manifest.shards),
+            nbytes=sum(shard.nbytes for shard in shards),
+            is_listed=any(
+                mark not in self._removed[place.url].marks for mark in self._marks(place)
+            ),
+        )
+
+    def _marks(self, place: DatasetPlace) -> Iterator[bytes]:
+        yield from self._found[place.url].marks
+        if self._finder and place.has_images:
+            yield from self._finder.wanted.marks
+
+    # --- mark
+    def mark(self) -> None:
+        for place in self._places.values():  # latents first
+            self._mark(place)
+        for place in self._places.values():
+            wait_for_holders(place.store)
+
+    def _mark(self, place: DatasetPlace, *, is_more: bool = False) -> None:
+        found = self._found[place.url]
+        with place.edition.holding_manifest():
+            there = removed_from(place.store)
+            if there.units and not is_more:
+                raise BusyError(
+                    f"another removal from {place.shown} has begun: let it end, then run the same "
+                    "again"
+                )
+            new = Removed(
+                marks=there.marks | Marks.of(self._marks(place)),
+                changes=there.changes,
+                units=tuple(found.units.values()),
+                images=self._made_of.get(place.url, ""),
+            )
+            if new != there:
+                self._removed[place.url] = write_removed(place.store, new)
+
+    def catch_up(self) -> None:
+        """Search what other runs have finished since."""
+        for place in (*self._images, *self._latents):
+            manifest = refreshed(place.store, place.manifest)
+            before = dict(place.manifest.ledger.named_lines())
+            lines = manifest.ledger.named_lines()
+            other = [unit for unit, line in lines if before.get(unit) != line]
+            self._places[place.url] = now = replace(place, manifest=manifest)
+            if other:
+                self._search(now, [now.receipts[unit] for unit in other])
+                self._mark(now, is_more=True)
+
+    # --- change
+    def take_up(self, begun: Mapping[str, Removed]) -> None:
+        """What another one was to do. Of latents whose images were never marked, nothing was."""
+        for url, removed in begun.items():
+            self._made_of[url] = removed.images
+            units = {unit.unit: unit for unit in removed.units}
+            if removed.images in self._places and not self._removed[removed.images].units:
+                now = self._digests(removed.images)
+                if any(now.get(u.unit) == u.made_of for u in units.values() if u.made_of):
+                    units = {}
+            self._found[url].units = units
+
+    def change(self, heard: Callable[[int, int], object]) -> None:
+        """Images, then latents; then what says of each that it is done."""
+        count = sum(len(found.units) for found in self._found.values())
+        done = 0
+        gone: dict[str, set[str]] = {url: set() for url in self._places}
+        for url in (*(p.url for p in self._images), *(p.url for p in self._latents)):
+            place = self._places[url]
+            images = self._digests(self._made_of.get(url, "")) if not place.has_images else {}
+            units = list(self._found[url].units.values())
+
+            def carry_out(
+                unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
+            ) -> Receipt | None:
+                removed = self._removed[place.url]
+                change = UnitChange(place.edition, unit, removed, images.get(unit.unit, ""))
+                return change.carry_out()
+
+            for unit, receipt in zip(units, ahead(carry_out, units, AT_ONCE), strict=True):
+                done += 1
+                heard(done, count)
+                if receipt is None and unit.made_of:
+                    gone[url].add(unit.unit)
+        for place in (*self._latents, *self._images):
+            self._conclude(place, gone[place.url])
+        self.publish()
+
+    def publish(self) -> None:
+        """Also what an earlier removal has done, and could not send."""
+        for place in self._places.values():
+            place.store.publish()
+
+    def _digests(self, images: str) -> dict[str, str]:
+        """Of the image shards as they are now, by the units that are made of them."""
+        if images not in self._places:
+            return {}
+        place = self._places[images]
+        manifest = refreshed(place.store, place.manifest)
+        return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
+
+    def _conclude(self, place: DatasetPlace, gone: set[str]) -> None:
+        if not self._found[place.url].units and not self._removed[place.url].units:
+            return
+        if digest := place.manifest.settings.get("captions"):
+            for name in (lookup_name(digest), CAPTION_TABLE):
+                place.store.delete(name)
+        if place.has_images:
+            units = self._found[place.url].units.values()
+            forget(place.url, [shard for unit in units for shard in unit.shards])
+        with place.edition.holding_manifest():
+            there = dated_manifest(place.store) or place.manifest
+            write_manifest(place.store, _without(there, gone, place))
+            now = removed_from(place.store)
+            write_removed(place.store, replace(now, units=(), images=""))
+        place.store.sweep()
+
+
+def _without(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
+    """The manifest by the receipts that are there now. Units that have gone with their image shard
+    are none that are left to do."""
+    kept = [line for unit, line in there.ledger.named_lines() if unit not in gone]
+    return refreshed(place.store, replace(there, receipts=there.ledger.with_lines(kept)))

@@ -1,0 +1,422 @@
+"""A unit of a dataset becomes one without some of its samples, all under one hold.
+
+1. The shards that stay are written anew, without names. The bytes that stay are copied as they lie
+   there, between the offsets of the index; all that is read goes into the digest of the old tar.
+2. The receipt is written: it says what the unit will be.
+3. The files become what it says: each is compared with it, and made where it is another. So whoever
+   was killed is followed by one who does the same again, from whatever is there; and what comes out
+   otherwise than the receipt says was damaged, and is named.
+
+Which samples go is written down in the dataset before (`wdsprep.dataset.removed`), with the size
+and digest that each shard has then.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import accumulate, pairwise
+
+from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.keys import offsets_of
+from wdsprep.dataset.names import (
+    index_name,
+    inputs_name,
+    receipt_name,
+    rejects_name,
+    rows_name,
+)
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.reindex import write_index, write_rows
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
+from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
+from wdsprep.dataset.rows import are_plain, may_have_rows, rows_bytes, rows_of
+from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.shapes import shape_ranges
+from wdsprep.dataset.state import read_receipt
+from wdsprep.dataset.tar.index import encode_index
+from wdsprep.dataset.tar.read import members_of
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.packing.touched import without_facts
+from wdsprep.sources import Item
+from wdsprep.store.base import CHUNK_NBYTES, Chunks, FileSink, Store, local_path, write_bytes
+from wdsprep.text import command
+
+LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
+Fields = dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewritten:
+    """A shard without some of its samples, which has no name yet, and what these were."""
+
+    removal: ShardRemoval
+    shard: Shard
+    index: bytes
+    gone: tuple[Fields, ...]
+
+
+class UnitChange:
+    """`image` is the digest that the image shard of a unit of latents has now, if it has one."""
+
+    def __init__(
+        self, edition: Edition, removal: UnitRemoval, removed: Removed, image: str = ""
+    ) -> None:
+        self._edition, self._store = edition, edition.store
+        self._removal, self._removed, self._image = removal, removed, image
+
+    def carry_out(self) -> Receipt | None:
+        """The receipt of the unit as it is after that; none where nothing is left of it."""
+        unit = self._removal.unit
+        with self._edition.holding(unit), ExitStack() as naming:
+            try:
+                receipt = read_receipt(self._store, unit)
+            except NotFoundError:  # a repair has taken it out, or an earlier run did
+                self._delete_all()
+                return None
+            made = [
+                self._rewritten(shard, receipt, naming)
+                for shard in self._removal.shards
+                if not shard.is_all and self._is_as_before(shard, receipt)
+            ]
+            after = self._after(receipt, made)
+            if not after.inputs and self._removal.made_of:
+                self._store.delete(receipt_name(unit))
+                self._delete_all()
+                return None
+            if after != receipt:
+                write_bytes(self._store, receipt_name(unit), after.to_bytes())
+            self._settle(after)
+            naming.close()
+            for one in made:
+                write_bytes(self._store, index_name(one.shard.name), one.index)
+            self._settle_shards(after)
+            return after
+
+    # --- the receipt
+    def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
+        """Whether the tar still has what is to go. One that was killed after the receipt was there
+        has left it so."""
+        now = {one.name: one for one in receipt.shards}.get(shard.name)
+        there = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
+        if next(there, 0) != shard.nbytes:
+            return False
+        return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
+
+    def _after(self, receipt: Receipt, made: Sequence[Rewritten]) -> Receipt:
+        """What the receipt is to say, or says already."""
+        digests = {shard.name: shard.digest for shard in receipt.shards}
+        is_before = all(digests.get(each.name) == each.digest for each in self._removal.shards)
+        if not is_before or not self._is_first(receipt):
+            for one in made:
+                if digests.get(one.shard.name) != one.shard.digest:
+                    raise self._damaged(one.shard.name)
+            return receipt
+        new = {one.shard.name: one.shard for one in made}
+        emptied = {each.name for each in self._removal.shards if each.is_all}
+        shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
+        gone = Counter(self._counted(receipt, made, emptied))
+        # Which samples a table of captions has named is not known where it has not named all.
+        gone["named"] = max(0, receipt.counts.get("named", 0) - sum(s.samples for s in shards))
+        counts = {
+            name: count - gone[name]
+            for name, count in receipt.counts.items()
+            if count != gone[name] or not count
+        }
+        after = replace(receipt, shards=tuple(shards), counts=counts)
+        after = self._with_rejects(after)
+        if receipt.dataset == "images":
+            return self._with_inputs(after)
+        return self._with_rows(receipt, self._made_of_now(after))
+
+    def _is_first(self, receipt: Receipt) -> bool:
+        """Whether nothing of this has been done to a unit that loses no sample, but rejects."""
+        if self._removal.shards:
+            return True
+        if self._removal.made_of:
+            return receipt.input.partition(":")[0] == self._removal.made_of
+        data = self._read(rejects_name(receipt.unit))
+        return (
+            DigestKind.of(receipt.settings).hex(data) == receipt.files[rejects_name(receipt.unit)]
+        )
+
+    def _counted(
+        self, receipt: Receipt, made: Sequence[Rewritten], emptied: set[str]
+    ) -> Iterator[str]:
+        """The names of what was counted of those that go, once for each."""
+        gone = {one.shard.name: one.gone for one in made}
+        for each in self._removal.shards:
+            if each.name in emptied:
+                gone[each.name] = self._read_gone(each)
+        for fields in (fields for some in gone.values() for fields in some):
+            facts = parse_json(fields["json"])
+            if receipt.dataset == "images":
+                yield bin_name("caption", len(facts["caption"]))
+                yield bin_name("side", min(facts["width"], facts["height"]))
+                continue
+            if facts.get("cut"):
+                yield "cut"
+            if not fields["txt"]:
+                yield "empty_caption"
+        if receipt.dataset == "latents":
+            for shape, numbers in shape_ranges(receipt.settings, receipt.counts).items():
+                rows = (row for each in self._removal.shards for row in each.rows)
+                yield from (shape for row in rows if row in numbers)
+
+    def _made_of_now(self, receipt: Receipt) -> Receipt:
+        """So that the next encode finds it as new as its image shard. Of one that a --limit has cut
+        there are fewer by as many as have gone."""
+        whole, _, first = receipt.input.partition(":")
+        if not self._removal.made_of or whole != self._removal.made_of or not self._image:
+            return receipt
+        cut = f":{int(first) - self._removal.inputs}" if first else ""
+        return replace(receipt, input=f"{self._image}{cut}")
+
+    # --- what the files are to hold
+    def _with_rejects(self, receipt: Receipt) -> Receipt:
+        name = rejects_name(receipt.unit)
+        data = self._read(name)
+        kind = DigestKind.of(receipt.settings)
+        if kind.hex(data) != receipt.files[name]:
+            raise self._damaged(name)
+        rejects = self._rejects(data, kind)[1]
+        return replace(
+            receipt,
+            inputs=sum(shard.samples for shard in receipt.shards) + rejects.counts.total(),
+            rejects=dict(rejects.counts),
+            files={**receipt.files, name: rejects.digest},
+        )
+
+    def _rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
+        """Without what can be read of those that go; of latents, without them where the images do
+        not have them any more either."""
+        gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
+        gone |= dict.fromkeys(self._removal.rejects, "")
+        kept = []
+        for reject in read_rejects(data):
+            if reject.key not in gone:
+                kept.append(reject)
+            elif reject.source:  # a slice that tries the row again takes it from here by that
+                gone[reject.key] = hidden(reject.source)
+        if not self._removal.made_of:
+            kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
+            kept.sort(key=lambda reject: key_order(reject.key))
+        out = BytesIO()
+        rejects = RejectsFile(out, kind)
+        for reject in kept:
+            rejects.add(reject)
+        return out.getvalue(), rejects
+
+    def _with_inputs(self, receipt: Receipt) -> Receipt:
+        data = self._read(inputs_name(receipt.unit), b"")
+        kind = DigestKind.of(receipt.settings)
+        if kind.hex(data) != receipt.input:  # lost, or damaged: no captions are in it
+            return receipt
+        return replace(receipt, input=kind.hex(self._inputs(data)))
+
+    def _inputs(self, data: bytes) -> bytes:
+        """A folder's table may have told captions of those that are gone."""
+        lines = data.splitlines(keepends=True)
+        return b"".join(self._without_facts(line) if b'"{' in line else line for line in lines)
+
+    def _without_facts(self, line: bytes) -> bytes:
+        item = Item.from_json(line.decode())
+        if not self._removed.has("source", item.name):
+            return line
+        return without_facts(item).to_json().encode()
+
+    def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
+        """Which samples of the image shard those are that stay, as that is now. Where nobody can
+        tell, of a dataset from before there were rows, that stays so."""
+        kind, files = DigestKind.of(receipt.settings), dict(receipt.files)
+        for shard in before.shards:
+            name = rows_name(shard.name)
+            stated = files.pop(name, "")
+            if stated and kind.hex(self._read(name)) != stated:
+                raise self._damaged(name)
+            if may_have_rows(before) and not stated and write_rows(self._store, before) is None:
+                continue
+            if data := self._rows(shard, self._read(name, b"")):
+                files[name] = kind.hex(data)
+        return replace(receipt, files=files)
+
+    def _rows(self, shard: Shard, data: bytes) -> bytes:
+        """Nothing where they are 0, 1, 2 and so on, as where there is no `data`."""
+        going = {each.name: each for each in self._removal.shards}.get(shard.name)
+        count, gone = (going.samples, {*going.rows}) if going else (shard.samples, set[int]())
+        numbers = rows_of(data, rows_name(shard.name)).tolist() if data else range(count)
+        lost = self._removal.lost_rows
+        left = [n - bisect_left(lost, n) for row, n in enumerate(numbers) if row not in gone]
+        return b"" if are_plain(left) else rows_bytes(left)
+
+    # --- the files become that
+    def _settle(self, receipt: Receipt) -> None:
+        kind, unit = DigestKind.of(receipt.settings), receipt.unit
+        rejects = rejects_name(unit)
+        self._make(kind, rejects, receipt.files[rejects], lambda data: self._rejects(data, kind)[0])
+        if receipt.dataset == "images":
+            name = inputs_name(unit)
+            if kind.hex(self._inputs(self._read(name, b""))) == receipt.input:
+                self._make(kind, name, receipt.input, self._inputs)
+            return
+        for shard in receipt.shards:
+            name = rows_name(shard.name)
+            if name in receipt.files:
+                make = lambda data, shard=shard: self._rows(shard, data)  # noqa: E731
+                self._make(kind, name, receipt.files[name], make)
+            else:
+                self._store.delete(name)
+
+    def _make(
+        self, kind: DigestKind, name: str, digest: str, make: Callable[[bytes], bytes]
+    ) -> None:
+        there = self._read(name, b"")
+        if kind.hex(there) == digest and (there or name.startswith("rejects/")):
+            return
+        data = make(there)
+        if kind.hex(data) != digest:
+            raise self._damaged(name)
+        write_bytes(self._store, name, data)
+
+    def _settle_shards(self, receipt: Receipt) -> None:
+        """The index of each, and nothing of those that are empty."""
+        now = {shard.name: shard for shard in receipt.shards}
+        for each in self._removal.shards:
+            if each.name not in now:
+                self._delete(each.name)
+                continue
+            name, nbytes = index_name(each.name), 8 * (now[each.name].samples + 1)
+            if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
+                write_index(self._store, each.name)
+
+    def _delete_all(self) -> None:
+        """Without a receipt the rest never happened."""
+        for shard in self._removal.shards:
+            self._delete(shard.name)
+        self._store.delete(rejects_name(self._removal.unit))
+
+    def _delete(self, tar: str) -> None:
+        for name in (tar, index_name(tar), rows_name(tar)):
+            self._store.delete(name)
+
+    def _read(self, name: str, missing: bytes | None = None) -> bytes:
+        try:
+            return self._store.read(name)
+        except NotFoundError:
+            if missing is None:
+                raise self._damaged(name) from None
+            return missing
+
+    def _damaged(self, name: str) -> FormatError:
+        return FormatError(
+            f"{self._store.url}/{name} is damaged, not what its receipt says: run "
+            f"{command('repair', self._store.url)}, then the same command again"
+        )
+
+    # --- shards
+    def _rewritten(self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack) -> Rewritten:
+        sink = naming.enter_context(self._store.write(shard.name))
+        return self._copied(shard, DigestKind.of(receipt.settings), sink)
+
+    def _copied(self, removal: ShardRemoval, kind: DigestKind, sink: FileSink) -> Rewritten:
+        offsets = self._offsets(removal)
+        gone = _Taken(removal, offsets)
+        before, after = kind.new(), kind.new()
+        nbytes = 0
+        chunks = Chunks(
+            self._store,
+            removal.name,
+            chunk_nbytes=LOCAL_NBYTES if local_path(self._store.url) else CHUNK_NBYTES,
+            watch=before.update,
+            expected=removal.nbytes,
+        )
+        with closing(chunks):
+            position = 0
+            while chunk := chunks.next():
+                for piece in gone.pieces(position, chunk):
+                    sink.write(piece)
+                    after.update(piece)
+                    nbytes += len(piece)
+                position += len(chunk)
+        if before.hexdigest() != removal.digest:
+            raise self._damaged(removal.name)
+        sink.end()
+        shard = Shard(removal.name, removal.samples - len(removal.rows), nbytes, after.hexdigest())
+        return Rewritten(
+            removal=removal, shard=shard, index=gone.index(), gone=tuple(gone.samples(self._store))
+        )
+
+    def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
+        """One that was killed may have left the index of what comes after."""
+        try:
+            return offsets_of(self._store, removal)
+        except FormatError:
+            write_index(self._store, removal.name)
+            return offsets_of(self._store, removal)
+
+    def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
+        """Of a shard that loses all."""
+        offsets = self._offsets(removal)
+        gone = _Taken(removal, offsets)
+        list(gone.pieces(0, self._store.read(removal.name)))
+        return tuple(gone.samples(self._store))
+
+
+class _Taken:
+    """Parts the bytes of a tar: those of samples that go, and the rest."""
+
+    def __init__(self, removal: ShardRemoval, offsets: Sequence[int]) -> None:
+        self._removal, self._offsets = removal, offsets
+        self._cuts: list[int] = []  # where what stays and what goes begin, in turn
+        for row in removal.rows:
+            start, end = offsets[row], offsets[row + 1]
+            if self._cuts and self._cuts[-1] == start:
+                self._cuts[-1] = end
+            else:
+                self._cuts += (start, end)
+        self._gone: list[bytes] = []
+
+    def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
+        """What stays of a chunk of the tar that stands at `position`."""
+        start, end = position, position + len(chunk)
+        at = bisect_right(self._cuts, position)
+        while start < end:
+            stop = min(end, self._cuts[at]) if at < len(self._cuts) else end
+            piece = (
+                chunk if stop - start == len(chunk) else chunk[start - position : stop - position]
+            )
+            if at % 2:
+                self._gone.append(piece)
+            elif piece:
+                yield piece
+            start, at = stop, at + 1
+
+    def index(self) -> bytes:
+        gone = set(self._removal.rows)
+        sizes = (
+            end - start
+            for row, (start, end) in enumerate(pairwise(self._offsets))
+            if row not in gone
+        )
+        return encode_index(array("Q", accumulate(sizes, initial=self._offsets[0])))
+
+    def samples(self, store: Store) -> Iterator[Fields]:
+        """Those that go; refused where the index has led to others."""
+        data, at = b"".join(self._gone), 0
+        for row, key in zip(self._removal.rows, self._removal.keys, strict=True):
+            nbytes = self._offsets[row + 1] - self._offsets[row]
+            sample, at = data[at : at + nbytes], at + nbytes
+            fields = dict(members_of(sample))
+            if parse_json(fields.get("json", b"{}")).get("key") != key:
+                raise FormatError(
+                    f"{store.url}/{index_name(self._removal.name)} is damaged, and leads to other "
+                    f"samples than {key}: run {command('repair', store.url)}, then the same "
+                    "command again"
+                )
+            yield fields

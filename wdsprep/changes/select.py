@@ -1,0 +1,193 @@
+"""`select`: a subset, a split, other shards, or several datasets in one, by copying samples.
+
+1. *Places.* Datasets go where OUT says: `{name}` there is the last part of a dataset's place, and
+   `{split}` a part of the split. What has the same place becomes one dataset, in the order in which
+   it was named. So `shards/images shards/latents-256 'subset/{name}'` gives subset/images and
+   subset/latents-256: as `{resolution}` in the OUT of encode, it says what several outputs are
+   called, and there is nothing to guess from how many words there are.
+2. *Who decides.* Where images are given, they are selected from, and latents and text follow: what
+   was made of the samples that are selected, so all of it is a pair again. Otherwise latents are
+   selected from (`selection`).
+3. *Units.* What is selected is cut into shards of so many samples (`cutting`), numbered over all
+   buckets; each is a unit of its own. It depends on the datasets' contents and the options alone,
+   so any number of workers gives the same bytes, and a run that was killed goes on.
+4. *Work.* A unit copies bytes (`copying`), and looks at its sources' receipts before and after: if
+   one has changed meanwhile, nothing is finished. Images first, then what was made of them, since
+   its receipts have the digest of the new image shard as their input, as those of encode do.
+5. *What it is.* Settings of selected images say that they are a selection (`source`), of what and
+   by which words, so another selection in the same place is refused. Their keys are unique and rise
+   in a shard, but are not slice and number. Their units' inputs are lists of shards by digest and
+   numbers, without a key, a caption or a URL. Nothing is rejected.
+   Settings of selected latents are those that they were encoded with: encode finds nothing left to
+   do, and can make again what is damaged. Rejects of selected samples come along. What they were
+   selected by stands beside, in the manifest (`selection`), and their receipts' inputs tell all
+   else: latents made of other images are refused.
+6. *Keys* stay. If two datasets have the same one, that is refused, and `prefix` puts the number of
+   the dataset (0, 1, ...) before each: names in the tar and the json change, so these samples are
+   written anew.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from wdsprep.errors import UsageError
+from wdsprep.runners.base import CrewOptions, least_and_most, settled
+from wdsprep.store.base import check_apart
+from wdsprep.text import at_least, size
+
+if TYPE_CHECKING:
+    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selection import Parts
+    from wdsprep.runners.run import Outcome, RunStatus
+
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectListener:
+    """Hears how a run goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    begun: Callable[[str, int, int], None] = lambda _place, _samples, _of: None
+    """Where a dataset is to be written, and how many samples are selected, of how many."""
+    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """What came of each dataset that was written, by its place."""
+
+    outcomes: "Mapping[str, Outcome]"
+
+    def __repr__(self) -> str:
+        each = (f"{place!r}: {outcome!r}" for place, outcome in self.outcomes.items())
+        return f"<Selected {', '.join(each)}>"
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(outcome.quarantined for outcome in self.outcomes.values())
+
+
+def select(
+    datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+    out: "str | os.PathLike[str]",
+    *,
+    where: str = "",
+    keys: "str | os.PathLike[str] | Iterable[str]" = "",
+    count: int = 0,
+    seed: int = 0,
+    split: str | Mapping[str, float] = "",
+    samples_per_shard: int = 10_000,
+    max_shard_size: int | str = "2GB",
+    prefix: bool = False,
+    workers: int | str = 0,
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
+    overwrite: bool = False,
+    listener: SelectListener | None = None,
+) -> Selected:
+    """Copy samples of datasets into new ones: those that meet `where`, have one of `keys`, are
+    among `count` drawn at random, or all; in parts, if there is a `split`.
+
+        wdsprep.select("shards/images", "shards/large", where="width >= 768")
+        wdsprep.select(["shards/images", "shards/latents-256"], "{split}/{name}",
+                       split={"train": 0.9, "val": 0.1})
+        wdsprep.select(["january", "february"], "both", prefix=True)
+
+    The options are those of `wdsprep select`; `keys` may be keys, too, and the datasets one or
+    several. Interrupted or killed, the same call goes on where it was.
+    """
+    at_least(0, count=count)
+    at_least(1, samples_per_shard=samples_per_shard)
+    least, most = least_and_most(workers)
+    options = CrewOptions(
+        runner=runner,
+        workers=least,
+        max_workers=most,
+        ray_address=ray_address,
+        max_attempts=max_attempts,
+    )
+    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selection import WantedKeys
+
+    nbytes = size(max_shard_size)
+    at_least(1, max_shard_size=nbytes)
+    given = [datasets] if isinstance(datasets, str | os.PathLike) else list(datasets)
+    asked = SelectAsked(
+        where=where,
+        keys=None if isinstance(keys, str) and not keys else WantedKeys.of(keys),
+        count=count,
+        seed=seed,
+        parts=parts_of(split),
+        samples=samples_per_shard,
+        nbytes=nbytes,
+        prefix=prefix,
+    )
+    return _selected(given, os.fspath(out), asked, options, overwrite, listener or SelectListener())
+
+
+def parts_of(split: "str | Mapping[str, float]") -> "Parts":
+    """Of "train=0.9,val=0.1", or of a mapping."""
+    if isinstance(split, Mapping):
+        words = [(str(name), str(share)) for name, share in split.items()]
+    else:
+        words = [(a, c) for a, _, c in (w.strip().partition("=") for w in split.split(",") if w)]
+    example = "give names and shares, such as train=0.9,val=0.1"
+    try:
+        found = {name: Fraction(share) for name, share in words}
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"--split {split}: {example}") from None
+    if len(found) < len(words) or not all(map(WORD.fullmatch, found)):
+        raise UsageError(f"--split {split}: {example}")
+    if any(share <= 0 for share in found.values()) or sum(found.values()) > 1:
+        raise UsageError(f"--split {split}: shares are above 0, and 1 or less together")
+    return found
+
+
+# --- doing it
+def _selected(
+    given: "Sequence[str | os.PathLike[str]]",
+    out: str,
+    asked: "SelectAsked",
+    options: CrewOptions,
+    overwrite: bool,
+    listener: SelectListener,
+) -> Selected:
+    from wdsprep.changes.filling import Out, check_room, cut_all
+    from wdsprep.changes.grouping import SPLIT, groups_of
+
+    if asked.parts and SPLIT not in out:
+        raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT: {out}/{SPLIT}")
+    if SPLIT in out and not asked.parts:
+        raise UsageError(f"{out}: {SPLIT} is for --split, such as train=0.9,val=0.1")
+    groups = groups_of(given, out)
+    outs = [
+        Out(group=group, part=part, asked=asked, overwrite=overwrite)
+        for part in asked.parts or [""]
+        for group in groups
+    ]
+    for each in outs:
+        for origin in (origin for group in groups for origin in group.origins):
+            check_apart(origin.url, each.place)
+        each.check()
+    if all(each.is_done for each in outs) and not overwrite:
+        return Selected(outcomes={each.shown: each.finished(listener.status) for each in outs})
+    cuts = cut_all(groups[0], asked)
+    planned = [(each, cuts[each.part]) for each in outs]
+    check_room(planned)
+    options = settled(options, listener.told)
+    outcomes: dict[str, Outcome] = {}
+    of = sum(origin.manifest.samples for origin in groups[0].origins)
+    for each, own in planned:
+        listener.begun(each.shown, sum(one.samples for one in own), of)
+        follows = each.group.follows
+        images = outcomes[follows.place_of(each.part)] if follows else None
+        if images is not None and images.quarantined:
+            continue  # what is to be made of shards that are not there
+        outcomes[each.shown] = each.filled(own, images, options, listener.status)
+    return Selected(outcomes=outcomes)

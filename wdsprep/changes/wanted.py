@@ -1,0 +1,141 @@
+"""What a user asks to have removed: keys, URLs, digests of images, sources; in lists of any length.
+
+A list may have 10 million lines. Keys are kept as text by the slice that they name, all else as
+marks of 16 bytes: 160 MB of either.
+"""
+
+import os
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from wdsprep.dataset.removed import Marks, mark_of
+from wdsprep.dataset.samples import key_order
+from wdsprep.errors import UsageError
+from wdsprep.store import split_url
+from wdsprep.store.base import local_path, stream
+
+Asked = str | os.PathLike[str] | Iterable[str]
+"""A file with one on each line, or the things themselves."""
+OWN_KEY = re.compile(r"\d{12,}")
+DIGITS = 6  # at least, of a slice and of a number in it
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Keys:
+    """Keys, of which those in one slice are found at once."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._by_slice: dict[str, bytearray] = {}  # by the first digits of its number
+        self.are_own = True
+        for key in keys:
+            is_own = bool(OWN_KEY.fullmatch(key))
+            self.are_own &= is_own
+            held = self._by_slice.setdefault(key[:DIGITS] if is_own else "", bytearray())
+            held += key.encode("utf-8", "surrogateescape") + b"\n"
+
+    def __bool__(self) -> bool:
+        return bool(self._by_slice)
+
+    def __iter__(self) -> Iterator[str]:
+        """Each once, slice by slice."""
+        return chain.from_iterable(map(self._some, sorted(self._by_slice)))
+
+    def of_slice(self, name: str) -> set[str]:
+        """Those that samples of a slice may have."""
+        return {key for key in self._some(name[:DIGITS]) if _is_in(key, name)}
+
+    def _some(self, first: str) -> list[str]:
+        held = bytes(self._by_slice.get(first, b""))
+        return sorted(set(held.decode("utf-8", "surrogateescape").splitlines()))
+
+
+def _is_in(key: str, slice_name: str) -> bool:
+    number = key.removeprefix(slice_name)
+    is_number = len(number) == DIGITS or (len(number) > DIGITS and number[0] != "0")
+    return len(number) < len(key) and is_number
+
+
+class Sought:
+    """Keys in the order in which those of a shard rise."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = sorted(keys, key=key_order)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self.between(key, key))
+
+    def between(self, first: str, last: str) -> list[str]:
+        """Those that may stand in a shard that begins and ends with these."""
+        start = bisect_left(self._keys, key_order(first), key=key_order)
+        return self._keys[start : bisect_right(self._keys, key_order(last), key=key_order)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedSamples:
+    """`marks` are of what only the json of an image tells."""
+
+    keys: Keys
+    marks: Marks
+    kinds: frozenset[str]
+
+    @classmethod
+    def of(cls, *, keys: Asked, urls: Asked, sha256: Asked, sources: Asked) -> "WantedSamples":
+        given = {"source": sources, "url": urls, "sha256": sha256}
+        kinds = frozenset(kind for kind, asked in given.items() if asked)
+        return cls(
+            keys=Keys(_keys(keys)),
+            marks=Marks.of(mark_of(kind, line) for kind in kinds for line in _of(kind, given)),
+            kinds=kinds,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.kinds)
+
+    def marks_of(self, kind: str, value: str) -> Iterator[bytes]:
+        """The mark of what a sample is known by, if that is wanted."""
+        if kind in self.kinds and (mark := mark_of(kind, value)) in self.marks:
+            yield mark
+
+
+def _keys(asked: Asked) -> Iterable[str]:
+    """A file, where there is one of that name or it can be no key; else keys with commas."""
+    if not isinstance(asked, str):
+        return _lines("keys", asked)
+    is_file = "://" in asked or Path(local_path(asked) or asked).is_file()
+    if asked and (is_file or "." in asked.rpartition("/")[2]):
+        return _lines("keys", asked)
+    return [key for word in asked.split(",") if (key := word.strip())]
+
+
+def _of(kind: str, given: dict[str, Asked]) -> Iterator[str]:
+    for line in _lines(kind, given[kind]):
+        value = line.lower() if kind == "sha256" else line
+        if kind == "sha256" and not SHA256.fullmatch(value):
+            raise UsageError(
+                f"{line[:80]!r} is no SHA-256: give 64 hexadecimal digits on each line"
+            )
+        yield value
+
+
+def _lines(what: str, asked: Asked) -> Iterator[str]:
+    """Without blanks around them, and without empty ones."""
+    if not isinstance(asked, str | os.PathLike):
+        yield from (line.strip() for line in asked if line.strip())
+        return
+    place = os.fspath(asked)
+    is_missing = local_path(place) is not None and not Path(local_path(place) or ".").is_file()
+    if is_missing:
+        raise UsageError(f"{place}: no such file: name one with a line for each of the {what}")
+    store, name = split_url(place)
+    with closing(stream(store, name)) as file:
+        for line in file:
+            if text := line.decode("utf-8", "surrogateescape").strip():
+                yield text

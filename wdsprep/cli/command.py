@@ -1,0 +1,198 @@
+"""What commands are made of: options under headings, how their values are read, examples.
+
+No default of a library function stands here: `LibraryCommand` has them from its signature.
+"""
+
+import importlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import click
+from click.shell_completion import CompletionItem
+
+from wdsprep.cli.output import TERMINAL
+from wdsprep.encoding import MODELS
+from wdsprep.errors import UsageError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+DONE_WITH_DAMAGE = 3
+"""The exit code of what has to be run or looked at again."""
+
+
+def named(function: str) -> Callable[..., Any]:
+    """The function that `module:name` means."""
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
+    return found
+
+
+class Option(click.Option):
+    """An option that stands under a heading in the help of its command."""
+
+    heading = "General"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.metavar is None and self.type.name.startswith(("integer", "float")):
+            self.metavar = "N"
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Without the range, which an error tells to who leaves it."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+option = partial(click.option, cls=Option)
+
+
+class Place(click.ParamType):  # type: ignore[type-arg]
+    """A file, a folder, a pattern or a URL: shells complete what is a file."""
+
+    name = "text"
+
+    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class ModelName(click.ParamType):  # type: ignore[type-arg]
+    """A preset, a folder or a repository: shells complete the first two."""
+
+    name = "text"
+
+    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+        known = [CompletionItem(name) for name in MODELS if name.startswith(incomplete)]
+        return [CompletionItem(incomplete, type="dir"), *known]
+
+
+PLACE = Place()
+
+
+def _be_quiet(ctx: click.Context, _param: Any, wanted: bool) -> None:
+    TERMINAL.is_quiet |= wanted
+    _check_volume(ctx)
+
+
+def _be_verbose(ctx: click.Context, _param: Any, wanted: bool) -> None:
+    if wanted:
+        TERMINAL.be_verbose()
+    _check_volume(ctx)
+
+
+def _debug(_ctx: click.Context, _param: Any, wanted: bool) -> None:
+    TERMINAL.is_debugging |= wanted
+
+
+def _check_volume(ctx: click.Context) -> None:
+    if TERMINAL.is_quiet and TERMINAL.is_verbose:
+        raise click.UsageError("--quiet and --verbose: give one of them", ctx)
+
+
+def volume() -> list[click.Parameter]:
+    """How much is said: options that stand before the command as well as after it."""
+    said = partial(Option, is_flag=True, expose_value=False)
+    return [
+        said(
+            ["-q", "--quiet"],
+            callback=_be_quiet,
+            help="Print errors, warnings, findings and what was asked for, and nothing else.",
+        ),
+        said(
+            ["-v", "--verbose"],
+            callback=_be_verbose,
+            help="Print a line for each unit that is done or tried again and each worker that is "
+            "lost, and the traceback of an error.",
+        ),
+        said(["--debug"], callback=_debug, help="Print the traceback of an error."),
+    ]
+
+
+class Command(click.Command):
+    """A command whose help has its options under headings, and ends with examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = examples
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, helping = super().get_params(ctx)
+        return [*own, *volume(), helping]
+
+    def get_short_help_str(self, _limit: int = 0) -> str:
+        """Its first sentence, whole."""
+        return " ".join((self.help or "").partition("\n\n")[0].split())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                heading = getattr(param, "heading", Option.heading)
+                groups.setdefault(heading, []).append(record)
+        for heading in sorted(
+            groups, key=lambda heading: heading == Option.heading
+        ):  # that comes last
+            with formatter.section(heading):
+                formatter.write_dl(groups[heading])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"  $ {example}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class LibraryCommand(Command):
+    """A command that is one call of the library's function `function`, such as
+    `wdsprep.packing.pack:pack`: an option that is not given has the function's default."""
+
+    def __init__(self, *args: Any, function: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.function = function
+
+    def defaults(self) -> Mapping[str, Any]:
+        """By parameter. Importing the function takes a while, and is left until it is needed."""
+        import inspect
+
+        signature = inspect.signature(named(self.function))
+        return {name: parameter.default for name, parameter in signature.parameters.items()}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        defaults = self.defaults()
+        given = {name: value for name, value in ctx.params.items() if value is not None}
+        ctx.params = {name: given.get(name, defaults.get(name)) for name in ctx.params}
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        ctx.default_map = dict(self.defaults())
+        super().format_options(ctx, formatter)
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """What a function of the library, such as `wdsprep.text:size`, makes of the text, unless it
+    refuses that with a UsageError. It is imported when there is a text to read."""
+
+    def __init__(self, name: str, function: str) -> None:
+        self.name, self._function = name, function
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return named(self._function)(value)
+        except UsageError as error:
+            return self.fail(str(error), param, ctx)
+
+
+def options(
+    heading: str, *decorators: Callable[[Function], Function]
+) -> Callable[[Function], Function]:
+    """Several options as one decorator, which stand under a heading."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+            cast("Any", function).__click_params__[-1].heading = heading
+        return function
+
+    return decorate

@@ -1,0 +1,152 @@
+"""`inspect`, `verify`, `repair`, `index` and `rebuild`: what a dataset is, and whether it is
+whole."""
+
+import json
+from typing import Any
+
+import click
+
+import wdsprep
+from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, Command, LibraryCommand, option, options
+from wdsprep.cli.options import DATASETS, JSON, OUTPUT, WORKERS
+from wdsprep.cli.output import Kept, ProgressLine, echo, tell
+from wdsprep.text import plural
+
+
+@click.command(
+    "inspect",
+    cls=LibraryCommand,
+    function="wdsprep.checks.inspect:inspect",
+    examples=(
+        "wdsprep inspect shards/images",
+        "wdsprep inspect shards/images 000000000042 -o sample",
+        "wdsprep inspect shards/latents-256 --urls",
+    ),
+)
+@click.argument("dataset", type=PLACE)
+@click.argument("key", required=False)
+@options(
+    "Output",
+    option(
+        "-o",
+        "out",
+        metavar="DIR",
+        type=PLACE,
+        help="Write the members of the sample into this folder.",
+    ),
+    option(
+        "--urls", "list_urls", is_flag=True, help="Print the shards as a trainer is given them."
+    ),
+    JSON,
+)
+def inspect_command(dataset: str, key: str, **options: Any) -> None:
+    """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
+    from wdsprep.cli.inspect import describe
+
+    echo(describe(dataset, key, **options))
+
+
+@click.command(
+    "verify",
+    cls=LibraryCommand,
+    function="wdsprep.checks.verify:verify",
+    examples=(
+        "wdsprep verify shards/images",
+        "wdsprep verify shards/images shards/latents-256",
+        "wdsprep verify s3://bucket/images --quick",
+    ),
+)
+@DATASETS
+@options(
+    "Checks",
+    option(
+        "--quick", is_flag=True, help="Check receipts, sizes and presence alone, and read no shard."
+    ),
+)
+@WORKERS
+@OUTPUT
+def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Check every byte of datasets; given images and their latents, also that they match.
+
+    Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
+    any.
+    """
+    from wdsprep.cli.checks import VerifyShow
+
+    show = VerifyShow(as_json=as_json)
+    verified = wdsprep.verify(*datasets, listener=show.listener, **options)
+    tell(show.result(verified))
+    return DONE_WITH_DAMAGE if verified.findings else 0
+
+
+@click.command(
+    "repair",
+    cls=LibraryCommand,
+    function="wdsprep.checks.repair:repair",
+    examples=(
+        "wdsprep repair shards/images",
+        "wdsprep repair shards/latents-256 --yes",
+        "wdsprep repair s3://bucket/images --quick",
+    ),
+)
+@click.argument("dataset", type=PLACE)
+@options(
+    "Checks",
+    option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone."),
+    option("--yes", is_flag=True, help="Repair without asking."),
+)
+@WORKERS
+@OUTPUT
+def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
+    """Remove what is damaged in DATASET, so that the next pack or encode makes it again.
+
+    Verifies first, shows what it will do, and asks.
+    """
+    from wdsprep.cli.checks import RepairShow
+
+    show = RepairShow(as_json=as_json)
+    repaired = wdsprep.repair(dataset, listener=show.listener, **options)
+    tell(show.result(repaired))
+    return 0 if repaired.is_whole else DONE_WITH_DAMAGE
+
+
+@click.command(
+    "index", cls=Command, examples=("wdsprep index tars", "wdsprep index s3://bucket/tars")
+)
+@click.argument("folder", type=PLACE)
+@OUTPUT
+def index_command(folder: str, as_json: bool) -> None:
+    """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one.
+
+    In a dataset of latents also a .tar.rows where one is missing, which loading it joined with
+    another asks for.
+    """
+    from wdsprep.dataset.reindex import index as index_tars
+
+    line = ProgressLine()
+    untold: list[str] = []
+    done = index_tars(folder, line.counting("tar"), untold.append)
+    line.clear()
+    text = f"each tar in {folder} has its index"
+    text = text if untold else f"nothing left to do: {text}"
+    if done:
+        rows = sum(name.endswith(".rows") for name in done)
+        parts = [plural(rows, "file") + " of rows"] if rows else []
+        if len(done) > rows:
+            parts = [plural(len(done) - rows, "index", "indexes"), *parts]
+        text = f"{' and '.join(parts)} written, of {plural(sum(done.values()), 'sample')}"
+    for warning in untold:
+        echo(f"warning: {warning}", err=True)
+    tell([Kept(json.dumps(done)) if as_json else text])
+
+
+@click.command("rebuild", cls=Command, examples=("wdsprep rebuild shards/images",))
+@click.argument("dataset", type=PLACE)
+def rebuild_command(dataset: str) -> None:
+    """Make the manifest of DATASET again from its receipts."""
+    from wdsprep.dataset.state import write_rebuilt
+
+    line = ProgressLine()
+    manifest = write_rebuilt(dataset, line.counting("receipt"))
+    line.clear()
+    tell([f"{dataset}: manifest of {plural(len(manifest.receipts), 'unit')} written"])

@@ -1,0 +1,32 @@
+"""`demo`: the commands themselves, on pictures that are drawn for it."""
+
+import click
+
+from wdsprep.cli.command import PLACE, Command, option, options
+from wdsprep.cli.output import tell
+
+
+@click.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
+@click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
+@options(
+    "Output",
+    option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
+)
+def demo_command(folder: str, overwrite: bool) -> int:
+    """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
+
+    Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
+    shows.
+    """
+    from wdsprep.cli.demo import demo as show_all
+
+    every = click.get_current_context().find_root().command
+
+    def run(arguments: list[str]) -> int:
+        found = every.main(arguments, prog_name="wdsprep", standalone_mode=False)
+        return found if isinstance(found, int) else 0
+
+    def say(text: str) -> None:
+        tell(text.split("\n"))
+
+    return show_all(folder, overwrite=overwrite, run=run, say=say)

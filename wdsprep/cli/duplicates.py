@@ -1,0 +1,80 @@
+"""What `wdsprep duplicates` says on the way and at the end."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from wdsprep.changes.copies import CopiedSample, DuplicateGroup
+from wdsprep.changes.duplicates import Duplicates, DuplicatesListener
+from wdsprep.cli.output import Kept, ProgressLine
+from wdsprep.text import command, human_time, plural
+
+SHOWN_COPIES = 3
+
+
+class DuplicatesShow:
+    """Prints a progress line, and at the end what was found."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._line = ProgressLine()
+        self.listener = DuplicatesListener(
+            told=self._line.say, looked=self._looked, compared=self._line.counting("comparison")
+        )
+
+    def _looked(self, done: int, of: int, samples: int) -> None:
+        rate = f"{samples / max(self._line.elapsed_s, 1):,.0f} images/s"
+        seen = f"{plural(samples, 'image')} looked at"
+        self._line.show([seen, rate, f"shard {done:,} of {of:,}"])
+
+    def result(self, found: Duplicates) -> list[str]:
+        self._line.clear()
+        if self._as_json:
+            return [Kept(json.dumps(asdict(found), sort_keys=True))]
+        return list(_lines(found, self._line.elapsed_s))
+
+
+def _lines(found: Duplicates, elapsed_s: float) -> Iterator[str]:
+    for group in found.largest:
+        yield _group(group, len(found.datasets) > 1)
+    if found.groups > len(found.largest):
+        yield f"and {plural(found.groups - len(found.largest), 'more group')}"
+    yield (
+        f"{plural(found.equal + found.near, 'copy', 'copies')} in {plural(found.groups, 'group')}: "
+        f"{found.equal:,} equal to the byte, {found.near:,} within {found.distance} bits; "
+        f"{found.samples:,} samples compared in {human_time(elapsed_s)}"
+    )
+    if found.flat:
+        yield f"{found.flat:,} with too little detail to compare: by their bytes alone"
+    if found.damaged:
+        damaged = plural(found.damaged, "image")
+        yield Kept(f"{damaged} that cannot be decoded: compared by their bytes alone")
+    if not found.complete:
+        yield "some of what was to be packed is not there yet: run this again after pack has ended"
+    yield from found.table
+    yield from _next(found)
+
+
+def _group(group: DuplicateGroup, is_of_several: bool) -> str:
+    copies = [f"{_sample(one, is_of_several)} {_how(one)}" for one in group.copies[:SHOWN_COPIES]]
+    more = [f"{group.count - SHOWN_COPIES:,} more"] * (group.count > SHOWN_COPIES)
+    return f"{_sample(group.stays, is_of_several)} stays: {'; '.join([*copies, *more])}"
+
+
+def _sample(one: CopiedSample, is_of_several: bool) -> str:
+    place = f"{one.dataset} " if is_of_several else ""
+    return f"{place}{one.key} ({one.width} x {one.height})"
+
+
+def _how(one: CopiedSample) -> str:
+    return "equal" if one.is_equal else plural(one.distance, "bit")
+
+
+def _next(found: Duplicates) -> Iterator[str]:
+    """What to do with the copies."""
+    if not found.equal + found.near:
+        return
+    for dataset, keys in zip(found.datasets, found.output, strict=False):
+        yield f"next: {command('remove', dataset, '--keys', keys, '--keep-copies')}"
+    if not found.output and not found.table:
+        yield "next: the same with -o FILE writes the keys of the copies, for wdsprep remove"

@@ -1,0 +1,69 @@
+"""What `wdsprep import` says on the way and at the end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from wdsprep.cli.output import Kept, RunShow, broken_tars_lines, rejects_lines, void_line
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.importing.take_in import ImportBegun, ImportListener
+from wdsprep.runners.run import Outcome
+from wdsprep.text import human_bytes, plural
+
+REMEDIES = {
+    Code.OTHER_SHAPE: "--columns names other columns, and --text-length what varies in length",
+    Code.NO_ARRAY: "--columns names other columns",
+}
+FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
+
+
+class ImportShow(RunShow):
+    """Prints what is taken, a progress line, and at the end what came of it."""
+
+    unit, done, counted = "file", "imported", "sample"
+
+    def __init__(self, source: str, latents: str, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self._source, self._latents = source, latents
+        self.listener = ImportListener(told=self.told, begun=self._begin, status=self.status)
+
+    def _begin(self, begun: ImportBegun) -> None:
+        taken = ", ".join(f"{role} from {name!r}" for role, name in begun.columns.items())
+        self.told(f"{self._source}: {plural(begun.files, FILES[begun.kind])}, {taken}")
+        self.told(f"each sample has {', '.join(begun.fields)}")
+        if begun.bits:
+            self.told(f"{', '.join(begun.bits)}: uint16, taken as the bits of bfloat16")
+        self.start_counting()
+
+    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+        (outcome,) = outcomes
+        manifest, place = outcome.manifest, self._latents
+        lines = [self.headline(outcomes, f", {human_bytes(outcome.nbytes)}")]
+        held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
+        lines.append(f"{place}: {held}, {human_bytes(manifest.nbytes)}")
+        lines += rejects_lines(manifest.rejects, place)
+        lines += broken_tars_lines(outcome.broken_tars, place)
+        for failed in outcome.quarantined:
+            lines.append(Kept(f"file {failed.unit.name} is left out: {failed.reason}"))
+        if outcome.quarantined:
+            lines.append(Kept("run the same command again to retry what is left out"))
+        elif outcome.is_void:
+            lines.append(void_line(manifest.rejects, place, REMEDIES))
+        elif manifest.shards:
+            lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
+        return lines
+
+    def facts(self, outcome: Outcome) -> dict[str, Any]:
+        manifest = outcome.manifest
+        return {
+            "broken_tars": outcome.broken_tars,
+            "complete": manifest.complete,
+            "files_before": outcome.units_before,
+            "has_captions": outcome.has_captions,
+            "imported": outcome.samples,
+            "imported_bytes": outcome.nbytes,
+            "latents": self._latents,
+            "quarantined": [failed.unit.name for failed in outcome.quarantined],
+            "rejects": manifest.rejects,
+            "samples": manifest.samples,
+            "shards": len(manifest.shards),
+        }

@@ -1,0 +1,71 @@
+"""Where the samples of a shard begin, by its index, and the key of each, by its first header."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.state import read_each
+from wdsprep.dataset.tar import BLOCK, END
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import name_of
+from wdsprep.dataset.tar.read import split_member
+from wdsprep.errors import FormatError, NotFoundError, TarError
+from wdsprep.store.base import Store
+from wdsprep.store.local import LocalStore
+from wdsprep.text import command
+
+
+class ShardSize(Protocol):
+    """A shard, or what one was."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+def offsets_of(store: Store, shard: ShardSize) -> Sequence[int]:
+    """Where the samples begin, and where the last one ends; refused where that cannot be so."""
+    name = index_name(shard.name)
+    try:
+        offsets = decode_index(store.read(name), f"{store.url}/{name}")
+    except (NotFoundError, FormatError):
+        offsets = ()
+    if len(offsets) != shard.samples + 1 or offsets[-1] + len(END) != shard.nbytes:
+        raise FormatError(
+            f"{store.url}/{shard.name} is damaged: {name} is not its index: "
+            f"run {command('repair', store.url)}, then the same command again"
+        )
+    return offsets
+
+
+@contextmanager
+def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
+    """Tells the key of the sample that begins at an offset. A local file is opened once, for
+    thousands of them."""
+
+    def key_in(head: bytes, offset: int) -> str:
+        split = split_member(name_of(head)) if len(head) == BLOCK else None
+        if split is None:
+            what = f"{store.url}/{tar} is damaged: no sample begins at byte {offset:,}"
+            raise TarError(f"{what}: run {command('verify', store.url)}")
+        return split[0]
+
+    if not isinstance(store, LocalStore):
+        yield lambda offset: key_in(store.read(tar, start=offset, nbytes=BLOCK), offset)
+        return
+    store.read(tar, nbytes=0)  # says it if there is none
+    with (store.root / tar).open("rb", buffering=0) as file:
+        yield lambda offset: key_in(os.pread(file.fileno(), BLOCK, offset), offset)
+
+
+def keys_at(store: Store, tar: str, offsets: Iterable[int], *, at_once: bool = True) -> list[str]:
+    """Of the samples that begin there; over a network many are asked for `at_once`."""
+    with key_reader(store, tar) as key_at:
+        if isinstance(store, LocalStore) or not at_once:
+            return [key_at(offset) for offset in offsets]
+        return read_each(key_at, offsets, lambda _count: None)

@@ -1,0 +1,203 @@
+"""What was taken out of a dataset and must stay away; and a removal that has not come to its end.
+
+Both are in one file, `removed`, so that they change at one moment: a line with its digest, a line
+of JSON, and sorted marks. A *mark* is 16 bytes of the BLAKE3 of what a sample is known by: its
+`source`, the `url` it was fetched from, the `sha256` of its image. Nothing of it can be read from
+them, and `pack` can ask of each input whether it is one of these.
+
+The JSON says what of a removal is still to be done, by units, and how often the file was changed:
+who made a unit while that happened makes it again.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any
+
+from blake3 import blake3
+
+from wdsprep.dataset.names import REMOVED
+from wdsprep.dataset.sealed import canonical, check_format
+from wdsprep.errors import BusyError, FormatError, NotFoundError
+from wdsprep.store.base import Entry, Store, write_bytes
+from wdsprep.text import command
+
+MARK_NBYTES = 16
+FORMAT = 1
+KEPT = 4  # datasets of which a process keeps what it has read
+
+
+def mark_of(kind: str, value: str) -> bytes:
+    """What stands for a `source`, `url` or `sha256` of a sample."""
+    return blake3(f"{kind}\0{value}".encode("utf-8", "surrogatepass")).digest(MARK_NBYTES)
+
+
+class Marks:
+    """A set of marks, in no more memory than they are long: of 10 million, 160 MB."""
+
+    def __init__(self, sorted_marks: bytes = b"") -> None:
+        self.data = sorted_marks
+
+    @classmethod
+    def of(cls, marks: Iterable[bytes]) -> "Marks":
+        by_first = [bytearray() for _ in range(256)]  # as objects, all at once take four times that
+        for mark in marks:
+            by_first[mark[0]] += mark
+        parts = []
+        for some in by_first:
+            parts.append(b"".join(sorted(set(Marks(bytes(some))))))
+            some.clear()
+        return cls(b"".join(parts))
+
+    def __len__(self) -> int:
+        return len(self.data) // MARK_NBYTES
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._at, range(len(self)))
+
+    def __contains__(self, mark: bytes) -> bool:
+        at = bisect_left(range(len(self)), mark, key=self._at)
+        return at < len(self) and self._at(at) == mark
+
+    def _at(self, number: int) -> bytes:
+        return self.data[number * MARK_NBYTES : (number + 1) * MARK_NBYTES]
+
+    def __or__(self, other: "Marks") -> "Marks":
+        return Marks.of(chain(self, other)) if other else self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRemoval:
+    """Which samples go out of a shard, by their numbers in it and by their keys; and what the shard
+    is before, so that it can be told from what it is after."""
+
+    name: str
+    samples: int
+    nbytes: int
+    digest: str
+    rows: tuple[int, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def is_all(self) -> bool:
+        return len(self.rows) == self.samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitRemoval:
+    """What goes out of a unit. `rejects` are keys of those that lose what can be read of them. Of
+    latents, `made_of` is the digest of the image shard where that loses the same: then the unit is
+    made of the new one, in which the samples behind those `lost_rows` have lower numbers, and what
+    it has lost is no reject of its own."""
+
+    unit: str
+    shards: tuple[ShardRemoval, ...] = ()
+    rejects: tuple[str, ...] = ()
+    made_of: str = ""
+    lost_rows: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return sum(len(shard.rows) for shard in self.shards)
+
+    @property
+    def inputs(self) -> int:
+        return self.samples + len(self.rejects)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "UnitRemoval":
+        shards = (
+            ShardRemoval(**{**one, "rows": tuple(one["rows"]), "keys": tuple(one["keys"])})
+            for one in found["shards"]
+        )
+        rejects, lost = tuple(found["rejects"]), tuple(found["lost_rows"])
+        return cls(**{**found, "shards": tuple(shards), "rejects": rejects, "lost_rows": lost})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removed:
+    """`units` are what a removal has still to do, `images` where the images are that latents among
+    these were made of."""
+
+    marks: Marks
+    changes: int = 0
+    units: tuple[UnitRemoval, ...] = ()
+    images: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.marks)
+
+    def has(self, kind: str, value: str) -> bool:
+        return mark_of(kind, value) in self.marks
+
+    def to_bytes(self) -> bytes:
+        units = [asdict(unit) for unit in self.units]
+        head = {"changes": self.changes, "format": FORMAT, "images": self.images, "units": units}
+        body = canonical(head) + b"\n" + self.marks.data
+        return blake3(body).hexdigest().encode() + b"\n" + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> "Removed":
+        digest, _, body = data.partition(b"\n")
+        if digest != blake3(body).hexdigest().encode():
+            raise FormatError(
+                f"{what} is damaged: its digest does not match what it holds: put it back from a "
+                "copy, or delete it, and remove again what must stay away"
+            )
+        head, _, marks = body.partition(b"\n")
+        found = json.loads(head)
+        check_format(found["format"], what)
+        return cls(
+            marks=Marks(marks),
+            changes=found["changes"],
+            units=tuple(map(UnitRemoval.from_json, found["units"])),
+            images=found["images"],
+        )
+
+
+NONE_REMOVED = Removed(marks=Marks())
+_last: dict[str, tuple[Entry, Removed]] = {}
+
+
+def removed_from(store: Store) -> Removed:
+    """As it is now; read again only where it has changed."""
+    entry = next((entry for entry in store.list(REMOVED) if entry.name == REMOVED), None)
+    if entry is None:
+        return NONE_REMOVED
+    known, found = _last.get(store.url, (None, NONE_REMOVED))
+    if known != entry:
+        try:
+            found = Removed.from_bytes(store.read(REMOVED), f"{store.url}/{REMOVED}")
+        except NotFoundError:  # deleted just now
+            return NONE_REMOVED
+        if len(_last) >= KEPT:
+            _last.clear()
+        _last[store.url] = entry, found
+    return found
+
+
+def write_removed(store: Store, removed: Removed) -> Removed:
+    """Of a dataset whose manifest is held."""
+    changed = replace(removed, changes=removed.changes + 1)
+    write_bytes(store, REMOVED, changed.to_bytes())
+    return changed
+
+
+def forget_removal(store: Store) -> None:
+    """What was to be done to units that are gone. What must stay away does, in what is packed over
+    them too: an --overwrite is for other settings, and nobody who asked to be left out has changed
+    his mind."""
+    found = removed_from(store)
+    if found.units:
+        write_removed(store, replace(found, units=(), images=""))
+
+
+def check_no_removal(store: Store) -> None:
+    """Refuse to go on with a dataset of which only some samples are gone that have to go."""
+    if removed_from(store).units:
+        raise BusyError(
+            f"samples are being taken out of {store.url}: let that end, or, if it was killed, run "
+            f"{command('remove', store.url)} to end it, then the same command again"
+        )

@@ -1,0 +1,102 @@
+"""What a recipe leaves open, chosen for a model and a device, and the settings that come of it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.digests import FORM
+from wdsprep.encoding import HALF
+from wdsprep.encoding.fields import fields
+from wdsprep.encoding.gpus import has_bf16
+from wdsprep.encoding.models.find import Model, rule_of
+from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+
+def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
+    """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
+    caption and of sizes. All that needs torch is imported for pipelines alone."""
+    recipe = replace(recipe, **choices_for(recipe, model, device))
+    if not model.pipeline_kind:
+        return recipe, model
+    from wdsprep.encoding.models.dry_run import asked
+
+    return recipe, asked(model, recipe)
+
+
+def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
+    """What a recipe leaves to the model and the device, by the field."""
+    chosen: dict[str, Any] = {
+        "latents": latents_of(recipe.latents, model),
+        "dtype": dtype_of(recipe.dtype, device, model),
+    }
+    if model.pipeline is not None:
+        preset = PRESETS.get(model.name.partition("@")[0])
+        usual = preset.text_length if preset else 0
+        chosen["text_length"] = recipe.text_length or usual
+    elif recipe.text_length:
+        raise UsageError(f"--text-length: {model.name} has but one length of text")
+    return chosen
+
+
+def latents_of(wanted: str, model: Model) -> str:
+    if wanted == "none":
+        return wanted
+    if model.is_sampled:
+        return "sample" if wanted == "auto" else wanted
+    if wanted not in ("auto", "mean"):
+        raise UsageError(
+            f"--latents {wanted}: the VAE of {model.name} ({model.vae_kind}) gives latents, and no "
+            "distribution of them: leave --latents out"
+        )
+    return "mean"
+
+
+def dtype_of(wanted: str, device: str, model: Model) -> str:
+    """Half precision on a GPU: each network's own in a pipeline; else with the range of fp32 for a
+    VAE that is known to overflow, where the GPU has that. Text alone has what it has beside
+    latents."""
+    if wanted != "auto":
+        return wanted
+    if device != "cuda":
+        return "fp32"
+    is_plain = model.pipeline is None and model.is_plain
+    if not is_plain:
+        return HALF if has_bf16() else "fp32"
+    if not model.upcast:
+        return "fp16"
+    return "bf16" if has_bf16() else "fp32"
+
+
+def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
+    """Everything that decides the bytes of the dataset, but for the images, and all that a reader
+    needs to know of the arrays. Limits and shapes of images are among it where they are not the
+    usual ones; of text alone nothing is that images alone depend on."""
+    limits = {
+        "max_area": recipe.max_area,
+        "max_bytes": recipe.max_bytes,
+        "max_crop": recipe.max_crop,
+        "shapes": list(map(list, recipe.sizes)),
+    }
+    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
+    of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
+    if recipe.is_of_text:
+        of_images, limits = {}, {"max_bytes": recipe.max_bytes}
+    return {
+        **form,
+        "dtype": recipe.dtype,
+        "latents": recipe.latents,
+        "layout": layout(fields(model, recipe)),
+        "resolution": recipe.resolution,
+        "text": recipe.text,
+        "weights": model.weights,
+        **of_images,
+        **model.text_settings,
+        **({"flip": True} if recipe.flip else {}),
+        **{name: limit for name, limit in limits.items() if limit != usual[name]},
+    }

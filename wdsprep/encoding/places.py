@@ -1,0 +1,112 @@
+"""Where the datasets of a run go: one of each resolution, or of each caption."""
+
+import os
+from collections.abc import Sequence
+
+from wdsprep.encoding.captions import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
+from wdsprep.errors import UsageError
+from wdsprep.store.base import absolute
+
+RESOLUTION = "{resolution}"
+"""What stands in a place for the resolution of what lies there."""
+LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
+"""Where latents go, and text alone, unless a place is given."""
+
+
+def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
+    """Text has no resolution: one may say which images it is made of."""
+    if latents != "none":
+        if 0 in resolutions:
+            raise UsageError("no --resolution: give 1 or more pixels, such as --resolution 256")
+    elif len(resolutions) > 1:
+        raise UsageError(
+            "--latents none makes one dataset, of the images for one resolution: give the lowest "
+            "alone, or none for all images"
+        )
+
+
+def check_apart_text(text_out: "str | os.PathLike[str]", latents: str, text: str) -> None:
+    """It is for text that stands beside latents."""
+    if text_out and latents == "none":
+        raise UsageError(
+            "--text-out is for text beside latents, and --latents none makes text alone: leave "
+            "--text-out out, and give its place after IMAGES"
+        )
+    if text_out and text == "none":
+        raise UsageError("--text-out says where text goes, and --text none that there is none")
+
+
+def places_of(
+    out: "str | os.PathLike[str]",
+    resolutions: Sequence[int],
+    latents: str = "",
+    captions: CaptionOptions = OWN_CAPTIONS,
+    text_out: "str | os.PathLike[str]" = "",
+) -> dict[int | str, str]:
+    """Where the latents of each resolution go, or their text; of several captions, and of text
+    that is stored apart, by the names of captions."""
+    if text_out:
+        return _places_apart(out, resolutions, captions, os.fspath(text_out))
+    _check_alone(latents, resolutions)
+    called = [source.name for source in captions.sources]
+    text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
+    place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
+    _check_place(place, resolutions, latents, captions)
+    if captions.fields:
+        place = place.replace(RESOLUTION, str(resolutions[0]))
+        return _places_of_captions(place, latents, called)
+    place = place.replace(CAPTION, called[0])
+    if len(resolutions) > 1 and RESOLUTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
+            f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
+        )
+    return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+def _places_apart(
+    out: "str | os.PathLike[str]",
+    resolutions: Sequence[int],
+    captions: CaptionOptions,
+    text_out: str,
+) -> dict[int | str, str]:
+    """Those of latents, which have the samples' own captions, and behind them those of text."""
+    if RESOLUTION in text_out:
+        raise UsageError(
+            f"--text-out {text_out} is one place for all resolutions: give one without {RESOLUTION}"
+        )
+    latents = places_of(out, resolutions)
+    texts = places_of(text_out, [0], "none", captions).values()
+    if twice := {*map(absolute, latents.values())} & {*map(absolute, texts)}:
+        raise UsageError(f"{min(twice)} is given for latents and for text: give text another place")
+    names = (source.name for source in captions.sources)
+    return {**latents, **dict(zip(names, texts, strict=True))}
+
+
+def _check_place(
+    place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
+) -> None:
+    """What stands for something in it has to be given."""
+    if CAPTION in place and not (captions.field or captions.fields or captions.name):
+        raise UsageError(
+            f"{place} needs a name for its captions: give --caption-field, --caption-fields or "
+            f"--caption-name, or a place without {CAPTION}"
+        )
+    if RESOLUTION in place and latents == "none" and 0 in resolutions:
+        raise UsageError(
+            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
+        )
+
+
+def _places_of_captions(place: str, latents: str, called: Sequence[str]) -> dict[int | str, str]:
+    if latents != "none":
+        raise UsageError(
+            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
+            "field by --caption-field"
+        )
+    if len(called) > 1 and CAPTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(called)} fields makes a dataset: write "
+            f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
+        )
+    return {name: place.replace(CAPTION, name) for name in called}

@@ -1,0 +1,443 @@
+"""`export`: write a dataset in the layout of another reader, shard by shard, on any workers.
+
+What a shard becomes depends on it and the layout alone, so a run that was killed goes on to the
+same bytes. Its mark below `.wdsprep/` is written last; a shard is done again where that is missing,
+where the shard is another by now, or where a file that it names is.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from typing import Any, cast
+
+from wdsprep.dataset.arrays import fields_of, text_fields
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
+from wdsprep.dataset.state import check_kind, open_dataset, read_each
+from wdsprep.errors import FingerprintError, NotFoundError, UsageError, WorkError
+from wdsprep.exporting import LAYOUTS
+from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
+from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
+from wdsprep.runners.base import PROGRESS_S, CrewOptions, Event, Finished, Quarantined, Step
+from wdsprep.runners.here import runner_for
+from wdsprep.store import open_store, opened
+from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
+from wdsprep.text import EXAMPLES, auto, examples, one_of, plural, shown
+
+MARKS = ".wdsprep/"
+CLAIM = f"{MARKS}export.json"
+FORM = 1
+"""Rises when a layout becomes another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportStatus:
+    """How far an export has come."""
+
+    nbytes: int
+    nbytes_of: int
+    units: int
+    units_of: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportListener:
+    """Hears how it goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    status: Callable[[Callable[[], ExportStatus]], None] = lambda _status: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What is there now: `files` of so many `nbytes` beside the `index`. Of the shards,
+    `units_before` were there already. `left_out` are samples that what is joined lacks."""
+
+    to: str
+    out: str
+    samples: int
+    left_out: int
+    files: int
+    nbytes: int
+    units: int
+    units_before: int
+    index: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Exported {self.out!r}: {self.to}, {plural(self.samples, 'sample')}>"
+
+
+def export(
+    dataset: "str | os.PathLike[str]",
+    out: "str | os.PathLike[str]" = "",
+    *,
+    to: str,
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = (),
+    tower: str = "",
+    workers: int | str = "auto",
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
+    listener: ExportListener | None = None,
+) -> Exported:
+    """Write the dataset into `out` as another reader wants it.
+
+        exported = wdsprep.export("shards/latents-256", "shards/mds", to="mds")
+        exported.samples, exported.files, exported.index
+
+    The options are those of `wdsprep export`. Interrupted or killed, the same call goes on where it
+    was.
+    """
+    one_of(LAYOUTS, to=to)
+    options = CrewOptions(
+        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+    )
+    named = [join] if isinstance(join, str | os.PathLike) else list(join)
+    places = [absolute(dataset), *map(absolute, named)]
+    target = absolute(out) if os.fspath(out) else ""
+    manifests = [open_dataset(place)[1] for place in places]
+    found = _exportable(places, manifests)
+    if to == "energon":
+        if named:
+            raise UsageError("--to energon leaves tars as they are: Energon joins datasets itself")
+        return _beside(found, target or places[0])
+    if not target:
+        raise UsageError(f"--to {to} writes a folder of its own: name it behind the dataset")
+    for place in places:
+        check_apart(place, target)
+    layout = layout_of(to, tower).check(found)
+    plan = Plan(
+        to=to,
+        dataset=found,
+        layout=layout,
+        units=tuple(_units(places, manifests, layout)),
+        claim={
+            "form": FORM,
+            "join": [manifest.settings for manifest in manifests[1:]],
+            "layout": repr(layout),
+            "settings": manifests[0].settings,
+            "to": to,
+        },
+    )
+    return _Export(plan, target, listener or ExportListener()).run(options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be exported, and as what."""
+
+    to: str
+    dataset: Exportable
+    layout: Layout
+    units: tuple[ExportUnit, ...]
+    claim: Mapping[str, Any]
+    """What decides the bytes, but for those of the shards."""
+
+
+def _exportable(places: Sequence[str], manifests: Sequence[Manifest]) -> Exportable:
+    """Of arrays with one name the last dataset's count, and of texts those of the last that has
+    any."""
+    first, *joined = manifests
+    for place, manifest in zip(places[1:], joined, strict=True):
+        check_kind(open_store(place), manifest.dataset, "latents")
+    if joined and first.dataset != "latents":
+        raise UsageError(f"{places[0]} is a dataset of images: --join goes with latents or text")
+    taken = _taken(manifests)
+    fields = [
+        item
+        for manifest, names in zip(manifests, taken, strict=True)
+        for item in _fields(manifest)
+        if item.name in names
+    ]
+    with_latents = [m for m in manifests if m.settings.get("latents", "none") != "none"]
+    of_texts = [m for m, names in zip(manifests, taken, strict=True) if _texts(m) & names]
+    return Exportable(
+        url=places[0],
+        kind=first.dataset,
+        fields=tuple(fields),
+        settings=(with_latents or [first])[-1].settings,
+        model=str((of_texts or [first])[-1].extra.get("model", "")),
+        shards=tuple((shard.name, shard.samples) for shard in first.shards),
+    )
+
+
+def _fields(manifest: Manifest) -> tuple[Any, ...]:
+    return fields_of(manifest.settings["layout"]) if manifest.dataset == "latents" else ()
+
+
+def _texts(manifest: Manifest) -> set[str]:
+    return {item.name for item in text_fields(_fields(manifest))}
+
+
+def _taken(manifests: Sequence[Manifest]) -> list[set[str]]:
+    """The arrays that each gives."""
+    taken: list[set[str]] = []
+    for manifest in manifests:
+        own = {item.name for item in _fields(manifest)}
+        texts = [_texts(before) for before in manifests[: len(taken)]] if _texts(manifest) else []
+        for number, before in enumerate(taken):
+            taken[number] = before - own - (texts[number] if texts else set())
+        taken.append(own)
+    return taken
+
+
+def _units(
+    places: Sequence[str], manifests: Sequence[Manifest], layout: Layout
+) -> Iterator[ExportUnit]:
+    """One for each shard that all of them have, if they are made of the same images."""
+    taken = _taken(manifests)
+    first, *others = manifests
+    made_of = [{r.unit: r.input for r in m.receipts} for m in manifests] if others else []
+    beside = [{shard.name: shard for shard in manifest.shards} for manifest in manifests]
+    for shard in first.shards:
+        if not shard.samples or not all(shard.name in there for there in beside):
+            continue
+        unit = latent_unit(shard.name)
+        if len({inputs[unit] for inputs in made_of}) > 1:
+            raise UsageError(
+                f"{shard.name} of {places[0]} and of what is joined are made of other images: join "
+                "what was encoded from the same ones"
+            )
+        yield ExportUnit(
+            name=unit,
+            sources=tuple(
+                UnitSource(
+                    url=place,
+                    shard=there[shard.name],
+                    digest=DigestKind.of(manifest.settings),
+                    arrays=_wanted(first, names, layout),
+                    gives_caption=bool(_texts(manifest) & names),
+                )
+                for place, manifest, names, there in zip(
+                    places, manifests, taken, beside, strict=True
+                )
+            ),
+        )
+
+
+def _wanted(first: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
+    """Of images, whatever they are called."""
+    return tuple(sorted(names.intersection(layout.arrays))) if first.dataset != "images" else None
+
+
+def _beside(dataset: Exportable, target: str) -> Exported:
+    """For a reader of our tars as they are."""
+    from wdsprep.exporting.energon import beside
+
+    store, files = open_store(target), beside(dataset, target)
+    for name, data in files.items():
+        write_bytes(store, name, data)
+    store.publish()
+    return Exported(
+        to="energon",
+        out=target,
+        samples=sum(samples for _name, samples in dataset.shards),
+        left_out=0,
+        files=0,
+        nbytes=0,
+        units=len(dataset.shards),
+        units_before=0,
+        index=tuple(files),
+    )
+
+
+# --- what a shard became
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportMark:
+    """That a shard is exported: what it was, and the files that it became."""
+
+    unit: str
+    inputs: tuple[str, ...]
+    files: tuple[ExportedFile, ...]
+    left_out: int
+
+    def to_bytes(self) -> bytes:
+        files = [
+            {"digests": dict(f.digests), "name": f.name, "nbytes": f.nbytes, "samples": f.samples}
+            for f in self.files
+        ]
+        body = {"files": files, "inputs": list(self.inputs), "left_out": self.left_out}
+        return to_json(body) + b"\n"
+
+    @classmethod
+    def read(cls, store: Store, unit: str) -> "ExportMark | None":
+        """None where there is none that can be read."""
+        with suppress(NotFoundError, ValueError, KeyError, TypeError):
+            body = json.loads(store.read(mark_name(unit)))
+            files = tuple(ExportedFile(**each) for each in body["files"])
+            inputs = tuple(body["inputs"])
+            return cls(unit=unit, inputs=inputs, files=files, left_out=body["left_out"])
+        return None
+
+
+def mark_name(unit: str) -> str:
+    return f"{MARKS}{unit}.json"
+
+
+def unit_of_mark(name: str) -> str:
+    is_one = name != CLAIM and name.startswith(MARKS) and name.endswith(".json")
+    return name[len(MARKS) : -len(".json")] if is_one else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportWork:
+    """The picklable recipe of a worker. Its progress is in bytes of the shard."""
+
+    out: str
+    layout: Layout
+
+    def open(self) -> "Callable[[ExportUnit], Generator[int, None, ExportMark]]":
+        return self._export
+
+    def _export(self, unit: ExportUnit) -> Generator[int, None, ExportMark]:
+        store = opened(self.out)
+        reading = Reading(unit, heads=self.layout.heads)
+        told = time.monotonic()
+        with closing(self.layout.write(store, unit.name, iter(reading))) as steps:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    files = end.value
+                    break
+                if time.monotonic() - told > PROGRESS_S:
+                    yield reading.nbytes
+                    told = time.monotonic()
+        mark = ExportMark(
+            unit=unit.name,
+            inputs=tuple(unit.inputs),
+            files=tuple(files),
+            left_out=reading.left_out,
+        )
+        write_bytes(store, mark_name(unit.name), mark.to_bytes())
+        return mark
+
+
+@dataclass
+class _Export:
+    """A run: what is there, what is missing, and at last the index."""
+
+    plan: Plan
+    out: str
+    listener: ExportListener
+    _done: dict[str, ExportMark] = field(default_factory=dict)
+    _under_way: dict[str, int] = field(default_factory=dict)
+
+    def run(self, options: CrewOptions) -> Exported:
+        store = open_store(self.out)
+        there = self._claimed(store)
+        store.sweep(lambda name: name in there or name.startswith(MARKS))
+        before = len(self._done)
+        pending = [unit for unit in self.plan.units if unit.name not in self._done]
+        index = tuple(self.plan.layout.index(()))
+        if pending:
+            for name in index:
+                store.delete(name)
+            self._work(options, pending)
+        marks = [self._done[unit.name] for unit in self.plan.units]
+        files = [file for mark in marks for file in mark.files]
+        for name, data in chain(self.plan.layout.index(files).items(), self._empty()):
+            if there.get(name) != len(data) or pending:
+                write_bytes(store, name, data)
+        store.publish()
+        return Exported(
+            to=self.plan.to,
+            out=self.out,
+            samples=sum(file.samples for file in files),
+            left_out=sum(mark.left_out for mark in marks),
+            files=len(files),
+            nbytes=sum(file.nbytes for file in files),
+            units=len(marks),
+            units_before=before,
+            index=index,
+        )
+
+    def _claimed(self, store: Store) -> dict[str, int]:
+        """What lies there, with its sizes, once that is known to be of this export. What is of
+        shards that are no more, or are others by now, is removed."""
+        there = {entry.name: entry.nbytes for entry in store.list()}
+        claim = to_json(self.plan.claim)
+        if CLAIM not in there:
+            self._check_free(store, there)
+            write_bytes(store, CLAIM, claim)
+            return there
+        said = json.loads(store.read(CLAIM))
+        if changed := differences(said, json.loads(claim)):
+            names = ", ".join(line.partition(":")[0] for line in changed)
+            raise FingerprintError(
+                f"{store.url} is an export of something else, or another one ({names} differ): "
+                "name another place, or remove it first"
+            )
+        wanted = {unit.name: unit for unit in self.plan.units}
+        units = sorted(filter(None, map(unit_of_mark, there)))
+        for mark in read_each(partial(ExportMark.read, store), units, lambda _count: None):
+            if mark is None:
+                continue
+            unit = wanted.get(mark.unit)
+            is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
+            if unit is not None and list(mark.inputs) == unit.inputs and is_here:
+                self._done[mark.unit] = mark
+            else:
+                for name in (mark_name(mark.unit), *(file.name for file in mark.files)):
+                    store.delete(name)
+        return there
+
+    def _check_free(self, store: Store, there: Iterable[str]) -> None:
+        others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
+        if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+            raise UsageError(
+                f"{store.url} holds other things ({examples(some)}): name an empty or new folder "
+                "for the export"
+            )
+
+    def _empty(self) -> Iterator[tuple[str, bytes]]:
+        """What stands for the empty caption, beside arrays that are made of captions."""
+        for source in self.plan.units[0].sources if self.plan.units else ():
+            for name in source.arrays or ():
+                if self.plan.dataset.is_text(name):
+                    with suppress(NotFoundError):
+                        yield empty_name(name), opened(source.url).read(empty_name(name))
+
+    # --- the workers
+    def _work(self, options: CrewOptions, pending: Sequence[ExportUnit]) -> None:
+        units = sorted(pending, key=lambda unit: -unit.nbytes)  # so that no worker begins one last
+        nbytes = sum(unit.nbytes for unit in units)
+        runner = runner_for(options, len(units), nbytes, told=self.listener.told, name="export")
+        work = ExportWork(out=self.out, layout=self.plan.layout)
+        failed: list[Quarantined] = []
+        sizes = {unit.name: unit.nbytes for unit in units}
+        with closing(runner.run(work, units)) as events:
+            for event in events:
+                self._take(event, failed)
+                self.listener.status(partial(self._status, sizes))
+        if failed:
+            raise WorkError(
+                f"{plural(len(failed), 'shard')} could not be exported, such as "
+                f"{failed[0].unit.name} ({failed[0].reason}): run the same again"
+            )
+
+    def _take(self, event: Event, failed: list[Quarantined]) -> None:
+        name = event.unit.name
+        if isinstance(event, Step):
+            self._under_way[name] = cast("int", event.value)
+            return
+        self._under_way.pop(name, None)
+        if isinstance(event, Finished):
+            self._done[name] = cast("ExportMark", event.result)
+        elif isinstance(event, Quarantined):
+            failed.append(event)
+
+    def _status(self, sizes: Mapping[str, int]) -> ExportStatus:
+        done = [name for name in sizes if name in self._done]
+        return ExportStatus(
+            nbytes=sum(sizes[name] for name in done) + sum(self._under_way.values()),
+            nbytes_of=sum(sizes.values()),
+            units=len(done),
+            units_of=len(sizes),
+        )

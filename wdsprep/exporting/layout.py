@@ -1,0 +1,127 @@
+"""What all layouts have in common: what they are told of a dataset, and what they are asked for."""
+
+import importlib
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from wdsprep.dataset.arrays import Field, is_of_text, text_fields
+from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.tar.write import Buffer
+from wdsprep.errors import FormatError, UsageError
+from wdsprep.store.base import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exportable:
+    """A dataset with what is joined to it. `fields` are the arrays of a sample (in the square where
+    there are shapes), and `settings` those that its latents were made with."""
+
+    url: str
+    kind: str
+    fields: tuple[Field, ...]
+    settings: Mapping[str, Any]
+    model: str = ""
+    shards: tuple[tuple[str, int], ...] = ()
+    """By name, with the samples of each."""
+
+    @property
+    def has_shapes(self) -> bool:
+        return bool(shapes_of(self.settings))
+
+    @property
+    def has_moments(self) -> bool:
+        return self.settings.get("latents") == "moments"
+
+    @property
+    def what(self) -> str:
+        """images, latents or text."""
+        return "text" if self.kind == "latents" and is_of_text(self.fields) else self.kind
+
+    def field(self, name: str) -> Field | None:
+        return next((field for field in self.fields if field.name == name), None)
+
+    def is_text(self, name: str) -> bool:
+        return any(field.name == name for field in text_fields(self.fields))
+
+    def check(self, to: str, *whats: str) -> None:
+        """Refuse what this layout has no place for."""
+        if self.what not in whats:
+            raise UsageError(
+                f"{self.url} is a dataset of {self.what}, and --to {to} takes "
+                f"{' or '.join(whats)}: export another one"
+            )
+
+    def check_arrays(self, to: str, names: Iterable[str]) -> None:
+        if missing := [name for name in names if self.field(name) is None]:
+            raise UsageError(
+                f"{self.url} has no {missing[0]}, which --to {to} needs: encode with a model that "
+                "makes it, or --join the text that has it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSample:
+    """`members` are files of a sample by their names in the dataset: arrays and images; `caption`
+    is what was encoded."""
+
+    key: str
+    members: Mapping[str, Buffer]
+    facts: Mapping[str, Any]
+    caption: str
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Where each file of it stands in its tar: the first byte, and how many."""
+
+    def number(self, name: str) -> int:
+        """What the json says there."""
+        found = self.facts.get(name)
+        if not isinstance(found, int):
+            raise FormatError(f"the json of {self.key} has no {name}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """`digests` are by the names of their algorithms, where a reader checks them. An index beside a
+    file has no samples of its own."""
+
+    name: str
+    nbytes: int
+    samples: int
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+Writing = Generator[None, None, list[ExportedFile]]
+
+
+class Layout(Protocol):
+    """Picklable: workers get it as it is."""
+
+    @property
+    def heads(self) -> bool:
+        """Whether it is enough to know where images stand in their tars."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Those that it writes."""
+
+    def check(self, dataset: Exportable) -> "Layout":
+        """Refuse what does not fit; otherwise what writes this dataset."""
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        """The files that a shard becomes; yields after each sample."""
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        """What is written last, when all files are there."""
+
+
+def layout_of(to: str, tower: str) -> Layout:
+    """By its name. Each is imported alone, with what it needs."""
+    module = importlib.import_module(f"wdsprep.exporting.{to}")
+    found: Layout = module.layout(tower=tower)
+    return found
+
+
+def to_json(body: object) -> bytes:
+    return json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()

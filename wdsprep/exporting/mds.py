@@ -1,0 +1,273 @@
+"""Shards as MosaicML's `streaming` reads them (MDS), with the columns that PRX asks for.
+
+An MDS file is the number of its samples, where each begins, the columns, then the samples: the
+lengths of what varies, and the columns behind each other. So its samples have to be known before
+its first byte, and it is made in memory: a tar becomes files of at most 64 MB, as `streaming` makes
+them itself. `index.json` lists them with their digests.
+
+PRX scales latents itself, and draws them from a mean and a deviation: `img_latent` has both, as the
+VAE gives them. Where one latent a sample was kept, it is unscaled and its deviation is 0. MDS has
+no bfloat16, so those arrays are float32, which holds their values as they are. An embedding of its
+true length has a mask of the full length beside it.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.arrays import (
+    BFLOAT16,
+    EMB,
+    FLIPPED,
+    LATENT,
+    MASK,
+    Field,
+    field_of,
+    is_imported,
+    values_of,
+)
+from wdsprep.dataset.latents import denormalised
+from wdsprep.dataset.tar.write import Buffer, Data, joined, nbytes_of, pieces_of
+from wdsprep.errors import UsageError
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportedFile,
+    ExportSample,
+    Layout,
+    Writing,
+    to_json,
+)
+from wdsprep.store.base import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+INDEX = "index.json"
+FILE_NBYTES = 1 << 26
+HASH = "sha256"
+NAMED = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|u1": "uint8", BFLOAT16: "float32"}
+IMAGES = {LATENT: "img_latent", FLIPPED: "img_latent_flipped"}
+INT, TEXT, BYTES = "int", "str", "bytes"
+SIZES = {"height": "height", "width": "width"}
+ORIGINAL = {"original_height": "source_height", "original_width": "source_width"}
+
+
+def layout(*, tower: str) -> "MdsLayout":
+    return MdsLayout(tower=tower)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """What a sample has under a name. `member` is what it is made of, if it is an array; `shape`
+    is where that is the same in every sample."""
+
+    name: str
+    kind: str
+    member: str = ""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def encoding(self) -> str:
+        if not self.member or self.kind == BYTES:
+            return self.kind
+        shape = f":{','.join(map(str, self.shape))}" if self.shape else ""
+        return f"ndarray:{self.kind}{shape}"
+
+    @property
+    def size(self) -> int | None:
+        """Of what takes the same number of bytes in every sample."""
+        import numpy as np
+
+        if self.kind == INT:
+            return 8
+        return int(np.prod(self.shape)) * np.dtype(self.kind).itemsize if self.shape else None
+
+    def encoded(self, array: "NDArray[Any]") -> Data:
+        """Where shapes vary: the number of axes, and in two bits how wide the sizes are."""
+        data = array.astype(self.kind, order="C", copy=False).data.cast("B")
+        if self.shape:
+            return data
+        wide = max(array.shape) > 255
+        sizes = struct.pack(f"<{array.ndim}{'I' if wide else 'B'}", *array.shape)
+        return bytes([array.ndim << 2 | (2 if wide else 0)]) + sizes, data
+
+
+@dataclass(frozen=True, kw_only=True)
+class MdsLayout:
+    tower: str = ""
+    settings: Mapping[str, Any] | None = None
+    columns: tuple[Column, ...] = ()
+    length: int = 0
+    """Of a mask, where embeddings are of their true length."""
+    heads: bool = False
+    arrays: tuple[str, ...] = ()
+
+    def check(self, dataset: Exportable) -> Layout:
+        if dataset.settings.get("latents") == "given":
+            raise UsageError(
+                f"{dataset.url} has latents that were imported, and nobody knows how they are "
+                "scaled: --to mds wants them as the VAE gives them"
+            )
+        named = replace(self, tower=self.tower or dataset.model, settings=dataset.settings)
+        columns = named._images() if dataset.kind == "images" else named._arrays(dataset)
+        varying = [field for field in dataset.fields if field.is_variable and field.name == EMB]
+        return replace(
+            named,
+            arrays=tuple(field.name for field in dataset.fields),
+            columns=tuple(sorted(columns, key=lambda column: column.name)),
+            length=varying[0].shape[0] if varying else 0,
+        )
+
+    def _images(self) -> list[Column]:
+        ints = (*SIZES, *ORIGINAL)
+        texts = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
+        image = Column(name="image", kind=BYTES, member="image")
+        return [image, *texts, *(Column(name=name, kind=INT) for name in ints)]
+
+    def _arrays(self, dataset: Exportable) -> list[Column]:
+        found = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
+        if dataset.what == "latents" and not is_imported(dataset.settings):
+            found += [Column(name=name, kind=INT) for name in ORIGINAL]
+        for field in dataset.fields:
+            found.append(self._column(field, dataset))
+            if field.is_variable and field.name == EMB:
+                mask = Column(name=self._mask, kind="uint8", member=MASK, shape=field.shape[:1])
+                found.append(mask)
+        return found
+
+    def _column(self, field: Field, dataset: Exportable) -> Column:
+        if field.name in IMAGES:
+            shape = () if dataset.has_shapes else self._moments_shape(field, dataset)
+            return Column(name=IMAGES[field.name], kind="float16", member=field.name, shape=shape)
+        names = {EMB: f"latent_caption_{self.tower}", MASK: self._mask}
+        return Column(
+            name=names.get(field.name, field.name.removesuffix(".npy")),
+            kind=NAMED[field.dtype],
+            member=field.name,
+            shape=() if field.is_variable else field.shape,
+        )
+
+    @property
+    def _mask(self) -> str:
+        return f"attention_mask_caption_{self.tower}"
+
+    def _moments_shape(self, field: Field, dataset: Exportable) -> tuple[int, ...]:
+        channels, height, width = field.shape
+        if dataset.has_moments:
+            return field.shape
+        patch = dataset.settings.get("patch", 1)
+        return 2 * channels // patch**2, height * patch, width * patch
+
+    # --- a shard
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        files: list[ExportedFile] = []
+        waiting: list[tuple[Buffer, ...]] = []
+        nbytes = 0
+        for sample in samples:
+            pieces = self.encoded(sample)
+            size = nbytes_of(pieces) + 4
+            if waiting and nbytes + size > FILE_NBYTES:
+                files.append(self._file(out, f"{unit}.{len(files):05d}.mds", waiting))
+                waiting, nbytes = [], 0
+            waiting.append(pieces)
+            nbytes += size
+            yield
+        if waiting:
+            files.append(self._file(out, f"{unit}.{len(files):05d}.mds", waiting))
+        return files
+
+    def _file(self, out: Store, name: str, samples: Sequence[tuple[Buffer, ...]]) -> ExportedFile:
+        config = to_json(self._config())
+        start = 4 * (len(samples) + 2) + len(config)
+        offsets = [start]
+        for sample in samples:
+            offsets.append(offsets[-1] + nbytes_of(sample))
+        head = struct.pack(f"<I{len(offsets)}I", len(samples), *offsets)
+        digest = hashlib.new(HASH)
+        with out.write(name) as sink:
+            for part in chain((head, config), *samples):
+                digest.update(part)
+                sink.write(part)
+        return ExportedFile(
+            name=name,
+            nbytes=offsets[-1],
+            samples=len(samples),
+            digests={HASH: digest.hexdigest()},
+        )
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "column_encodings": [column.encoding for column in self.columns],
+            "column_names": [column.name for column in self.columns],
+            "column_sizes": [column.size for column in self.columns],
+            "compression": None,
+            "format": "mds",
+            "hashes": [HASH],
+            "size_limit": FILE_NBYTES,
+        }
+
+    def encoded(self, sample: ExportSample) -> tuple[Buffer, ...]:
+        """In few pieces, of which large arrays are not copied."""
+        parts = [self._value(column, sample) for column in self.columns]
+        varying = [
+            nbytes_of(part)
+            for part, column in zip(parts, self.columns, strict=True)
+            if not column.size
+        ]
+        head = struct.pack(f"<{len(varying)}I", *varying)
+        return tuple(joined(chain([head], *map(pieces_of, parts))))
+
+    def _value(self, column: Column, sample: ExportSample) -> Data:
+        if column.kind == INT:
+            return struct.pack("<q", sample.number({**SIZES, **ORIGINAL}[column.name]))
+        if column.kind == TEXT:
+            return (sample.caption if column.name == "caption" else sample.key).encode()
+        if column.kind == BYTES:
+            return next(iter(sample.members.values()))
+        return column.encoded(self._array(column, sample))
+
+    def _array(self, column: Column, sample: ExportSample) -> "NDArray[Any]":
+        import numpy as np
+
+        if column.member == MASK and self.length:
+            data = sample.members[EMB]
+            there = field_of(EMB, data).shape[0]
+            return (np.arange(self.length) < there).astype("u1")
+        data = sample.members[column.member]
+        array: NDArray[Any] = values_of(field_of(column.member, data), data)
+        return self._moments(array) if column.member in IMAGES else array
+
+    def _moments(self, latent: "NDArray[Any]") -> "NDArray[Any]":
+        """Mean and deviation, as the VAE gives them."""
+        import numpy as np
+
+        settings = self.settings or {}
+        values = latent.astype("<f4")
+        if settings.get("latents") == "moments":
+            mean, logvar = np.split(values, 2)
+            return np.concatenate([mean, np.exp(0.5 * logvar)])
+        mean = denormalised(values, settings)
+        both = np.zeros((2 * len(mean), *mean.shape[1:]), "<f2")
+        both[: len(mean)] = mean
+        return both
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        config = self._config()
+        shards = [
+            {
+                **config,
+                "raw_data": {
+                    "basename": file.name,
+                    "bytes": file.nbytes,
+                    "hashes": dict(file.digests),
+                },
+                "samples": file.samples,
+                "version": 2,
+                "zip_data": None,
+            }
+            for file in files
+        ]
+        return {INDEX: to_json({"shards": shards, "version": 2}) + b"\n"}

@@ -1,0 +1,206 @@
+"""Parquet tables for Hugging Face `datasets` and what else reads them: one for each shard.
+
+Images are in a column `image` of the kind that `datasets` decodes, with the caption, all captions,
+the size and the json beside them. Arrays are `.npy` files in columns of their names. The moments of
+Flux latents, with both of its embeddings, get the columns of MLPerf's set in place of that:
+`t5_encodings`, `clip_encodings`, `mean` and `logvar`, `.npy` files of the bits of bfloat16. Other
+moments are `mean` and `logvar` too, beside the other arrays.
+
+Nothing is compressed: images and arrays hardly become smaller, and that costs the speed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of
+from wdsprep.exporting.arrays import bfloat16_bits, npy, npy_parts
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportedFile,
+    ExportSample,
+    Layout,
+    Writing,
+    to_json,
+)
+from wdsprep.store.base import FileSink, Store
+
+if TYPE_CHECKING:
+    import pyarrow
+
+GROUP_NBYTES = 64 << 20
+"""Of the rows that are written together, and are in memory."""
+GROUP_ROWS = 1000
+BATCH_ROWS = 8
+"""After so many a page may end, which is of 1 MB then: one of a whole group is copied again and
+again while it grows."""
+SMALL = ("key", "__key__", "width", "height")
+"""Columns whose least and greatest values are noted: of an image these would be whole images."""
+MLPERF = {EMB: "t5_encodings", POOLED: "clip_encodings"}
+FLUX = {LATENT, EMB, POOLED}
+MOMENTS = {LATENT: ("mean", "logvar"), FLIPPED: ("mean_flipped", "logvar_flipped")}
+
+
+def layout(*, tower: str) -> "ParquetLayout":
+    del tower
+    return ParquetLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetLayout:
+    kind: str = ""
+    """images, arrays, moments or mlperf."""
+    arrays: tuple[str, ...] = ()
+    heads: bool = False
+
+    def check(self, dataset: Exportable) -> Layout:
+        names = tuple(field.name for field in dataset.fields)
+        is_flux = dataset.has_moments and {*names} == FLUX
+        of_arrays = "mlperf" if is_flux else "moments" if dataset.has_moments else "arrays"
+        kind = "images" if dataset.kind == "images" else of_arrays
+        return replace(self, kind=kind, arrays=names)
+
+    def _columns(self, name: str) -> tuple[str, ...]:
+        """Of an array. Moments are two, so that nobody takes them for latents."""
+        if self.kind == "moments" and name in MOMENTS:
+            return MOMENTS[name]
+        return (short(name),)
+
+    def _schema(self) -> "pyarrow.Schema":
+        import pyarrow as pa
+
+        if self.kind == "mlperf":
+            names = (*MLPERF.values(), "mean", "logvar")
+            return pa.schema([("__key__", pa.string()), *((n, pa.binary()) for n in names)])
+        texts = [("key", pa.string()), ("caption", pa.string()), ("json", pa.string())]
+        if self.kind != "images":
+            arrays = chain.from_iterable(map(self._columns, self.arrays))
+            return pa.schema([*texts, *((name, pa.binary()) for name in arrays)])
+        image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        sizes = [("width", pa.int64()), ("height", pa.int64())]
+        several = ("captions", pa.list_(pa.string()))
+        known = to_json({"info": {"features": _features()}})
+        return pa.schema([("image", image), *texts, several, *sizes], {"huggingface": known})
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        from pyarrow.parquet import ParquetWriter
+
+        name, schema = f"{unit}.parquet", self._schema()
+        first = next(samples, None)
+        if first is None:
+            return []
+        rows, nbytes, count = [self.row(first)], 0, 1
+        with out.write(name) as sink:
+            counted = _Counted(sink)
+            with ParquetWriter(
+                counted,
+                schema,
+                compression="NONE",
+                use_dictionary=False,
+                write_batch_size=BATCH_ROWS,
+                write_statistics=[name for name in SMALL if name in schema.names],
+            ) as file:
+                for sample in samples:
+                    if nbytes > GROUP_NBYTES or len(rows) >= GROUP_ROWS:
+                        file.write_table(_table(rows, schema))
+                        rows, nbytes = [], 0
+                    rows.append(self.row(sample))
+                    nbytes += sum(map(len, sample.members.values()))
+                    count += 1
+                    yield
+                file.write_table(_table(rows, schema))
+        return [ExportedFile(name=name, nbytes=counted.nbytes, samples=count)]
+
+    def row(self, sample: ExportSample) -> dict[str, Any]:
+        if self.kind == "mlperf":
+            return mlperf_row(sample)
+        found: dict[str, Any] = {
+            "key": sample.key,
+            "caption": sample.caption,
+            "json": to_json(sample.facts).decode(),
+        }
+        if self.kind != "images":
+            for name in self.arrays:
+                columns, data = self._columns(name), sample.members[name]
+                found |= zip(columns, npy_parts(name, data, len(columns)), strict=True)
+            return found
+        ((kind, data),) = sample.members.items()
+        return found | {
+            "image": {"bytes": data, "path": f"{sample.key}.{kind}"},
+            "captions": sample.facts.get("captions") or [sample.caption],
+            "width": sample.number("width"),
+            "height": sample.number("height"),
+        }
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        del files  # who reads them lists them
+        return {}
+
+
+def mlperf_row(sample: ExportSample) -> dict[str, Any]:
+    bits = {name: bfloat16_bits(field_of(name, d), d) for name, d in sample.members.items()}
+    mean, logvar = bits[LATENT].reshape(2, -1, *bits[LATENT].shape[1:])
+    arrays = {MLPERF[name]: bits[name] for name in MLPERF} | {"mean": mean, "logvar": logvar}
+    return {"__key__": sample.key, **{name: npy(array) for name, array in arrays.items()}}
+
+
+def short(name: str) -> str:
+    return name.removesuffix(".npy")
+
+
+def _features() -> dict[str, Any]:
+    """As `datasets` notes what its columns hold."""
+
+    def value(kind: str) -> dict[str, str]:
+        return {"_type": "Value", "dtype": kind}
+
+    texts = {name: value("string") for name in ("key", "caption", "json")}
+    sizes = {name: value("int64") for name in ("width", "height")}
+    several = {"_type": "List", "feature": value("string")}
+    return {"image": {"_type": "Image"}, **texts, "captions": several, **sizes}
+
+
+def _table(rows: Sequence[Mapping[str, Any]], schema: "pyarrow.Schema") -> Any:
+    import pyarrow as pa
+
+    columns = [_column([row[field.name] for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
+    """What is large is copied once: pyarrow's own way grows a buffer by and by."""
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        parts = [_column([value[field.name] for value in values], field.type) for field in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind))
+    if not pa.types.is_binary(kind):
+        return pa.array(values, kind)
+    ends = np.cumsum([0, *map(len, values)], dtype="<i4")
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+class _Counted:
+    """A sink as pyarrow writes to files."""
+
+    closed = False
+
+    def __init__(self, sink: FileSink) -> None:
+        self._sink, self.nbytes = sink, 0
+
+    def write(self, data: Any) -> int:
+        self._sink.write(bytes(data))
+        self.nbytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.nbytes
+
+    def flush(self) -> None:
+        """What is written is with the store."""
+
+    def close(self) -> None:
+        """The store closes its file."""

@@ -1,0 +1,89 @@
+"""Shards as AMD's Primus reads them: Energon tars of tensors that `torch.save` wrote, in bfloat16.
+
+Primus wants latents, a prompt embedding and a pooled one, as Flux has them. Where the moments of
+latents were kept it has `mean` and `logvar` in their place, and samples them itself. Arrays are
+stacked into batches, so an embedding of its true length is padded with zeros.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.arrays import EMB, LATENT, POOLED, field_of
+from wdsprep.errors import UsageError
+from wdsprep.exporting.arrays import bfloat16_bits, padded_to
+from wdsprep.exporting.energon import metadata
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportedFile,
+    ExportSample,
+    Layout,
+    Writing,
+)
+from wdsprep.exporting.tars import Members, write_tar
+from wdsprep.store.base import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TEXTS = {EMB: "prompt_embeds.pth", POOLED: "pooled_prompt_embeds.pth"}
+
+
+def layout(*, tower: str) -> "PrimusLayout":
+    del tower
+    return PrimusLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimusLayout:
+    has_moments: bool = False
+    length: int = 0
+    """Of the prompt embedding."""
+    heads: bool = False
+    arrays: tuple[str, ...] = (LATENT, EMB, POOLED)
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("primus", "latents")
+        dataset.check_arrays("primus", self.arrays)
+        if dataset.has_shapes:
+            raise UsageError(
+                f"{dataset.url} has latents of several shapes, and Primus stacks what comes next "
+                "to each other: encode squares for it"
+            )
+        emb = dataset.field(EMB)
+        return replace(
+            self, has_moments=dataset.has_moments, length=emb.shape[0] if emb is not None else 0
+        )
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        return write_tar(out, unit, samples, self.members, indexed=True)
+
+    def members(self, sample: ExportSample) -> Members:
+        found = {"latents": bits_of(sample, LATENT)}
+        if self.has_moments:
+            mean, logvar = found["latents"].reshape(2, -1, *found["latents"].shape[1:])
+            found = {"mean": mean, "logvar": logvar}
+        saved = [(f"{name}.pth", saved_tensor(array)) for name, array in found.items()]
+        emb = padded_to(bits_of(sample, EMB), self.length)
+        saved.append((TEXTS[EMB], saved_tensor(emb)))
+        saved.append((TEXTS[POOLED], saved_tensor(bits_of(sample, POOLED))))
+        return [*saved, ("caption.txt", sample.caption.encode())]
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        tars = {file.name: file.samples for file in files if file.samples}
+        return metadata(tars, {"encoding": "preencoded"})
+
+
+def bits_of(sample: ExportSample, name: str) -> "NDArray[Any]":
+    data = sample.members[name]
+    return bfloat16_bits(field_of(name, data), data)
+
+
+def saved_tensor(bits: "NDArray[Any]") -> bytes:
+    """What torch.save makes of a bfloat16 tensor."""
+    import torch
+
+    out = io.BytesIO()
+    torch.save(torch.from_numpy(bits.copy()).view(torch.bfloat16), out)
+    return out.getvalue()

@@ -1,0 +1,272 @@
+"""A shard as it is read for an export: sample after sample, with what is joined to each.
+
+The bytes are hashed as they pass, and a shard that is not what its receipt says ends the export, so
+damage is never carried on. Metadata alone needs the heads of the members and the texts: then a
+local tar is not read whole, and its digest is not checked.
+
+A joined dataset is of the same image shards, so its samples are found by their positions
+(`wdsprep.dataset.rows`); keys must agree. They are read by ranges, many at a time where that is far
+away.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.names import index_name, rows_name
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.rows import rows_of
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import members
+from wdsprep.dataset.tar.read import file_tape, members_of, split_member, stream_tape
+from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
+from wdsprep.errors import FormatError, NotFoundError, TarError, UsageError
+from wdsprep.exporting.layout import ExportSample
+from wdsprep.store import opened
+from wdsprep.store.base import Chunks, Store, stream
+from wdsprep.store.local import LocalStore
+from wdsprep.text import command
+
+AT_ONCE = 32
+"""Ranges that are on their way from a store that is far away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitSource:
+    """A shard of a dataset. `arrays` are the members that are taken of it."""
+
+    url: str
+    shard: Shard
+    digest: DigestKind
+    arrays: tuple[str, ...] | None = None
+    """None: all that there are."""
+    gives_caption: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportUnit:
+    """A shard to export: the one that says which samples there are, then those joined to it."""
+
+    name: str
+    sources: tuple[UnitSource, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.sources[0].shard.nbytes
+
+    @property
+    def inputs(self) -> list[str]:
+        """By this it is known whether a shard was exported as it is now."""
+        return [source.shard.digest for source in self.sources]
+
+
+class Reading:
+    """The samples of a unit. `nbytes` is how far it has come, `left_out` how many samples what is
+    joined lacks. With `heads` alone no image and no array is read."""
+
+    def __init__(self, unit: ExportUnit, *, heads: bool = False) -> None:
+        self._first, *self._joined = unit.sources
+        self._heads = heads
+        self.nbytes = self.left_out = self.samples = 0
+
+    def __iter__(self) -> Iterator[ExportSample]:
+        found = _heads_of(self._first) if self._heads else self._whole()
+        joined = [_joined(self._first, source) for source in self._joined]
+        for one in found:
+            others = [next(each) for each in joined]
+            if any(other is None for other in others):
+                self.left_out += 1
+                continue
+            self.samples += 1
+            yield _sample(one, [other for other in others if other], self._first, self._joined)
+            self.nbytes = max(self.nbytes, one.end)
+
+    def _whole(self) -> Iterator["_Read"]:
+        """Each byte of the shard, against its digest."""
+        source, name = self._first, self._first.shard.name
+        digest, count = source.digest.new(), 0
+        expected = source.shard.nbytes
+        chunks = Chunks(opened(source.url), name, watch=digest.update, expected=expected)
+        with closing(chunks):
+            for one in _grouped(_views(chunks), f"{source.url}/{name}", wanted=_wanted(source)):
+                count += 1
+                yield one
+            while chunks.next():
+                pass
+        if digest.hexdigest() != source.shard.digest or count != source.shard.samples:
+            raise _damaged(source)
+
+
+def _views(chunks: Chunks) -> Callable[[int, int], Buffer]:
+    """A tape that gives what is large as it lies in the chunks: to copy it takes as long as to hash
+    it."""
+    chunk, start = memoryview(b""), 0
+
+    def at(offset: int, nbytes: int) -> Buffer:
+        nonlocal chunk, start
+        parts, end = [], offset + nbytes
+        while end > start + len(chunk):
+            parts.append(chunk[max(0, offset - start) :])
+            start += len(chunk)
+            chunk = memoryview(chunks.next())
+            if not chunk:
+                break
+        last = chunk[max(0, offset - start) : end - start]
+        is_view = nbytes >= LARGE_NBYTES and not any(parts)
+        return last if is_view else b"".join((*parts, last))
+
+    return at
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a tar has of a sample."""
+
+    key: str
+    members: dict[str, Buffer]
+    places: dict[str, tuple[int, int]]
+    end: int = 0
+
+
+def _wanted(source: UnitSource) -> frozenset[str] | None:
+    return None if source.arrays is None else frozenset((*source.arrays, "json", "txt"))
+
+
+def _grouped(at: Any, what: str, *, wanted: frozenset[str] | None) -> Iterator[_Read]:
+    """The samples of a tar, with those of its members that are `wanted`."""
+    one: _Read | None = None
+    for path, _start, data, nbytes, target in members(at):
+        split = split_member(path)
+        if split is None or target:
+            continue
+        key, name = split
+        if one is None or key != one.key:
+            if one is not None:
+                yield one
+            one = _Read(key, {}, {})
+        one.places[name] = (data, nbytes)
+        one.end = data + nbytes
+        if wanted is None or name in wanted:
+            found = one.members[name] = at(data, nbytes)
+            if len(found) < nbytes:
+                raise TarError(f"{what} is truncated at {path}: {_verify(what)}")
+    if one is not None:
+        yield one
+
+
+def _heads_of(source: UnitSource) -> Iterator[_Read]:
+    """Texts, and where all else stands. From a store that is far away the tar comes whole: so many
+    small ranges would take longer."""
+    store, name = opened(source.url), source.shard.name
+    wanted = frozenset(("json", "txt"))
+    with _tape(store, name) as at:
+        count = 0
+        for one in _grouped(at, f"{source.url}/{name}", wanted=wanted):
+            count += 1
+            yield one
+    if count != source.shard.samples:
+        raise _damaged(source)
+
+
+@contextmanager
+def _tape(store: Store, name: str) -> Iterator[Any]:
+    if isinstance(store, LocalStore):
+        with file_tape(Path(store.root, name)) as tape:
+            yield tape
+    else:
+        with stream(store, name) as file:
+            yield stream_tape(file)
+
+
+def _sample(
+    one: _Read,
+    others: Sequence[_Read],
+    source: UnitSource,
+    joined: Sequence[UnitSource],
+) -> ExportSample:
+    """The texts are those of the last dataset that has arrays of a caption."""
+    found = {name: data for name, data in one.members.items() if name not in ("json", "txt")}
+    facts = _facts(one, source)
+    caption = one.members.get("txt", b"")
+    for other, where in zip(others, joined, strict=True):
+        if other.key != one.key:
+            raise UsageError(
+                f"{where.url}/{where.shard.name} has {other.key} where {source.url} has {one.key}: "
+                f"run {command('index', where.url)} and {command('index', source.url)}, which tell "
+                "what image each sample is of"
+            )
+        found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
+        if where.gives_caption:
+            caption = other.members.get("txt", caption)
+    return ExportSample(
+        key=one.key,
+        members=found,
+        facts=facts,
+        caption=bytes(caption).decode("utf-8", "replace"),
+        places=one.places,
+    )
+
+
+def _facts(one: _Read, source: UnitSource) -> Mapping[str, Any]:
+    try:
+        facts = json.loads(bytes(one.members.get("json", b"{}")))
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise FormatError(f"{source.url}/{source.shard.name}: the json of {one.key} is no object")
+    return facts
+
+
+def _damaged(source: UnitSource) -> TarError:
+    what = f"{source.url}/{source.shard.name}"
+    return TarError(f"{what} is damaged, not what its receipt says: {_verify(source.url)}")
+
+
+def _verify(url: str) -> str:
+    return f"run {command('verify', url)}"
+
+
+# --- what is joined
+def _positions(source: UnitSource) -> Sequence[int]:
+    store, name = opened(source.url), rows_name(source.shard.name)
+    try:
+        rows: Sequence[int] = rows_of(store.read(name), f"{source.url}/{name}").tolist()
+    except NotFoundError:
+        rows = range(source.shard.samples)
+    return rows
+
+
+def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
+    """For each sample of the first what is beside it, if anything."""
+    store, name = opened(source.url), source.shard.name
+    offsets = decode_index(store.read(index_name(name)), f"{source.url}/{index_name(name)}")
+    numbers = {position: number for number, position in enumerate(_positions(source))}
+    wanted = (numbers.get(position) for position in _positions(first))
+
+    def read(number: int | None) -> _Read | None:
+        if number is None:
+            return None
+        start, end = offsets[number], offsets[number + 1]
+        data = store.read(name, start=start, nbytes=end - start)
+        return _one(data, source)
+
+    if isinstance(store, LocalStore):
+        yield from map(read, wanted)
+        return
+    yield from ahead(read, wanted, AT_ONCE, most=AT_ONCE)
+
+
+def _one(data: bytes, source: UnitSource) -> _Read:
+    whole = dict(members_of(data))
+    key = data[:100].rstrip(b"\0").decode("utf-8", "replace")
+    split = split_member(key)
+    if split is None:
+        raise _damaged(source)
+    wanted = _wanted(source)
+    kept: dict[str, Buffer] = {n: d for n, d in whole.items() if wanted is None or n in wanted}
+    return _Read(split[0], kept, {})

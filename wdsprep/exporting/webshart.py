@@ -1,0 +1,74 @@
+"""Indexes for webshart, with which SimpleTuner reads image tars: a JSON for each, of its name.
+
+It says where each member begins and how long it is, and of each image its size and captions, so
+that nothing but images is read from the tars, which stay where they are. webshart is given the
+place of the indexes as `metadata=`. A local tar is not read for it beyond heads and texts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportedFile,
+    ExportSample,
+    Layout,
+    Writing,
+    to_json,
+)
+from wdsprep.store.base import Store, write_bytes
+
+
+def layout(*, tower: str) -> "WebshartLayout":
+    del tower
+    return WebshartLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebshartLayout:
+    heads: bool = True
+    arrays: tuple[str, ...] = ()
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("webshart", "images")
+        return self
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        files: dict[str, dict[str, Any]] = {}
+        count = end = 0
+        for sample in samples:
+            files |= entries(sample)
+            count += 1
+            end = max(offset + nbytes for offset, nbytes in sample.places.values())
+            yield
+        body = {
+            "files": files,
+            "filesize": -(-end // 512) * 512 + 1024,
+            "includes_image_geometry": True,
+            "path": f"{unit}.tar",
+        }
+        data, name = to_json(body), f"{unit}.json"
+        write_bytes(out, name, data)
+        return [ExportedFile(name=name, nbytes=len(data), samples=count)]
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        del files  # each tar has its own
+        return {}
+
+
+def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
+    """Of the image and the json. Captions stand with the image, as webshart itself puts them: some
+    of its versions take a text beside it for a sample."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, (offset, nbytes) in sample.places.items():
+        if name == "txt":
+            continue
+        entry: dict[str, Any] = {"length": nbytes, "offset": offset}
+        if name != "json":
+            width, height = sample.number("width"), sample.number("height")
+            several = sample.facts.get("captions")
+            entry |= {"aspect": width / height, "height": height, "width": width}
+            entry["captions"] = several if several and len(several) > 1 else sample.caption
+        found[f"{sample.key}.{name}"] = entry
+    return found

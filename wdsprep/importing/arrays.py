@@ -1,0 +1,170 @@
+"""What stands in a column, as an array of ours: `.npy`, what torch has saved, lists of numbers,
+bare bytes. Nothing is unpickled but by torch's reader of weights, which makes tensors alone.
+"""
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wdsprep.dataset.arrays import BFLOAT16, Field, of_bits, to_bits
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.importing.names import CachedColumn
+from wdsprep.sources.tables import RawArray
+
+STORED = {
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f4",
+    "uint16": BFLOAT16,
+    "bfloat16": BFLOAT16,
+    "int16": "<i4",
+    "int32": "<i4",
+    "int64": "<i4",
+    "bool": "|u1",
+    "uint8": "|u1",
+}
+"""How we store an array of a dtype. NumPy has no bfloat16, so other caches have its bits as uint16,
+as we have them; no array of latents or text is one of whole numbers up to 65,535."""
+BITS = "uint16"
+LEAST_STD = 1e-10  # whose logarithm is that of no variance
+
+
+def array_of(column: CachedColumn, value: Any) -> RawArray:
+    """The array in a column, whatever form it has there."""
+    try:
+        return _array_of(column, value)
+    except (ValueError, KeyError, EOFError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {error}"[:160]
+        raise RejectedError(Code.UNREADABLE, f"{column.name} holds no array ({why})") from error
+
+
+def _array_of(column: CachedColumn, value: Any) -> RawArray:
+    if isinstance(value, RawArray):
+        return value
+    if not isinstance(value, bytes):
+        raise ValueError(f"it is {type(value).__name__}")
+    if value.startswith(b"\x93NUMPY"):
+        return raw_array(np.lib.format.read_array(io.BytesIO(value), allow_pickle=False))
+    if column.name.endswith((".pth", ".pt")):
+        return _of_torch(value)
+    if not column.dtype:
+        raise ValueError(f"{len(value):,} bare bytes: give their dtype and shape by --columns")
+    return RawArray(dtype=column.dtype, shape=column.sides(len(value)), data=value)
+
+
+def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
+    little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    return RawArray(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
+
+
+def _of_torch(data: bytes) -> RawArray:
+    import torch
+
+    try:
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError("it is no plain tensor, and nothing else is unpickled") from None
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"it is {type(tensor).__name__}, not a tensor")
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        bits = tensor.view(torch.int16).numpy().tobytes()
+        return RawArray(dtype=BFLOAT16, shape=tuple(tensor.shape), data=bits)
+    return raw_array(tensor.numpy())
+
+
+def stored(raw: RawArray, sides: int) -> RawArray:
+    """With the dtype that we store, and so many sides: one that a batch has left in front goes."""
+    if raw.dtype not in STORED:
+        raise RejectedError(Code.OTHER_SHAPE, f"{raw.dtype} is no dtype of latents or text")
+    shape = raw.shape
+    while len(shape) > sides and shape[0] == 1:
+        shape = shape[1:]
+    dtype, data = STORED[raw.dtype], raw.data
+    if raw.dtype in ("float64", "int64", "int16"):
+        with np.errstate(over="ignore"):  # what is too large is not finite then, and refused
+            data = np.frombuffer(data, raw.dtype).astype(dtype).tobytes()
+    return RawArray(dtype=dtype, shape=shape, data=data)
+
+
+def one_behind_other(first: RawArray, second: RawArray) -> RawArray:
+    """Mean and log-variance as moments."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        raise RejectedError(
+            Code.OTHER_SHAPE,
+            f"mean is {first.dtype} {first.shape}, logvar {second.dtype} {second.shape}",
+        )
+    channels, *sides = first.shape
+    return RawArray(first.dtype, (2 * channels, *sides), first.data + second.data)
+
+
+def with_logvar(raw: RawArray) -> RawArray:
+    """Moments of which the second half is a standard deviation."""
+    if not raw.shape or raw.shape[0] % 2:
+        raise RejectedError(Code.OTHER_SHAPE, f"{raw.shape} is no mean and standard deviation")
+    half = len(raw.data) // 2
+    std = as_float32(RawArray(raw.dtype, (), raw.data[half:]))
+    logvar = 2 * np.log(np.maximum(std, LEAST_STD))
+    data = raw.data[:half] + rounded(logvar, raw.dtype)
+    return RawArray(dtype=raw.dtype, shape=raw.shape, data=data)
+
+
+def as_float32(raw: RawArray) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """The values of a stored array, in one row."""
+    if raw.dtype == BFLOAT16:
+        found: np.ndarray[Any, np.dtype[np.float32]] = of_bits(np.frombuffer(raw.data, "<u2"))
+        return found
+    return np.frombuffer(raw.data, raw.dtype).astype(np.float32)
+
+
+def rounded(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
+    """Floats as a dtype that we store, to the nearest, of two the even one."""
+    stored = to_bits(values) if dtype == BFLOAT16 else values.astype(dtype)
+    found: bytes = stored.tobytes()
+    return found
+
+
+def npy_of(field: Field, raw: RawArray) -> bytes:
+    """The member; refused where the array is another than the field's."""
+    own = field.of_length(raw.shape[0]) if field.is_variable and raw.shape else field
+    if (raw.dtype, raw.shape) != (own.dtype, own.shape) or len(raw.data) != own.array_nbytes:
+        raise RejectedError(
+            Code.OTHER_SHAPE, f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}"
+        )
+    if field.is_variable and not 0 < raw.shape[0] <= field.shape[0]:
+        raise RejectedError(Code.OTHER_SHAPE, f"{field.name} has {raw.shape[0]} of {field}")
+    return own.header + raw.data
+
+
+def zeros(field: Field) -> RawArray:
+    """An array of them; of a variable one, a single row."""
+    own = field.of_length(1) if field.is_variable else field
+    return RawArray(dtype=own.dtype, shape=own.shape, data=bytes(own.array_nbytes))
+
+
+def nested(column: Any) -> "Sequence[RawArray | None]":
+    """The rows of an Arrow column of lists within lists, as arrays; None for a null, and where
+    lists are not all equally long."""
+    return [_row(column, number) for number in range(len(column))]
+
+
+def _row(column: Any, number: int) -> RawArray | None:
+    scalar = column[number]
+    if not scalar.is_valid:
+        return None
+    values = scalar.values
+    shape = [len(values)]
+    while hasattr(values.type, "value_type"):
+        lengths = {len(values[at]) for at in range(len(values))}
+        if len(lengths) != 1 or values.null_count:
+            return None
+        shape += lengths
+        values = values.flatten()
+    if values.null_count:
+        return None
+    found = values.to_numpy(zero_copy_only=False)
+    return raw_array(found.reshape(shape))

@@ -1,0 +1,63 @@
+"""What stands for no caption, for classifier-free guidance, where somebody says what it is: a cache
+does not, but its trainer has it in files, or takes zeros.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wdsprep.dataset.arrays import Field, is_finite, text_fields
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.errors import SourceError, UsageError
+from wdsprep.importing.arrays import array_of, npy_of, stored, zeros
+from wdsprep.importing.layout import MEMBERS, SIDES
+from wdsprep.importing.names import CachedColumn
+from wdsprep.store import split_url
+
+ZEROS = "zeros"
+Empty = Mapping[str, bytes]
+"""The bytes of each file, by the member that it stands for."""
+
+
+def empty_of(given: str, fields: Sequence[Field]) -> Empty:
+    """What `zeros`, or `emb=t5_empty.npy,pooled=clip_empty.npy`, makes of the members of text."""
+    wanted = text_fields(fields)
+    if not given:
+        return {}
+    if given == ZEROS:
+        return {field.name: npy_of(field, zeros(field)) for field in wanted}
+    files = dict(_file(part.strip()) for part in given.split(",") if part.strip())
+    names = {field.name for field in wanted}
+    if files.keys() != names:
+        roles = ",".join(f"{name.removesuffix('.npy')}=FILE" for name in sorted(names))
+        raise UsageError(f"--empty {given}: give {roles or 'none, as there is no text'}, or zeros")
+    return {field.name: _member(field, files[field.name]) for field in wanted}
+
+
+def _file(part: str) -> tuple[str, str]:
+    role, equals, path = part.partition("=")
+    if not equals or role not in MEMBERS:
+        raise UsageError(f"--empty {part}: write ROLE=FILE, as emb=t5_empty.npy, or zeros")
+    return MEMBERS[role], path
+
+
+def _member(field: Field, path: str) -> bytes:
+    role = next(role for role, name in MEMBERS.items() if name == field.name)
+    store, name = split_url(path)
+    data = store.read(name)
+    try:
+        raw = stored(array_of(CachedColumn(role=role, name=path), data), SIDES[role])
+        member = npy_of(field, raw)
+    except RejectedError as refused:
+        raise SourceError(f"{path} cannot stand for no caption: {refused.detail}") from refused
+    if not is_finite(field.dtype, raw.data):
+        raise SourceError(f"{path} cannot stand for no caption: it has values that are not finite")
+    return member
+
+
+def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
+    """As settings have it."""
+    if not given:
+        return {}
+    said = given if given == ZEROS else DigestKind.BLAKE3.hex(b"".join(empty.values()))
+    return {"empty": said}

@@ -1,0 +1,227 @@
+"""`import`: make latents that somebody else has cached a dataset, file by file."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.runners.base import CrewOptions
+from wdsprep.text import at_least, auto, examples, plural, shown
+
+if TYPE_CHECKING:
+    from wdsprep.dataset.digests import DigestKind
+    from wdsprep.dataset.edition import Edition
+    from wdsprep.dataset.manifest import Manifest
+    from wdsprep.encoding.image_shards import ImageShard
+    from wdsprep.importing.foreign import Foreign
+    from wdsprep.importing.layout import ImportPlan
+    from wdsprep.importing.names import CachedColumn
+    from wdsprep.runners.base import Runner
+    from wdsprep.runners.run import Outcome, RunStatus
+    from wdsprep.sources import Item
+
+PROBED_FILES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportBegun:
+    """What is known before the first worker starts."""
+
+    kind: str
+    files: int
+    columns: Mapping[str, str]
+    """Those that are taken, by what they are here."""
+    fields: tuple[str, ...]
+    """The arrays of a sample, with their dtypes and shapes."""
+    bits: tuple[str, ...]
+    """The columns whose whole numbers are taken as the bits of bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportListener:
+    """Hears how a run goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    begun: Callable[[ImportBegun], None] = lambda _begun: None
+    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
+
+
+def import_(
+    source: "str | os.PathLike[str]",
+    latents: "str | os.PathLike[str]",
+    *,
+    resolution: int = 0,
+    columns: str = "",
+    caption_col: str = "",
+    text_length: int = 0,
+    scale: float | None = None,
+    shift: float | None = None,
+    empty: str = "",
+    limit: int = 0,
+    workers: int | str = "auto",
+    runner: str = CrewOptions.runner,
+    ray_address: str | None = CrewOptions.ray_address,
+    max_attempts: int = CrewOptions.max_attempts,
+    overwrite: bool = False,
+    listener: ImportListener | None = None,
+) -> "Outcome":
+    """Make latents that somebody else has cached in `source` the dataset `latents`.
+
+        imported = wdsprep.import_("cache-mds", "shards/latents-256")
+        wdsprep.load("shards/latents-256", global_batch=64)
+
+    The options are those of `wdsprep import`. Interrupted or killed, the same call goes on where it
+    was.
+    """
+    at_least(0, resolution=resolution, text_length=text_length, limit=limit)
+    options = CrewOptions(
+        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+    )
+    from wdsprep.dataset.digests import DigestKind
+    from wdsprep.dataset.state import form_there
+    from wdsprep.importing.empty import empty_of, empty_setting
+    from wdsprep.importing.foreign import find_foreign
+    from wdsprep.importing.layout import resolution_of, settings_of
+    from wdsprep.importing.names import parse_columns
+    from wdsprep.importing.work import ImportWork
+    from wdsprep.runners.run import Run, carry_out, opened_dataset
+    from wdsprep.store.base import absolute, check_apart
+
+    listener = listener or ImportListener()
+    asked = parse_columns(columns)
+    source, latents = absolute(source), absolute(latents)  # workers may run in other folders
+    foreign = find_foreign(source)
+    check_apart(foreign.url, latents)
+    items = list(foreign.items())
+    plan = _plan(foreign, items, asked, resolution, text_length)
+    pixels = resolution_of(plan, resolution, foreign.url)
+    form = form_there(latents, overwrite=overwrite)
+    settings = settings_of(
+        plan, form=form, kind=foreign.kind, resolution=pixels, scale=scale, shift=shift
+    )
+    settings |= {"caption_col": caption_col} if caption_col else {}
+    no_caption = empty_of(empty, plan.fields)
+    settings |= empty_setting(empty, no_caption)
+    shards = _shards(foreign, items, pixels, DigestKind.of(form))
+    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
+    wanted, pending, manifest = _left_to_do(edition, manifest, foreign, shards, limit)
+    listener.begun(_begun(foreign, items, plan))
+    work = ImportWork(
+        foreign=foreign,
+        plan=plan,
+        latents=latents,
+        settings=settings,
+        edition=edition.mark,
+        caption_col=caption_col,
+        empty=no_caption,
+    )
+    made = _runner(options, pending, listener) if pending else None
+    run = Run(
+        edition,
+        manifest,
+        count=len(pending),
+        limit=limit if wanted != shards else 0,
+        status=listener.status,
+    )
+    (imported,) = carry_out([run], made, work, iter(pending))
+    return imported
+
+
+def _plan(
+    foreign: "Foreign",
+    items: "Sequence[Item]",
+    asked: "Sequence[CachedColumn]",
+    resolution: int,
+    text_length: int,
+) -> "ImportPlan":
+    """Settled by the first rows of the first files."""
+    from wdsprep.importing.foreign import first_rows
+    from wdsprep.importing.layout import LOOKED_AT, settle_plan
+    from wdsprep.importing.names import choose
+
+    what = f"{foreign.url}/{shown(items[0].name)}"
+    chosen = choose(foreign.columns(items[0]), asked, resolution=resolution, what=what)
+    rows = first_rows(foreign, items[:PROBED_FILES], chosen.names)
+    first = (row.columns for row in islice(rows, LOOKED_AT))
+    return settle_plan(chosen, first, text_length=text_length, what=what)
+
+
+def _shards(
+    foreign: "Foreign", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
+) -> "tuple[ImageShard, ...]":
+    """The files as units, whose latents lie in the folder of the resolution."""
+    from wdsprep.encoding.image_shards import ImageShard
+    from wdsprep.importing.foreign import stem_of
+
+    found: dict[str, ImageShard] = {}
+    keys: set[str] = set()
+    for item in items:
+        stem = stem_of(item.name)
+        if shown(stem) != stem:
+            raise SourceError(
+                f"{foreign.url}/{shown(stem)}: the name of this file is not UTF-8: rename it"
+            )
+        folder = f"{resolution}/"
+        name, key = folder + stem.removeprefix(folder), stem.replace(".", "_")
+        if name in found or key in keys:
+            raise SourceError(
+                f"{foreign.url}/{item.name} would have the name of another file here: rename it"
+            )
+        keys.add(key)
+        found[name] = ImageShard(name=name, item=item, kind=kind)
+    return tuple(found.values())
+
+
+def _left_to_do(
+    edition: "Edition",
+    manifest: "Manifest",
+    foreign: "Foreign",
+    shards: "tuple[ImageShard, ...]",
+    limit: int,
+) -> "tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]":
+    """Files wanted minus receipts present; one that an earlier limit has cut is done anew."""
+    from wdsprep.encoding.image_shards import ImageShards
+    from wdsprep.encoding.pending import pending_shards, take_back
+
+    units = manifest.ledger.units()
+    done = dict(zip(units, manifest.ledger.column("input"), strict=True))
+    now = {shard.name: shard.whole_input for shard in shards}
+    if changed := [unit for unit, made in done.items() if now.get(unit) != made.partition(":")[0]]:
+        raise FingerprintError(
+            f"{edition.store.url} was made of other files: {plural(len(changed), 'file')} of "
+            f"{foreign.url} changed or went away since, or has another date ({examples(changed)}): "
+            "name another place for the new latents, or let --overwrite start over"
+        )
+    known = ImageShards(
+        url=foreign.url,
+        resolution=0,
+        shards=shards,
+        is_whole=True,
+        max_area=0,
+        count=foreign.count,
+    )
+    wanted = known.first(limit)
+    left = pending_shards(edition.store, manifest, shards, wanted)
+    take_back(edition, left.stale)
+    return wanted, left.shards, left.manifest
+
+
+def _runner(
+    options: CrewOptions, pending: "Sequence[ImageShard]", listener: ImportListener
+) -> "Runner":
+    from wdsprep.runners.here import runner_for
+
+    nbytes = sum(shard.item.nbytes for shard in pending)
+    return runner_for(options, len(pending), nbytes, told=listener.told, name="import")
+
+
+def _begun(foreign: "Foreign", items: "Sequence[Item]", plan: "ImportPlan") -> ImportBegun:
+    return ImportBegun(
+        kind=foreign.kind,
+        files=len(items),
+        columns={column.role: column.name for column in plan.chosen.columns},
+        fields=tuple(f"{field.name} {field}" for field in plan.fields),
+        bits=plan.bits,
+    )

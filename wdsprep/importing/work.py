@@ -1,0 +1,33 @@
+"""What a worker of `import` is made from, without loading what it works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wdsprep.dataset.receipts import Settings
+from wdsprep.importing.foreign import Foreign
+from wdsprep.importing.layout import ImportPlan
+
+if TYPE_CHECKING:
+    from wdsprep.importing.worker import ImportWorker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportWork:
+    """The picklable recipe of a worker, as runners want it. Its units are `ImageShard`s, each of
+    which is a file of the cache."""
+
+    foreign: Foreign
+    plan: ImportPlan
+    latents: str
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's."""
+    caption_col: str = ""
+    empty: Mapping[str, bytes] = field(default_factory=dict)
+    """What stands for no caption, by the member, where the user says it."""
+
+    def open(self) -> "ImportWorker":
+        from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
+
+        return ImportWorker(self)

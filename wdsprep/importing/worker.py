@@ -1,0 +1,101 @@
+"""The work of `import`: one file of a cache becomes a latent shard, rejects, and last a receipt."""
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
+from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.state import find_receipt
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.latent_shard import LatentShard, put_empty
+from wdsprep.importing.foreign import Row
+from wdsprep.runners.base import PROGRESS_S
+from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.sources.captions import captions_of, plain_facts
+from wdsprep.store import open_store
+
+if TYPE_CHECKING:
+    from wdsprep.importing.work import ImportWork
+
+
+class ImportWorker:
+    def __init__(self, work: "ImportWork") -> None:
+        self._work = work
+        self._edition = Edition(store=open_store(work.latents), mark=work.edition)
+        self._empty: Mapping[str, str] = {}
+        if work.empty:
+            kind = DigestKind.of(work.settings)
+            fields = work.plan.fields
+            self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name], kind)
+
+    def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
+        """Write all of a file, its receipt last."""
+        work, item = self._work, shard.item
+        if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
+            return done
+        with (
+            Draft(self._edition, shard.name, work.settings) as draft,
+            closing(LatentShard(draft, shard, work.plan.fields)) as output,
+        ):
+            told = time.monotonic()
+            rows = work.foreign.rows(item, work.plan.names)
+            for found in islice(rows, item.take or None):
+                self._take(output, found)
+                if time.monotonic() - told > PROGRESS_S:
+                    told = time.monotonic()
+                    yield _progress(shard, output)
+            yield _progress(shard, output)
+            return output.finish(work.settings, self._empty)
+
+    def _take(self, output: LatentShard, found: Row | tuple[Row, RejectedError]) -> None:
+        row, refused = (found, None) if isinstance(found, Row) else found
+        try:
+            if refused:
+                raise refused
+            output.add_members(row.key, self._members(row), cut=False)
+        except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
+            said = as_rejected(error, Code.UNREADABLE)
+            output.rejects.add(
+                Reject(key=row.key, source=row.source, code=said.code, detail=said.detail)
+            )
+
+    def _members(self, row: Row) -> list[tuple[str, bytes]]:
+        arrays = self._work.plan.members(row.columns)
+        facts = _plain(row.columns, self._work.plan.names)
+        captions = captions_of(facts, self._work.caption_col)
+        caption = captions[0] if captions else ""
+        said: dict[str, Any] = {
+            "caption": caption,
+            "key": row.key,
+            "meta": facts,
+            "source": row.source,
+        }
+        if len(captions) > 1:
+            said["captions"] = captions
+        return [
+            *arrays,
+            ("json", facts_bytes(said)),
+            ("txt", caption.encode("utf-8", "replace")),
+        ]
+
+
+def _plain(columns: Mapping[str, Any], arrays: tuple[str, ...]) -> dict[str, Any]:
+    return plain_facts({name: value for name, value in columns.items() if name not in arrays})
+
+
+def _progress(shard: ImageShard, output: LatentShard) -> RunProgress:
+    inputs = output.samples + output.rejects.counts.total()
+    return RunProgress(
+        samples=output.samples,
+        nbytes=output.nbytes,
+        share=share_of(inputs, shard.item.take or shard.item.samples),
+        rejects=dict(output.rejects.counts),
+    )

@@ -1,0 +1,444 @@
+"""`card`: the README of datasets for the Hugging Face hub, which people and the hub's viewer read.
+
+Its head is YAML: what the hub sorts datasets by, and which tars are which dataset, so that the
+viewer and `datasets.load_dataset` find them among receipts and rejects. The rest is what a reader
+wants to know first. Nothing is said that is not in the datasets: which licence holds, whoever
+publishes them has to say. There are no pictures in it, as the shards have them and the viewer shows
+them; captions are written as code, in which neither Markdown nor HTML means anything.
+
+The last line has a digest of all before it. So a card that somebody has written into is known from
+one that was not touched, and is not replaced unasked.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.names import CARD
+from wdsprep.dataset.state import phases, read_each
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
+from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
+from wdsprep.store import split_url
+from wdsprep.store.base import local_path, write_bytes
+from wdsprep.store.places import place_scheme, root_and_name
+from wdsprep.text import at_least, human_bytes, one_line, plural
+
+SAMPLES, LONGEST = 5, 300
+REPO = "OWNER/NAME"
+LICENCE = "license: put here under which licence it is, such as cc-by-4.0"
+MARK = "<!-- written by wdsprep card, {} -->\n"
+_MARKED = re.compile(r"(.*)<!-- written by wdsprep card, ([0-9a-f]+) -->\n", re.DOTALL)
+MOST_NBYTES = 1 << 20
+SHARES = (0.05, 0.5, 0.95)
+IMAGE_FACTS = {
+    "bucket": "int64",
+    "height": "int64",
+    "source": "string",
+    "source_height": "int64",
+    "source_width": "int64",
+    "width": "int64",
+}
+"""What the json of every image has: what else there is differs between samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardListener:
+    """Hears how a card comes along. `asked` is whether to replace the file at the output, which is
+    no card that `card` wrote, or has been changed since, without `yes`."""
+
+    asked: Callable[[str], bool] = lambda _output: False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """The text of a card, where it was written to if anywhere, and the commands that put it and its
+    datasets on the hub."""
+
+    text: str = field(repr=False)
+    output: str
+    uploads: tuple[str, ...]
+
+
+def card(
+    *datasets: "str | os.PathLike[str]",
+    output: "str | os.PathLike[str]" = "",
+    repo: str = REPO,
+    license: str = "",
+    samples: int = SAMPLES,
+    seed: int = 0,
+    yes: bool = False,
+    listener: CardListener | None = None,
+) -> Card:
+    """The card of `datasets` as they will lie in the dataset `repo` of the Hugging Face hub,
+    written to `output` where that is given.
+
+        card = wdsprep.card("shards/images", output="shards/images/README.md")
+        card.text, card.uploads  # what it says, and how to upload the datasets
+
+    One dataset becomes the repository itself, of several each is a folder there, called as here.
+    Those that lie there already stay where they are, and name the repository.
+    `license` is one of the hub's names, such as cc-by-4.0; without one the card leaves a place for
+    it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier card is
+    replaced if it is as it was written; `yes` replaces any other file too.
+    """
+    at_least(0, samples=samples)
+    output, listener = os.fspath(output), listener or CardListener()
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
+    if not re.fullmatch(r"[a-z0-9.+-]*", license):
+        raise UsageError(f"--license {license}: give a name of the hub, such as cc-by-4.0 or other")
+    given = open_each([os.fspath(dataset) for dataset in datasets])
+    if not given:
+        raise UsageError("nothing to make a card of: give the path or URL of a dataset")
+    if repo == REPO:
+        repo = _their_repo(given) or repo
+    placed = _placed(given, repo)
+    if output:
+        _check_output(output, given, replaces=lambda: yes or listener.asked(output))
+    text = _marked("".join(_text(placed, repo, license, samples, seed)))
+    if output:
+        store, name = split_url(output)
+        write_bytes(store, name, text.encode())
+        store.publish([name])
+    return Card(text=text, output=output, uploads=tuple(_uploads(placed, repo, output)))
+
+
+# --- where it goes
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A dataset, what it is called in the repository, and the folder there."""
+
+    given: ReportDataset
+    name: str
+    folder: str
+
+    @property
+    def path(self) -> str:
+        """What the names of its files begin with."""
+        return f"{self.folder}/" if self.folder else ""
+
+
+def _on_hub(url: str) -> tuple[str, str]:
+    """The repository that a place is in, and the folder there; of other places, nothing."""
+    if place_scheme(url) != "hf":
+        return "", ""
+    root, folder = root_and_name(url)
+    return root.removeprefix("hf://datasets/").partition("@")[0], folder
+
+
+def _their_repo(given: Sequence[ReportDataset]) -> str:
+    """The one that all of them are in."""
+    found = {_on_hub(one.url)[0] for one in given}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _placed(given: Sequence[ReportDataset], repo: str) -> list[Placed]:
+    names = [_name(one) for one in given]
+    for name in names:
+        if names.count(name) > 1:
+            both = " and ".join(one.shown for one in given if _name(one) == name)
+            raise UsageError(f"{both} are both called {name}: rename one of them")
+    folders = [*names] if len(given) > 1 else [""]
+    for number, (there, folder) in enumerate(_on_hub(one.url) for one in given):
+        if there == repo:
+            folders[number] = folder
+    three = zip(given, names, folders, strict=True)
+    return [Placed(given=one, name=name, folder=folder) for one, name, folder in three]
+
+
+def _name(given: ReportDataset) -> str:
+    """Its folder's, in letters that the hub takes."""
+    last = given.url.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"
+
+
+def _check_output(
+    output: str, given: Sequence[ReportDataset], *, replaces: Callable[[], bool]
+) -> None:
+    if not output.lower().endswith(".md"):
+        raise UsageError(f"-o {output}: give the card a name that ends in .md, as {CARD}")
+    check_folder(output, given, "card", besides=(CARD,))
+    store, name = split_url(output)
+    try:
+        there = store.read(name, nbytes=MOST_NBYTES)
+    except NotFoundError:
+        return
+    if there and not _is_ours(there.decode("utf-8", "replace")) and not replaces():
+        raise UsageError(
+            f"{output} is there already and is no card, or was changed since: give another -o, or "
+            "--yes to replace it"
+        )
+
+
+def _marked(text: str) -> str:
+    return text + MARK.format(_digest(text))
+
+
+def _is_ours(text: str) -> bool:
+    found = _MARKED.fullmatch(text)
+    return found is not None and _digest(found[1]) == found[2]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _uploads(placed: Sequence[Placed], repo: str, output: str) -> Iterator[str]:
+    def upload(place: str, there: str) -> str:
+        words = ["hf", "upload", repo, _on_disk(place), there, "--repo-type", "dataset"]
+        return shlex.join(words)
+
+    for one in placed:
+        if _on_hub(one.given.url)[0] != repo:
+            yield upload(one.given.shown, one.folder or ".")
+    is_in_one = len(placed) == 1 and not placed[0].folder and _lies_in(output, placed[0].given)
+    if not is_in_one and _on_hub(output) != (repo, CARD):
+        yield upload(output or CARD, CARD)
+
+
+def _on_disk(place: str) -> str:
+    """What `hf upload` takes: of what lies elsewhere, a copy that the user makes."""
+    return place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
+
+
+def _lies_in(output: str, given: ReportDataset) -> bool:
+    if not output:
+        return False
+    store, name = split_url(output)
+    return (store.url, name) == (given.url, CARD)
+
+
+# --- what it says
+def _text(
+    placed: Sequence[Placed], repo: str, license: str, samples: int, seed: int
+) -> Iterator[str]:
+    yield from ("---\n", *_head(placed, repo, license), "---\n\n")
+    yield f"# {repo.partition('/')[2]}\n\n"
+    yield "Shards of captioned images, and what models made of them, for training diffusion\n"
+    yield "models: WebDataset tars, made with wdsprep.\n\n"
+    rows = [(span(one.name), *_counted(one.given)) for one in placed]
+    yield from table(("dataset", "what", "samples", "shards", "size"), rows)
+    for one in placed:
+        yield from _described(one)
+    yield from _loaded(placed, repo)
+    yield from FORMAT
+    if samples:
+        yield "\n## Samples\n"
+    for one in placed if samples else ():
+        yield from _samples(one, samples, seed)
+    yield "\n"
+
+
+def _head(placed: Sequence[Placed], repo: str, license: str) -> Iterator[str]:
+    """The YAML. JSON is YAML, so what is quoted as that is right whatever is in it."""
+    yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
+    yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
+    yield "task_categories:\n- text-to-image\n"
+    yield f"size_categories:\n- {size_category(max(one.given.samples for one in placed))}\n"
+    yield "tags:\n- webdataset\n- wdsprep\n"
+    yield "configs:\n"
+    for number, one in enumerate(placed):
+        yield f"- config_name: {json.dumps(one.name)}\n"
+        yield "  default: true\n" if not number else ""
+        yield "  data_files:\n  - split: train\n    path:\n"
+        for bucket in one.given.buckets:
+            yield f"    - {json.dumps(f'{one.path}{_escaped(bucket)}/**/*.tar')}\n"
+    images = [one for one in placed if one.given.manifest.dataset == "images"]
+    if images:
+        yield "dataset_info:\n"
+    for one in images:
+        yield f"- config_name: {json.dumps(one.name)}\n{IMAGE_FEATURES}"
+
+
+IMAGE_FEATURES = "".join(
+    [
+        "  features:\n",
+        *(f"  - name: {name}\n    dtype: image\n" for name in ("jpg", "png", "webp")),
+        "  - name: txt\n    dtype: string\n",
+        "  - name: json\n    struct:\n",
+        *(f"    - name: {name}\n      dtype: {kind}\n" for name, kind in IMAGE_FACTS.items()),
+        *(f"  - name: {name}\n    dtype: string\n" for name in ("__key__", "__url__")),
+    ]
+)
+"""Told, as a reader that guesses them from the first samples takes the first format of images for
+the only one, and what their json has for what all have."""
+
+
+def _escaped(folder: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", folder)
+
+
+def size_category(samples: int) -> str:
+    """As the hub has them: 10K<n<100K."""
+    edges = (*(f"{n}{unit}" for unit in "KMB" for n in (1, 10, 100)), "1T")
+    least = 1000
+    if samples < least:
+        return "n<1K"
+    for low, high in pairwise(edges):
+        least *= 10
+        if samples < least:
+            return f"{low}<n<{high}"
+    return "n>1T"
+
+
+def span(text: object, *, in_table: bool = False) -> str:
+    """Any text as code on one line. It is fenced by more backticks than it has in a row, so nothing
+    in it ends it."""
+    line = one_line(" ".join(str(text).split())) or " "
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    line = line.replace("|", r"\|") if in_table else line
+    return f"{fence} {line} {fence}" if longest else f"{fence}{line}{fence}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for row in (heads, ["---"] * len(heads), *rows):
+        yield f"| {' | '.join(row)} |\n"
+
+
+def _counted(given: ReportDataset) -> tuple[str, ...]:
+    manifest = given.manifest
+    what = given.label if manifest.dataset == "latents" else "images"
+    what += "" if manifest.complete else ", not complete"
+    return (
+        what,
+        f"{given.samples:,}",
+        f"{len(manifest.shards):,}",
+        human_bytes(given.nbytes),
+    )
+
+
+def _described(one: Placed) -> Iterator[str]:
+    given = one.given
+    yield f"\n## {span(one.name)}\n\n"
+    if given.manifest.dataset == "images":
+        yield from _images(given)
+    else:
+        yield from _latents(given)
+
+
+def _images(given: ReportDataset) -> Iterator[str]:
+    manifest = given.manifest
+    yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
+    yield "pixels, and below the next one's.\n\n"
+    rows = []
+    for bucket, shards in given.buckets.items():
+        counts = sum(shard.samples for shard in shards), len(shards)
+        size = human_bytes(sum(shard.nbytes for shard in shards))
+        rows.append((bucket, *(f"{count:,}" for count in counts), size))
+    yield from table(("bucket", "samples", "shards", "size"), rows)
+    yield "\n"
+    for resolution, (samples, _shards) in phases(manifest).items():
+        yield f"- for training at {resolution}: {plural(samples, 'sample')}\n"
+    for what, name in (("side", "pixels of the shorter side"), ("caption", "characters")):
+        found = [(share, quantile(manifest.counts, what, share)) for share in SHARES]
+        parts = [f"{share:.0%} at most {most[1]:,}" for share, most in found if most]
+        yield f"- {name}: {', '.join(parts)}\n" if parts else ""
+
+
+SETTINGS = {
+    "resolution": "resolution in pixels",
+    "latents": "kept of the VAE's distribution",
+    "scale": "latents are (z - shift) * scale, with scale",
+    "shift": "and shift",
+    "text": "kept of captions",
+    "dtype": "computed in",
+    "seed": "seed of the noise",
+    "max_crop": "at most cut off of an image",
+    "caption_field": "captions from the field",
+    "weights": "digest of the weights",
+}
+DIGITS = 16
+
+
+def _latents(given: ReportDataset) -> Iterator[str]:
+    manifest = given.manifest
+    model = str(manifest.extra.get("model", "unknown"))
+    if model.startswith(("/", ".", "~")):  # where it lies on a machine is nobody's business
+        model = model.rstrip("/").rpartition("/")[2]
+    rows = [("model", span(model, in_table=True))]
+    for name, told in SETTINGS.items():
+        value = manifest.settings.get(name, "")
+        if value != "" and not (name == "resolution" and given.is_of_text):
+            value = str(value)[:DIGITS] if name == "weights" else value
+            rows.append((told, span(value, in_table=True)))
+    yield from table(("setting", "value"), rows)
+    yield "\n"
+    members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
+    yield from table(("array", "type and shape"), members)
+    if given.shapes:
+        yield "\nOf these shapes, each with latents in proportion:\n\n"
+        shapes = [(name, f"{count:,}") for name, count in given.shapes.items()]
+        yield from table(("shape", "samples"), shapes)
+
+
+def _loaded(placed: Sequence[Placed], repo: str) -> Iterator[str]:
+    names = [one.name for one in placed]
+    yield f"""
+## Load
+
+With `datasets`; the second argument is one of {", ".join(map(span, names))}:
+
+```python
+import datasets
+dataset = datasets.load_dataset("{repo}", "{names[0]}", split="train", streaming=True)
+print(next(iter(dataset)))
+```
+"""
+    trained = [one for one in placed if one.given.manifest.dataset == "latents"]
+    if trained:
+        folder = repo.partition("/")[2]
+        place = f"{folder}/{trained[0].folder}".rstrip("/")
+        yield f"""
+With `wdsprep`, in an order that a seed decides, on any number of GPUs; first
+`hf download {repo} --repo-type dataset --local-dir {folder}`:
+
+```python
+import wdsprep
+for batch in wdsprep.load("{place}", global_batch={min(64, trained[0].given.samples or 1)}):
+    print({{name: getattr(value, "shape", value) for name, value in batch.items()}})
+```
+"""
+
+
+FORMAT = """
+## Format
+
+- A shard is a plain tar; the files of a sample follow one another and begin with its key.
+- An image sample is `KEY.jpg`, `.png` or `.webp`, then `KEY.json` (facts), `KEY.txt` (caption).
+- A latent sample is a `.npy` for each array above, then `KEY.json` and `KEY.txt`.
+- Arrays of `bfloat16` are stored as unsigned 16-bit numbers: the upper half of a float32.
+- Latents and images of one key belong together; shards of both have the same names.
+- `NAME.tar.idx` has where each sample begins: little-endian 64-bit offsets, and the end.
+- `wdsprep.json` is the manifest: settings, and the digest, bytes and samples of each shard.
+- `receipts/` say what came of each unit of work; the manifest can be made from them.
+- `rejects/` are lines of JSON: what is in no shard, each with a code and the reason.
+- `empty.*.npy` are the embeddings of no caption, for classifier-free guidance.
+""".splitlines(keepends=True)
+
+
+def _samples(one: Placed, samples: int, seed: int) -> Iterator[str]:
+    given = one.given
+    places = pick(given.manifest.shards, samples, f"card {seed}")
+    found = read_each(lambda place: read_sample(given.store, place), places, lambda _done: None)
+    yield f"\nOf {span(one.name)}:\n\n"
+    for sample in found:
+        yield f"- {_shown(sample)}\n"
+
+
+def _shown(sample: SheetSample) -> str:
+    if sample.problem:
+        return f"sample {sample.place.number:,} of {span(sample.place.shard.name)} cannot be read"
+    caption = sample.member("txt").decode("utf-8", "replace")
+    caption = caption if len(caption) <= LONGEST else f"{caption[:LONGEST]}…"
+    sides = [sample.facts.get(name) for name in ("width", "height")]
+    size = f", {sides[0]} x {sides[1]}" if all(type(side) is int for side in sides) else ""
+    return f"{span(sample.key)}{size}: {span(caption) if caption.strip() else 'no caption'}"

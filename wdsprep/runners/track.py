@@ -1,0 +1,209 @@
+"""What a run tells Weights & Biases or TensorBoard: the figures of its progress line, steadily.
+
+Each run of a command is a run there too. The runs of one dataset are a group, and their figures
+stand over the samples that the dataset has by then, so that a resumed run goes on where the one
+before ended. What wandb reads from the environment holds, as `WANDB_MODE` and `WANDB_PROJECT`;
+TensorBoard's files go into `runs/` of the folder one is in.
+
+A tracker is never worth a run: it works on a thread of its own, is asked once in `PACE_S`, and is
+given up with a warning when anything goes wrong with it, such as a network that is down.
+"""
+
+import importlib.util
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from wdsprep.errors import UsageError
+from wdsprep.text import one_of
+
+if TYPE_CHECKING:
+    from wdsprep.runners.run import RunStatus
+
+TRACKERS = ("wandb", "tensorboard")
+PROJECT, FOLDER = "wdsprep", "runs"
+PACE_S, OPENING_S, CLOSING_S = 10.0, 20.0, 30.0
+Figures = Mapping[str, float]
+_log = logging.getLogger("wdsprep")
+
+
+class Tracker(Protocol):
+    """Where figures go; `at` is their place on the axis."""
+
+    def log(self, at: int, figures: Figures) -> None: ...
+    def close(self) -> None: ...
+
+
+class WandbTracker:
+    """A run of Weights & Biases. wandb itself asks for a key where there is none: here nobody would
+    see the question."""
+
+    def __init__(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        own = wandb.Settings(console="off", silent=True, init_timeout=OPENING_S)
+        mode = wandb.setup(settings=own).settings.mode
+        if mode == "online" and not wandb.login(prompt=False):
+            raise UsageError('it knows no key: run "wandb login", or set WANDB_MODE=offline')
+        project = wandb.setup().settings.project or PROJECT
+        self._run = wandb.init(project=project, group=group, config=dict(settings), settings=own)
+        self._run.define_metric("*", step_metric=axis)
+        self._axis = axis
+
+    def log(self, at: int, figures: Figures) -> None:
+        self._run.log({self._axis: at, **figures})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorboardTracker:
+    """A file of events, written by tensorboard's own writer: torch's would load torch for it."""
+
+    def __init__(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        moment = time.strftime("%Y%m%d-%H%M%S")
+        self._writer = EventFileWriter(f"{FOLDER}/{group}/{moment}")
+        lines = [f"    {name}: {value}" for name, value in settings.items()]
+        self._write(0, text_pb("settings", "\n".join(lines)))
+        self._write(0, text_pb("axis", axis))
+
+    def _write(self, at: int, summary: Any) -> None:
+        self._writer.add_event(self._event(wall_time=time.time(), step=at, summary=summary))
+
+    def log(self, at: int, figures: Figures) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()
+        ]
+        self._write(at, self._summary(value=values))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Tracking:
+    """Hands figures to the tracker `kind`, or to none. Nothing that is called here waits, but for
+    `close`, which waits a while for what is on its way."""
+
+    def __init__(self, kind: str, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._given: queue.SimpleQueue[tuple[int, Figures] | None] = queue.SimpleQueue()
+        self._next = 0.0
+        self._thread: threading.Thread | None = None
+        if kind:
+            opened = (group, axis, settings)
+            self._thread = threading.Thread(target=self._work, args=opened, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_due(self) -> bool:
+        return self._thread is not None and time.monotonic() >= self._next
+
+    def log(self, at: int, figures: Figures) -> None:
+        if self._thread is not None:
+            self._next = time.monotonic() + PACE_S
+            self._given.put((at, figures))
+
+    def _work(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        try:
+            kind = WandbTracker if self._kind == "wandb" else TensorboardTracker
+            tracker: Tracker = kind(group, axis, settings)
+            while (given := self._given.get()) is not None:
+                tracker.log(*given)
+            tracker.close()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
+            self._next = float("inf")
+            why = " ".join(str(error).split()) or type(error).__name__
+            _log.warning("--track %s failed, and the run goes on without: %s", self._kind, why)
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._given.put(None)
+        self._thread.join(CLOSING_S)
+        if self._thread.is_alive():
+            _log.warning("--track %s does not end: what it has not sent may be lost", self._kind)
+
+
+def check_tracker(kind: str) -> None:
+    """Before anything is done."""
+    if not kind:
+        return
+    one_of(TRACKERS, track=kind)
+    if importlib.util.find_spec(kind) is None:
+        raise UsageError(f"--track {kind} needs a further package: pip install 'wdsprep[{kind}]'")
+
+
+class RunTracking:
+    """What of a run is tracked. `before` are the samples that its datasets had, `status` says where
+    it stands, and `more` are figures that this kind of run has beside those of every run."""
+
+    def __init__(
+        self,
+        tracking: Tracking,
+        before: int,
+        status: "Callable[[], RunStatus]",
+        more: Callable[[], Figures],
+    ) -> None:
+        self._tracking, self._before, self._status, self._more = tracking, before, status, more
+        self._began = self._last = 0.0
+        self._counted = 0
+
+    def heard(self) -> None:
+        """Something has been done; rates count from the first time on."""
+        self._began = self._began or time.monotonic()
+        if self._tracking.is_due:
+            self.log()
+
+    def log(self) -> None:
+        now, status = time.monotonic(), self._status()
+        began = self._began or now
+        counted = status.samples + sum(status.rejects.values())
+        figures = {
+            "done": status.share_done,
+            "left_s": status.left_s(now - began),
+            "nbytes": status.nbytes,
+            "units_done": status.units_done,
+            **{f"rejects/{code}": count for code, count in sorted(status.rejects.items())},
+            **self._more(),
+        }
+        if (passed := now - (self._last or began)) > 0:
+            figures["samples_per_s"] = (counted - self._counted) / passed
+        self._last, self._counted = now, counted
+        self._tracking.log(self._before + status.samples, figures)
+
+
+@contextmanager
+def tracked(
+    kind: str,
+    places: Sequence[str],
+    *,
+    settings: Mapping[str, Any],
+    before: int,
+    status: "Callable[[], RunStatus]",
+    more: Callable[[], Figures] = dict,
+) -> Iterator[Callable[[], None]]:
+    """A block in which a run over the datasets `places` is tracked; gives what to call whenever
+    something has been done. However it ends, its last figures are told."""
+    group = "+".join(place.rstrip("/").rpartition("/")[2] for place in places)
+    with closing(Tracking(kind, group, "samples", settings)) as tracking:
+        run = RunTracking(tracking, before, status, more)
+        try:
+            yield run.heard if kind else _unheard
+        finally:
+            if kind:
+                run.log()
+
+
+def _unheard() -> None:
+    """Nothing is tracked."""

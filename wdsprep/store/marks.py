@@ -1,0 +1,237 @@
+"""Holds where there are no locks: marks, which are objects that are created only where none is.
+
+1. A hold is an object at its name, the *mark*, made on condition that there is none. It says which
+   process made it, and its holder deletes it at the end.
+2. Of a holder that is dead, the mark stays. Who comes then makes a further mark, `NAME.1`, on the
+   same condition, and holds the name if after that the marks are those that were dead and its own.
+   The last mark holds; it is deleted after the others.
+3. Dead is a holder whose process has ended, as far as that can be seen from here, or whose mark is
+   `DEAD_S` old. A holder that takes longer makes a further mark in time.
+4. Nothing that a holder asks for happens later than that. It sends no request after `FRESH_S`
+   without a further mark, and looks at the clock just before.
+
+On S3 the age of a mark is by the server's clock, and that look is when the request has its
+signature already: a server refuses what was signed more than `SKEW_S` ago, by a clock that it lets
+differ as much. So there a process that was stopped for an hour, in the middle of a deletion even,
+does no harm. What is left is a request that got no answer, was repeated with success, and is
+carried out by the server once more after the hold has ended. GCS and Azure tell no time and have no
+such limit: there the age is by the clock of who asks, which may be wrong by half an hour, and what
+is left is also a process that was stopped for that long between its look and its request, a
+few microseconds later.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from wdsprep.errors import AccessError, BusyError, ExistsError, NotFoundError, StoreError
+from wdsprep.store.holds import Holder, Wait, this_process
+
+FRESH_S = 60.0
+SKEW_S = 15 * 60.0
+DEAD_S = FRESH_S + 2 * SKEW_S + 60
+LONGEST_WAIT_S = DEAD_S + 60
+IN_FLIGHT_S = 5.0  # what a process sent before it died has arrived by then
+Marks = Mapping[int, str]
+"""The ETags of marks by their number. No two marks are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """One that has been read."""
+
+    data: bytes
+    tag: str
+    age_s: float
+
+
+class MarkedObjects(Protocol):
+    """What holds ask of a store, by the keys of its objects. Its errors are StoreErrors."""
+
+    def tags(self, prefix: str, /) -> Mapping[str, str]:
+        """The ETags of all objects whose keys begin like that."""
+
+    def read(self, key: str, /) -> Mark: ...
+
+    def make(self, key: str, data: bytes, /) -> str:
+        """The ETag of a new object; an ExistsError where there is one."""
+
+    def delete(self, key: str, /) -> None: ...
+
+
+class Holds:
+    """What the threads of a process hold in one store."""
+
+    def __init__(self, objects: MarkedObjects) -> None:
+        self._objects, self._mine = objects, threading.local()
+
+    @contextmanager
+    def hold(self, key: str, shown: str) -> Iterator[None]:
+        with self._hold(key, shown) as hold:
+            try:
+                hold.begin()
+                yield
+            finally:
+                hold.end()
+
+    def let_go(self, key: str, shown: str) -> None:
+        with self._hold(key, shown) as hold:
+            if hold.begin_after_a_death():
+                hold.end()
+
+    @contextmanager
+    def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
+        """One that is checked at each request of this thread."""
+        hold = _Hold(self._objects, key, shown)
+        held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
+        held.append(hold)
+        try:
+            yield hold
+        finally:
+            held.remove(hold)
+
+    def refresh(self) -> None:
+        """To be called before a request is made."""
+        for hold in getattr(self._mine, "held", ()):
+            hold.refresh()
+
+    def check(self, **_event: object) -> None:
+        """To be called when a request has its signature and is about to be sent."""
+        for hold in getattr(self._mine, "held", ()):
+            hold.check()
+
+
+class _Hold:
+    def __init__(self, objects: MarkedObjects, key: str, shown: str) -> None:
+        self._objects, self._key, self._shown = objects, key, shown
+        self._marks: Marks = {}  # while it is held, the last one is ours
+        self._made_at = _now()
+        self._is_checked = self._is_renewed = False
+        self._first_seen_dead: dict[str, float] = {}
+
+    def begin(self) -> None:
+        wait = Wait(self._shown, LONGEST_WAIT_S)
+        while True:
+            marks = self._there()
+            holder = next(filter(None, map(self._alive, marks)), "")
+            if not holder and self._add(marks):
+                return
+            wait.pause(holder or "another run")
+
+    def begin_after_a_death(self) -> bool:
+        """Whether it is held now, after somebody who held it and died."""
+        marks = self._there()
+        if not marks or (self._alive(max(marks)) and not self._first_seen_dead):
+            return False
+        while any(map(self._alive, marks)):
+            if self._there() != marks:  # somebody else was quicker
+                return False
+            time.sleep(0.1)
+        return self._add(marks)
+
+    def refresh(self) -> None:
+        if self._is_renewed and _since(self._made_at) > FRESH_S / 2:
+            self._is_renewed = False
+            older = self._marks
+            if not self._add(older):
+                raise self._lost()
+            self._delete(older)
+            self._marks = {number: self._marks[number] for number in self._marks.keys() - older}
+
+    def check(self) -> None:
+        if self._is_checked and _since(self._made_at) > FRESH_S:
+            raise self._lost()
+
+    def end(self) -> None:
+        try:
+            self.refresh()  # what came last may have taken long
+            self._is_renewed = False
+            self._delete(self._marks)
+        except AccessError:  # the next hold would wait for this one
+            raise
+        except StoreError:
+            pass
+
+    def _lost(self) -> BusyError:
+        return BusyError(f"{self._shown}: this process slept, and may hold it no more: run again")
+
+    def _name(self, number: int) -> str:
+        return f"{self._key}.{number}" if number else self._key
+
+    def _there(self) -> Marks:
+        start = len(self._key)
+        ends = {key[start:]: tag for key, tag in self._objects.tags(self._key).items()}
+        return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
+
+    def _alive(self, number: int) -> str:
+        """Who holds the name by that mark; nobody who is dead."""
+        try:
+            mark = self._objects.read(self._name(number))
+        except NotFoundError:  # it has just been let go
+            return "another run"
+        if mark.age_s > DEAD_S:
+            return ""
+        holder = _holder_of(mark)
+        if holder is not None and holder.is_known_dead:
+            since = self._first_seen_dead.setdefault(holder.token, time.monotonic())
+            return str(holder) if time.monotonic() - since < IN_FLIGHT_S else ""
+        return str(holder or "another run")
+
+    def _add(self, marks: Marks) -> bool:
+        """Make a further mark; whether that and those that were there are all there are then."""
+        self._is_checked = False  # nothing that exists can be harmed by it, however late
+        number, began = max(marks, default=-1) + 1, _now()
+        made = self._make(number)
+        self._made_at, self._is_checked = began, True
+        if not made:
+            return False
+        self._marks = {number: made}
+        if self._there() == {**marks, number: made}:
+            self._marks = {**marks, number: made}
+            self._is_renewed = True
+            return True
+        self._delete(self._marks)
+        self._marks = {}
+        return False
+
+    def _make(self, number: int) -> str:
+        """The ETag of a new mark, or nothing where there is one."""
+        me = this_process()
+        try:
+            return self._objects.make(self._name(number), me.to_bytes())
+        except ExistsError:
+            return self._made_before(number, me)
+
+    def _made_before(self, number: int, me: Holder) -> str:
+        """A retry may meet its own success, whose answer was lost."""
+        with suppress(StoreError):
+            mark = self._objects.read(self._name(number))
+            return mark.tag if _holder_of(mark) == me else ""
+        return ""
+
+    def _delete(self, marks: Marks) -> None:
+        for number in sorted(marks):
+            self._objects.delete(self._name(number))
+
+
+def _holder_of(mark: Mark) -> Holder | None:
+    """Who made a mark, where it can be read."""
+    with suppress(ValueError, TypeError):
+        return Holder.from_bytes(mark.data)
+    return None
+
+
+Moment = tuple[float, float]
+
+
+def _now() -> Moment:
+    """By two clocks: one that goes on while the machine sleeps, and the one that a server sees."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)), time.time()
+
+
+def _since(then: Moment) -> float:
+    return max(now - before for now, before in zip(_now(), then, strict=True))

@@ -1,0 +1,89 @@
+"""The obstore library, as each process may use it.
+
+Its runtime has threads and an epoll instance. A forked child has none of the threads, so a call
+hangs there; and the epoll instance is its parent's, where what the child registers has crashed the
+parent. So a process uses only what it has loaded itself. Where somebody else may have used the
+library before, be it this process's parent, the extension module is loaded a second time from a
+copy, which has a runtime of its own: 40 ms, 15 MB. A DataLoader that forks its workers is the case
+that matters.
+
+`_obstore` and its `_store` are private names of obstore; its public modules only pass them on.
+"""
+
+import importlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+NAME = "obstore._obstore"
+_LOADING = threading.Lock()
+_loaded: dict[int, Any] = {}
+"""By process. That of a parent is kept, as nothing of it may be freed in a child either."""
+
+
+def _unlock() -> None:
+    global _LOADING  # another thread may have had it when this process was forked
+    _LOADING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
+def own_library() -> Any:
+    """The extension module of obstore, for this process alone."""
+    process = os.getpid()
+    if process not in _loaded:
+        with _LOADING:
+            if process not in _loaded:
+                is_used = bool(_loaded) or NAME in sys.modules
+                _loaded[process] = _copy() if is_used else importlib.import_module(NAME)
+    return _loaded[process]
+
+
+def _copy() -> ModuleType:
+    """A file is loaded once in a process, and another file is another module to the loader of the
+    system. Names that it gives itself in `sys.modules` go back to those who had them."""
+    spec = importlib.util.find_spec(NAME)
+    assert spec is not None  # noqa: S101  for mypy: who opens a store has looked
+    data = Path(str(spec.origin)).read_bytes()
+    before = _modules()
+    try:
+        return _from_bytes(data)
+    finally:
+        for name in _modules():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _modules() -> Mapping[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.startswith("obstore")}
+
+
+def _from_bytes(data: bytes) -> ModuleType:
+    """From memory, where the system can: a folder for temporary files may not be for programs."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("obstore")
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            return _from_file(f"/proc/self/fd/{fd}")
+    with tempfile.NamedTemporaryFile(suffix=".so") as temporary:
+        temporary.write(data)
+        temporary.flush()
+        return _from_file(temporary.name)
+
+
+def _from_file(path: str) -> ModuleType:
+    spec = spec_from_loader(NAME, ExtensionFileLoader(NAME, path))
+    assert spec is not None  # noqa: S101  for mypy
+    assert spec.loader is not None  # noqa: S101  for mypy
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

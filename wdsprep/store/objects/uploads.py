@@ -1,0 +1,152 @@
+"""How a file goes up: in one request, or in parts while the next ones are still being written."""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from queue import Full, Queue
+from typing import Any
+
+from wdsprep.errors import ExistsError, NotFoundError, StoreError
+from wdsprep.store.base import CONTENT_TYPES
+
+PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
+PARTS_IN_FLIGHT = 3
+WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no underscores back
+Put = Callable[..., Any]
+
+
+class ObjectSink:
+    """Collects parts; who writes more than one has them sent in a thread. What a server has of them
+    shows to nobody until the last one is there, which is when the block of the file ends well."""
+
+    def __init__(self, name: str, put: Put, tells_writer: Callable[[], str], part: int) -> None:
+        self._put, self._tells_writer, self._part_nbytes = put, tells_writer, part
+        self._writer = secrets.token_hex(8)
+        kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
+        self._facts = {WRITER: self._writer, **({"Content-Type": kind} if kind else {})}
+        self._pending: list[bytes] = []
+        self._pending_nbytes = 0
+        self._upload: _Upload | None = None
+        self._failure: BaseException | None = None  # fatal, even to a caller that went on
+
+    @property
+    def waiting(self) -> str:
+        return ""
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        try:
+            self._pending.append(bytes(data))
+            self._pending_nbytes += len(self._pending[-1])
+            if self._pending_nbytes >= self._part_nbytes:
+                self._send()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _take_pending(self) -> bytes:
+        data = b"".join(self._pending)
+        self._pending, self._pending_nbytes = [], 0
+        return data
+
+    def _send(self) -> None:
+        if self._upload is None:
+            self._upload = _Upload(lambda parts: self._put(parts, self._facts, is_whole=False))
+        self._upload.send(self._take_pending())
+
+    def end(self, *, waits: bool = False) -> None:
+        if self._pending and (waits or self._upload):
+            self._send()
+        if self._upload is not None:
+            self._upload.drain()
+
+    def finish(self) -> None:
+        """Where a retry meets its own success, whose answer was lost, that is success."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self._upload is None:
+                self._put(self._take_pending(), self._facts, is_whole=True)
+            else:
+                self.end()
+                self._upload.finish()
+        except (ExistsError, NotFoundError):
+            if not self._is_there():
+                raise
+
+    def _is_there(self) -> bool:
+        try:
+            return self._tells_writer() == self._writer
+        except StoreError:  # the refusal is the news, not this
+            return False
+
+    def abort(self) -> None:
+        if self._upload is not None:
+            self._upload.abort()
+
+
+class _AbortedError(Exception):
+    """What the library is told of a file that is not to be."""
+
+
+class _Upload:
+    """The library takes parts from a generator, and ends or aborts the upload as that does."""
+
+    def __init__(self, put: Callable[[Iterator[bytes]], object]) -> None:
+        self._parts: Queue[bytes | BaseException | None] = Queue(1)
+        self._put = put
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="wdsprep-upload", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._put(self._taken())
+        except BaseException as error:  # noqa: BLE001 (told to who writes)
+            self._failure = error
+            self._empty()
+
+    def _taken(self) -> Iterator[bytes]:
+        while True:
+            part = self._parts.get()
+            try:
+                if part is None:
+                    return
+                if isinstance(part, BaseException):
+                    raise part
+                yield part
+            finally:
+                self._parts.task_done()
+
+    def _empty(self) -> None:
+        """Nobody waits for parts that nobody takes."""
+        while not self._parts.empty():
+            self._parts.get()
+            self._parts.task_done()
+
+    def send(self, part: bytes | BaseException | None) -> None:
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            with contextlib.suppress(Full):
+                self._parts.put(part, timeout=0.1)
+                return
+
+    def drain(self) -> None:
+        while self._parts.unfinished_tasks and self._failure is None:
+            self._thread.join(0.01)
+
+    def finish(self) -> None:
+        self.send(None)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def abort(self) -> None:
+        with contextlib.suppress(BaseException):  # the first failure is the news
+            self.send(_AbortedError())
+        self._thread.join()

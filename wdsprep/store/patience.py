@@ -1,0 +1,24 @@
+"""How often and how long a store over a network tries again, the same for all of them."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
+LONGEST_PAUSE_S = 20.0
+T = TypeVar("T")
+
+
+def persist(act: Callable[[], T], is_transient: Callable[[Exception], bool], pause_s: float) -> T:
+    """Act, again after a while if the network or the server is at fault."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return act()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+        pause = min(LONGEST_PAUSE_S, pause_s * 2**attempt)
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
+    return act()

@@ -1,0 +1,84 @@
+"""Which scheme is which store: the one table of the places that bytes are read from and written to.
+
+The library behind a place is imported when the place is first used, and comes with an extra of
+wdsprep where it is not needed for anything else.
+"""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from wdsprep.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorePlace:
+    """`form` is how its URLs look. `needs` is the module of its library, and `extra` what of
+    wdsprep brings that, where it need not be there."""
+
+    module: str
+    store: str
+    form: str
+    needs: str = ""
+    extra: str = ""
+
+    def opener(self) -> Callable[[str], Any]:
+        if self.needs and not importlib.util.find_spec(self.needs):
+            raise UsageError(
+                f"{self.form} needs {self.needs}, which is not installed: run "
+                f"pip install 'wdsprep[{self.extra}]'"
+            )
+        opener: Callable[[str], Any] = getattr(importlib.import_module(self.module), self.store)
+        return opener
+
+
+_WEB = StorePlace(module="wdsprep.store.web", store="WebStore", form="https://")
+PLACES = {
+    "s3": StorePlace(module="wdsprep.store.s3", store="S3Store", form="s3://BUCKET/PREFIX"),
+    "gs": StorePlace(
+        module="wdsprep.store.objects",
+        store="ObjectStore",
+        form="gs://BUCKET/PREFIX",
+        needs="obstore",
+        extra="gcs",
+    ),
+    "az": StorePlace(
+        module="wdsprep.store.objects",
+        store="ObjectStore",
+        form="az://CONTAINER/PREFIX",
+        needs="obstore",
+        extra="azure",
+    ),
+    "hf": StorePlace(
+        module="wdsprep.store.hub", store="HubStore", form="hf://datasets/OWNER/NAME[@REVISION]"
+    ),
+    "http": _WEB,
+    "https": _WEB,
+}
+KEYED = ("s3", "gs", "az", "hf")
+"""Of those, the places that are asked with the credentials of who runs this."""
+ANY_PLACE = "a local path, s3://, gs://, az:// or hf://datasets/"
+"""What messages say that may be given."""
+SCHEMES = "|".join(("file", "pipe", *PLACES))
+
+
+def place_scheme(url: str) -> str:
+    """That of a place in the table, in lower case, or nothing."""
+    found = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
+    scheme = found[1].lower() if found else ""
+    return scheme if scheme in PLACES else ""
+
+
+def is_keyed(url: str) -> bool:
+    return place_scheme(url) in KEYED
+
+
+def root_and_name(url: str) -> tuple[str, str]:
+    """The bucket, container or repository of a URL of a keyed place, as a URL, and the rest."""
+    scheme, _, rest = url.strip().partition("://")
+    parts = rest.split("/")
+    depth = 3 if scheme.lower() == "hf" else 1
+    return f"{scheme.lower()}://{'/'.join(parts[:depth])}", "/".join(parts[depth:])
