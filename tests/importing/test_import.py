@@ -235,6 +235,57 @@ def test_samples_whose_arrays_differ_are_rejects(tmp_path: Path) -> None:
     assert sorted(_keys(tmp_path / "out")) == ["a", "c"]
 
 
+def in_shapes(place: Path) -> dict[str, Values]:
+    """A cache of 30 latents of three shapes in turn, of which two are of none that is listed."""
+    sides = [(6, 10), (8, 8), (10, 6)] * 10
+    latents = {f"k{n:02d}": values(n, (4, *side)) for n, side in enumerate(sides)}
+    latents["k07"], latents["k20"] = values(7, (4, 8, 9)), values(20, (4, 4, 4))
+    for name, keys in (("a", [*latents][:18]), ("b", [*latents][18:])):
+        rows = [latents[key].tolist() for key in keys]
+        write_parquet(place / f"{name}.parquet", latent=rows, key=keys, caption=keys)
+    return latents
+
+
+def test_latents_of_buckets_become_a_dataset_in_shapes(tmp_path: Path) -> None:
+    latents = in_shapes(tmp_path / "cache")
+    shapes = [(48, 80), (64, 64), (80, 48), (40, 96)]
+    out = tmp_path / "out"
+    imported = wdsprep.import_(tmp_path / "cache", out, resolution=64, shapes=shapes)
+    assert imported.manifest.rejects == {"other_shape": 2}
+    assert not wdsprep.verify(str(out)).findings
+    found: dict[str, Values] = {}
+    for batch in wdsprep.load(str(out), global_batch=4, epochs=1):
+        height, width = batch["shape"]
+        for key, latent in zip(batch["key"], batch["latent"].float().numpy(), strict=True):
+            assert latent.shape == (4, height // 8, width // 8)
+            found[key] = latent
+    assert set(found) <= set(latents) - {"k07", "k20"}
+    assert len(found) >= 24  # what fills no batch of its shape waits for the next epoch
+    for key, latent in found.items():
+        assert np.array_equal(latent, latents[key])
+    assert of_sample(out, "k00")["json"]["crop"] == [0, 0, 80, 48]
+    again = wdsprep.import_(tmp_path / "cache", out, resolution=64, shapes=shapes)
+    assert again.units_before == 2
+    with pytest.raises(FingerprintError, match="--shapes are"):
+        wdsprep.import_(tmp_path / "cache", out, resolution=64, shapes=shapes[:3])
+
+
+def test_shapes_that_cannot_be_are_one_line(tmp_path: Path) -> None:
+    in_shapes(tmp_path / "cache")
+    text = write_parquet(tmp_path / "text/a.parquet", prompt_embeds=[[[0.0] * 4]])
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    for source, options, error, why in (
+        (cache, {"shapes": "sdxl"}, UsageError, "give --resolution too"),
+        (cache, {"shapes": "sdxl", "resolution": 64}, UsageError, "sdxl is for --resolution 1024"),
+        (cache, {"shapes": [(50, 50), (30, 70)], "resolution": 50}, UsageError, "of no shape of"),
+        (text, {"shapes": "nearest:8,2", "resolution": 64}, UsageError, "leave out --shapes"),
+        (cache, {"resolution": 64}, SourceError, "are no squares: say of which shapes"),
+    ):
+        with pytest.raises(error, match=why):
+            wdsprep.import_(source, out, **options)
+    assert not out.exists()
+
+
 def test_text_alone_that_varies_needs_a_length(tmp_path: Path) -> None:
     emb = [np.zeros((n + 1, 4), np.float32).tolist() for n in range(3)]
     cache = write_parquet(tmp_path / "cache/a.parquet", prompt_embeds=emb, caption=[*"abc"])

@@ -10,7 +10,13 @@ from wdsprep.dataset.arrays import Field, fields_of, is_finite, is_imported, is_
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.shapes import fields_by_shape, shape_name, shape_ranges, shapes_of
+from wdsprep.dataset.shapes import (
+    cut_size,
+    fields_by_shape,
+    shape_name,
+    shape_ranges,
+    shapes_of,
+)
 from wdsprep.images.shapes import cut_of
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
@@ -121,7 +127,9 @@ class ShapedRules(LatentRules):
     receipt counts, and a sample's shape is the one that its image's size says."""
 
     def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        super().__init__(fields_of(settings["layout"]), LATENT_FACTS)
+        self._is_imported = is_imported(settings)
+        facts = {**IMPORTED_FACTS, "crop": list} if self._is_imported else LATENT_FACTS
+        super().__init__(fields_of(settings["layout"]), facts)
         ranges = shape_ranges(settings, counts)
         self._names, self._ends = [*ranges], [each.stop for each in ranges.values()]
         self._in_shape = {
@@ -142,6 +150,9 @@ class ShapedRules(LatentRules):
     def _cut_problem(self, facts: Mapping[str, Any]) -> str:
         if not self._shape:
             return "it stands behind the samples whose shapes the receipt counts"
+        if self._is_imported:
+            name = shape_name(cut_size(facts))
+            return "" if name == self._shape else f"json has shape {name}, not {self._shape}"
         size = f"{facts['width']} x {facts['height']} pixels"
         try:
             fit = self._fit(facts["width"], facts["height"])

@@ -10,6 +10,7 @@ from wdsprep.cli.output import (
     left_out_lines,
     memory_lines,
     rejects_lines,
+    shapes_lines,
     void_line,
 )
 from wdsprep.dataset.manifest import Manifest
@@ -22,7 +23,7 @@ from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.progress import Speeds
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import EXAMPLES, command, human_bytes, human_counts, plural
+from wdsprep.text import EXAMPLES, command, human_bytes, plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
@@ -132,8 +133,7 @@ class EncodeShow(RunShow):
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
         lines = [f"{place}: {plural(manifest.samples, 'sample')} in {shards}, {size}"]
-        if shapes := shape_counts(manifest.settings, manifest.counts):
-            lines.append(f"in {plural(len(shapes), 'shape')}: {human_counts(shapes, 8)}")
+        lines += shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
             lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
         if report := self._report(outcome):

@@ -3,14 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wdsprep.cli.output import Kept, RunShow, broken_tars_lines, rejects_lines, void_line
+from wdsprep.cli.output import (
+    Kept,
+    RunShow,
+    broken_tars_lines,
+    rejects_lines,
+    shapes_lines,
+    void_line,
+)
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import shape_counts
 from wdsprep.importing.take_in import ImportBegun, ImportListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import human_bytes, plural
 
 REMEDIES = {
-    Code.OTHER_SHAPE: "--columns names other columns, and --text-length what varies in length",
+    Code.OTHER_SHAPE: "--columns names other columns, --text-length what varies in length, and "
+    "--shapes the images' shapes",
     Code.NO_ARRAY: "--columns names other columns",
 }
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
@@ -40,6 +49,7 @@ class ImportShow(RunShow):
         lines = [self.headline(outcomes, f", {human_bytes(outcome.nbytes)}")]
         held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
         lines.append(f"{place}: {held}, {human_bytes(manifest.nbytes)}")
+        lines += shapes_lines(manifest)
         lines += rejects_lines(manifest.rejects, place)
         lines += broken_tars_lines(outcome.broken_tars, place)
         for failed in outcome.quarantined:
@@ -65,5 +75,6 @@ class ImportShow(RunShow):
             "quarantined": [failed.unit.name for failed in outcome.quarantined],
             "rejects": manifest.rejects,
             "samples": manifest.samples,
+            "shapes": shape_counts(manifest.settings, manifest.counts),
             "shards": len(manifest.shards),
         }

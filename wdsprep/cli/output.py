@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import shape_counts
 from wdsprep.errors import without_secrets
 from wdsprep.text import (
     Counting,
@@ -47,6 +48,7 @@ from wdsprep.text import (
 )
 
 if TYPE_CHECKING:
+    from wdsprep.dataset.manifest import Manifest
     from wdsprep.runners.base import Quarantined
     from wdsprep.runners.run import Outcome, RunStatus
 
@@ -351,6 +353,12 @@ class RunShow(ABC):
 
     @abstractmethod
     def summary(self, outcomes: "Sequence[Outcome]") -> list[str]: ...
+
+
+def shapes_lines(manifest: "Manifest") -> list[str]:
+    """How many samples are of which shape, where there are several."""
+    counts = shape_counts(manifest.settings, manifest.counts)
+    return [f"in {plural(len(counts), 'shape')}: {human_counts(counts, 8)}"] if counts else []
 
 
 def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:

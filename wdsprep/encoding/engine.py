@@ -113,7 +113,8 @@ class _Ticket:
     caption: str
     parts: Sequence[Part]
     """What of the sample each cut is for; of one that is for its caption alone nothing is cut."""
-    decoded: "Future[list[Cut]]"
+    decoded: "Future[list[Cut]] | None"
+    """None where nothing is cut."""
     result: Pending
     missing: int = 0
     number: int = 0
@@ -361,15 +362,13 @@ class Engine:
         numbers = range(len(self._cuts)) if cuts is None else cuts
         parts = [part & self._part & self._parts[number] for number in numbers]
         self._until(partial(self._places.acquire, timeout=POLL_S))
-        decoded: Future[list[Cut]] = Future()
+        decoded = None
         if any(Part.IMAGE in part for part in parts):
             both = zip(numbers, parts, strict=True)
             shapes = [self._cuts[n] if Part.IMAGE in part else None for n, part in both]
             self._until(partial(self._rooms.acquire, timeout=POLL_S))
             self._until(partial(self._take_room, len(image)))
             decoded = self._pool.submit(self._decode, image, shapes)
-        else:
-            decoded.set_result([NO_CROP] * len(parts))
         ticket = _Ticket(key, caption, parts, decoded, Pending(self._places))
         self._fed.put(ticket)
         return ticket.result
@@ -452,7 +451,8 @@ class Engine:
             return
         waiting.come += 1  # those that are refused have a place too, until it is their turn
         try:
-            ticket.cuts = ticket.decoded.result()
+            decoded = ticket.decoded
+            ticket.cuts = decoded.result() if decoded else [NO_CROP] * len(ticket.parts)
         except CancelledError:
             return  # the engine is being closed
         ticket.number, ticket.tokens = waiting.come, Tokens(ticket.caption)

@@ -401,7 +401,7 @@ class EncodeWorker:
 
     def _write(self, fed: Fed, outputs: Mapping[int, Taking]) -> Iterator[None]:
         with fed.result as pending:
-            while not wait([pending], PROGRESS_S).done:
+            while not (pending.done() or wait([pending], PROGRESS_S).done):
                 self._engine.check()
                 yield
             for number, made in zip(fed.outputs, pending.result(), strict=True):

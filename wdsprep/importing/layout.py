@@ -2,20 +2,22 @@
 
 All samples of a dataset have arrays of one dtype and shape, so what the first rows have is what all
 have to have; a sample that differs is a reject. One array of text may be as long as its caption is,
-up to the length of its mask or of `--text-length`.
+up to the length of its mask or of `--text-length`. Latents may be of any shape of `--shapes`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wdsprep.dataset.arrays import EMB as EMB_NPY
 from wdsprep.dataset.arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.arrays import MASK as MASK_NPY
 from wdsprep.dataset.arrays import POOLED as POOLED_NPY
-from wdsprep.dataset.arrays import Field, is_finite, layout
+from wdsprep.dataset.arrays import Field, fields_of, is_finite, layout
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.arrays import BITS, array_of, npy_of, one_behind_other, stored, with_logvar
 from wdsprep.importing.names import (
@@ -46,22 +48,24 @@ class ImportPlan:
     fields: tuple[Field, ...]
     bits: tuple[str, ...] = ()
     """The columns whose whole numbers are the bits of bfloat16."""
+    sizes: tuple[Size, ...] = ()
+    """Of the images, where latents are of several shapes."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.chosen.names
 
-    def members(self, columns: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-        """The arrays of a sample; refused where it lacks one, or has another."""
-        arrays = arrays_in(self.chosen, columns)
-        members = []
-        for field in self.fields:
-            raw = arrays[field.name]
-            data = npy_of(field, raw)
-            if not is_finite(field.dtype, raw.data):
-                raise RejectedError(Code.NOT_FINITE, f"{field.name} has values that are not")
-            members.append((field.name, data))
-        return members
+
+def members_of(
+    fields: Iterable[Field], arrays: Mapping[str, RawArray]
+) -> Iterator[tuple[str, bytes]]:
+    """The arrays of a sample as members; refused where one is another."""
+    for field in fields:
+        raw = arrays[field.name]
+        data = npy_of(field, raw)
+        if not is_finite(field.dtype, raw.data):
+            raise RejectedError(Code.NOT_FINITE, f"{field.name} has values that are not")
+        yield field.name, data
 
 
 def arrays_in(chosen: Chosen, columns: Mapping[str, Any]) -> dict[str, RawArray]:
@@ -83,7 +87,13 @@ def arrays_in(chosen: Chosen, columns: Mapping[str, Any]) -> dict[str, RawArray]
 
 
 def settle_plan(
-    chosen: Chosen, rows: Iterable[Mapping[str, Any]], *, text_length: int, what: str
+    chosen: Chosen,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    text_length: int,
+    sizes: tuple[Size, ...] = (),
+    resolution: int = 0,
+    what: str,
 ) -> ImportPlan:
     """By the first rows, of which one at least has to be sound."""
     if (chosen.of(MEAN) is None) != (chosen.of(LOGVAR) is None):
@@ -105,11 +115,42 @@ def settle_plan(
         raise SourceError(f"{what}: none of its first rows can be taken: {why}")
     names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
     fields = [_field(name, sound, text_length) for name in names]
+    if sizes:  # the layout is that of the square
+        side = resolution // _cell(sound, sizes, what)
+        fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))
     fields.sort(key=lambda field: field.is_variable)
     if fields[-1].is_variable:  # lengths tell what a mask does
         fields = [field for field in fields if field.name != MASK_NPY]
     _check(fields, what)
-    return ImportPlan(chosen=chosen, fields=tuple(fields), bits=bits)
+    return ImportPlan(chosen=chosen, fields=tuple(fields), bits=bits, sizes=sizes)
+
+
+def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
+    """The pixels a side of a cell with which most latents are of a shape of the list."""
+    shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
+    if not shapes:
+        raise UsageError(f"{what} holds text alone, which has no shapes: leave out --shapes")
+    found: Counter[int] = Counter()
+    for _, high, wide in (shape for shape in shapes if len(shape) == SIDES[LATENT] and all(shape)):
+        alike = (width for width, height in sizes if width * high == height * wide)
+        found.update(width // wide for width in alike if width % wide == 0)
+    whole = [cell for cell in found if not any(side % cell for size in sizes for side in size)]
+    if not whole:
+        first = " x ".join(map(str, shapes[0]))
+        raise UsageError(
+            f"{what}: latents of {first} are of no shape of --shapes, however many pixels a cell "
+            "is: give those that its images had"
+        )
+    return max(whole, key=lambda cell: (found[cell], -cell))
+
+
+def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size:
+    """The width and height in pixels of what was encoded; (0, 0) where there are no latents."""
+    raw, (field, *_) = arrays.get(LATENT_NPY), fields_of(settings["layout"])
+    if raw is None or len(raw.shape) != SIDES[LATENT]:
+        return 0, 0
+    cell = settings["resolution"] // field.shape[-1]
+    return raw.shape[2] * cell, raw.shape[1] * cell
 
 
 def _bits(chosen: Chosen, columns: Mapping[str, Any]) -> tuple[str, ...]:
@@ -148,8 +189,8 @@ def _check(fields: Sequence[Field], what: str) -> None:
             raise SourceError(f"{what}: latents of {field} are no channels of cells")
         if field.name == LATENT_NPY and field.shape[1] != field.shape[2]:
             raise SourceError(
-                f"{what}: latents of {field} are no squares, and only squares of one size are "
-                "taken in: wdsprep encode --shapes makes others of the images themselves"
+                f"{what}: latents of {field} are no squares: say of which shapes its images were, "
+                "as by --shapes sdxl"
             )
     try:
         layout(fields)
@@ -204,6 +245,8 @@ def settings_of(
         "source": kind,
         "text": "emb" if MEMBERS[EMB] in names else "none",
     }
+    if plan.sizes:
+        settings["shapes"] = list(map(list, plan.sizes))
     if has_moments:
         settings |= _scaling(chosen, scale, shift)
     elif scale is not None or shift is not None:

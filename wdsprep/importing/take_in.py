@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.runners.base import CrewOptions
 from wdsprep.text import at_least, auto, examples, plural, shown
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.edition import Edition
     from wdsprep.dataset.manifest import Manifest
+    from wdsprep.dataset.shapes import Size
     from wdsprep.encoding.image_shards import ImageShard
+    from wdsprep.encoding.shape_lists import Given
     from wdsprep.importing.foreign import Foreign
     from wdsprep.importing.layout import ImportPlan
     from wdsprep.importing.names import CachedColumn
@@ -55,6 +57,7 @@ def import_(
     resolution: int = 0,
     columns: str = "",
     caption_col: str = "",
+    shapes: "Given" = "",
     text_length: int = 0,
     scale: float | None = None,
     shift: float | None = None,
@@ -81,6 +84,7 @@ def import_(
     )
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.state import form_there
+    from wdsprep.encoding.shape_lists import sizes_of
     from wdsprep.importing.empty import empty_of, empty_setting
     from wdsprep.importing.foreign import find_foreign
     from wdsprep.importing.layout import resolution_of, settings_of
@@ -91,11 +95,14 @@ def import_(
 
     listener = listener or ImportListener()
     asked = parse_columns(columns)
+    if shapes and not resolution:
+        raise UsageError("--shapes is a list for one resolution: give --resolution too")
+    sizes = sizes_of(shapes, resolution)
     source, latents = absolute(source), absolute(latents)  # workers may run in other folders
     foreign = find_foreign(source)
     check_apart(foreign.url, latents)
     items = list(foreign.items())
-    plan = _plan(foreign, items, asked, resolution, text_length)
+    plan = _plan(foreign, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
     pixels = resolution_of(plan, resolution, foreign.url)
     form = form_there(latents, overwrite=overwrite)
     settings = settings_of(
@@ -133,7 +140,9 @@ def _plan(
     foreign: "Foreign",
     items: "Sequence[Item]",
     asked: "Sequence[CachedColumn]",
+    *,
     resolution: int,
+    sizes: "tuple[Size, ...]",
     text_length: int,
 ) -> "ImportPlan":
     """Settled by the first rows of the first files."""
@@ -145,7 +154,9 @@ def _plan(
     chosen = choose(foreign.columns(items[0]), asked, resolution=resolution, what=what)
     rows = first_rows(foreign, items[:PROBED_FILES], chosen.names)
     first = (row.columns for row in islice(rows, LOOKED_AT))
-    return settle_plan(chosen, first, text_length=text_length, what=what)
+    return settle_plan(
+        chosen, first, text_length=text_length, sizes=sizes, resolution=resolution, what=what
+    )
 
 
 def _shards(

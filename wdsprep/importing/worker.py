@@ -13,10 +13,12 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.state import find_receipt
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
 from wdsprep.importing.foreign import Row
+from wdsprep.importing.layout import arrays_in, members_of, size_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources.captions import captions_of, plain_facts
@@ -30,6 +32,7 @@ class ImportWorker:
     def __init__(self, work: "ImportWork") -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
+        self._shapes = fields_by_shape(work.settings)
         self._empty: Mapping[str, str] = {}
         if work.empty:
             kind = DigestKind.of(work.settings)
@@ -43,7 +46,7 @@ class ImportWorker:
             return done
         with (
             Draft(self._edition, shard.name, work.settings) as draft,
-            closing(LatentShard(draft, shard, work.plan.fields)) as output,
+            closing(LatentShard(draft, shard, work.plan.fields, self._shapes)) as output,
         ):
             told = time.monotonic()
             rows = work.foreign.rows(item, work.plan.names)
@@ -60,16 +63,24 @@ class ImportWorker:
         try:
             if refused:
                 raise refused
-            output.add_members(row.key, self._members(row), cut=False)
+            shape, members = self._members(row)
+            output.add_members(row.key, members, cut=False, shape=shape)
         except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
             said = as_rejected(error, Code.UNREADABLE)
             output.rejects.add(
                 Reject(key=row.key, source=row.source, code=said.code, detail=said.detail)
             )
 
-    def _members(self, row: Row) -> list[tuple[str, bytes]]:
-        arrays = self._work.plan.members(row.columns)
-        facts = _plain(row.columns, self._work.plan.names)
+    def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
+        """The shape of a sample where there are several, and its members."""
+        plan = self._work.plan
+        arrays = arrays_in(plan.chosen, row.columns)
+        size = size_of(arrays, self._work.settings)
+        shape = shape_name(size) if self._shapes else ""
+        if shape and shape not in self._shapes:
+            raise RejectedError(Code.OTHER_SHAPE, f"latents of {shape}, which is not in --shapes")
+        stored = [*members_of(self._shapes.get(shape, plan.fields), arrays)]
+        facts = _plain(row.columns, plan.names)
         captions = captions_of(facts, self._work.caption_col)
         caption = captions[0] if captions else ""
         said: dict[str, Any] = {
@@ -78,10 +89,12 @@ class ImportWorker:
             "meta": facts,
             "source": row.source,
         }
+        if any(size):
+            said["crop"] = [0, 0, *size]
         if len(captions) > 1:
             said["captions"] = captions
-        return [
-            *arrays,
+        return shape, [
+            *stored,
             ("json", facts_bytes(said)),
             ("txt", caption.encode("utf-8", "replace")),
         ]

@@ -6,7 +6,7 @@ import click
 
 import wdsprep
 from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, LibraryCommand, option, options
-from wdsprep.cli.options import JSON, OUTPUT, WORKERS, limit, overwrite
+from wdsprep.cli.options import JSON, OUTPUT, SHAPES, WORKERS, limit, overwrite
 from wdsprep.cli.output import tell
 from wdsprep.exporting import LAYOUTS
 
@@ -17,6 +17,12 @@ TAKEN = options(
         type=click.IntRange(1),
         show_default="what the name of a column says",
         help="Say of how many pixels a side the images were.",
+    ),
+    option(
+        "--shapes",
+        metavar=SHAPES,
+        help="Take latents of all these shapes, as --shapes of encode lists them; others are "
+        "rejects. Without it all are squares of one size.",
     ),
     option(
         "--columns",

@@ -1,9 +1,9 @@
 """Plain USTAR with every changing field fixed (time, owner, mode): equal samples, equal bytes.
 
-A background thread hashes each block of 4 MB while the caller's thread writes it and builds the
-headers of the next one: 0.8 of the time of doing both in turn. Many small updates of the hash, and
-`writev` in place of joining what is small, both cost more than the copy that they save. What is
-large is not copied: with arrays of 157 kB that takes 0.6 of the time, and 0.8 of the CPU's.
+Two threads hash and write each block of 4 MB while the caller builds the headers of the next one.
+Many small updates of the hash, and `writev` in place of joining what is small, both cost more than
+the copy that they save. What is large is not copied: with arrays of 157 kB that takes 0.6 of the
+time, and 0.8 of the CPU's.
 """
 
 import struct
@@ -97,8 +97,8 @@ class TarWriter:
         self._keys: set[str] = set()
         self._taken: set[str] = set()
         self._flushed_at = 0
-        self._background = ThreadPoolExecutor(1, "tar-writer")
-        self._hashing: Future[object] | None = None
+        self._background = ThreadPoolExecutor(2, "tar-writer")
+        self._pending: list[Future[object]] = []
         self.nbytes = 0
 
     def __enter__(self) -> "TarWriter":
@@ -193,14 +193,14 @@ class TarWriter:
         self._blocks.clear()
         self._flushed_at = self.nbytes
         self._wait()
+        self._pending = [self._background.submit(self._sink.writelines, pieces)]
         if self._hash:
-            self._hashing = self._background.submit(_update, self._hash, pieces)
-        self._sink.writelines(pieces)
+            self._pending.append(self._background.submit(_update, self._hash, pieces))
 
     def _wait(self) -> None:
-        """At most one block is being hashed, so that at most two are in memory."""
-        if self._hashing is not None:
-            self._hashing.result()
+        """At most one block is being written, so that at most two are in memory."""
+        for one in self._pending:
+            one.result()
 
 
 def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
