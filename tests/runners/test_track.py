@@ -15,6 +15,7 @@ import wdsprep
 from tests.kit.packs import jpeg, manifest_of, write_files
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
+from wdsprep.packing.pack import PackListener
 from wdsprep.runners import track
 from wdsprep.runners.run import RunStatus
 from wdsprep.runners.track import Tracking, tracked
@@ -31,7 +32,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos: Path) -> None:
     options: dict[str, Any] = {"buckets": "32", "samples_per_shard": 4, "track": "tensorboard"}
-    wdsprep.pack(photos, "out", limit=4, **options)
+    told: list[str] = []
+    wdsprep.pack(photos, "out", limit=4, listener=PackListener(told=told.append), **options)
+    assert told == ['--track tensorboard: "tensorboard --logdir runs"']
     (first,) = Path("runs/out").iterdir()
     points, settings = curves_of(first)
     assert points["units_done"][-1] == (4, 1)
@@ -65,10 +68,11 @@ def test_encode_tells_of_its_workers_too(photos: Path) -> None:
 
 PROGRAM = """
 import os, wdsprep
+from wdsprep.packing.pack import PackListener
 from wdsprep.runners import track
 track.PACE_S = 0.0
 options = {"buckets": "32", "samples_per_shard": 4, "track": "wandb", "workers": 1}
-wdsprep.pack("photos", "out", limit=4, **options)
+wdsprep.pack("photos", "out", limit=4, listener=PackListener(told=print), **options)
 del os.environ["WANDB_MODE"]
 import wandb
 wandb.teardown()
@@ -88,6 +92,7 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
     (run,) = runs_in(photos.parent)
     assert (run.project, run.group, run.config["samples_per_shard"]) == ("wdsprep", "out", 4)
     assert run.rows[-1].items() >= {"samples": 4, "done": 1, "units_done": 1}.items()
+    assert '"wandb sync wandb/offline-run-' in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith("--track wandb failed, and the run goes on without: it knows no key")
     assert manifest_of(photos.parent / "out").samples == 10
@@ -95,6 +100,8 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
 
 class Broken:
     """Fails, or hangs, where it is told to."""
+
+    shown = "nowhere"
 
     def __init__(self, at: str, over: threading.Event) -> None:
         self._at, self._over = at, over
@@ -134,9 +141,11 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     at: str, broken: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(at)
-    status = RunStatus(samples=3, units=1)
-    with tracked("tensorboard", ["out"], settings={}, before=0, status=lambda: status) as worked:
+    status, told = RunStatus(samples=3, units=1), list[str]()
+    what: dict[str, Any] = {"settings": {}, "before": 0, "status": lambda: status}
+    with tracked("tensorboard", ["out"], told=told.append, **what) as worked:
         worked()
+    assert not told or at == "hang at log"
     (record,) = caplog.records
     said = "does not end" if at.startswith("hang") else f"goes on without: cannot {at}"
     assert said in record.getMessage()

@@ -329,6 +329,7 @@ def _encoded(
         settings=ready.settings,
         before=ready.before,
         status=lambda: together(ready.runs),
+        told=listener.told,
         more=speeds.figures,
     ) as worked:
 

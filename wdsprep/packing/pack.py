@@ -279,6 +279,7 @@ def _packed(
         settings=manifest.settings,
         before=manifest.samples,
         status=run.status,
+        told=listener.told,
     ) as heard:
         (packed,) = carry_out([run], runner, work, pending, lambda _progress: heard())
     return packed

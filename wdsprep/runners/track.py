@@ -11,11 +11,13 @@ given up with a warning when anything goes wrong with it, such as a network that
 
 import importlib.util
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wdsprep.errors import UsageError
@@ -33,6 +35,10 @@ _log = logging.getLogger("wdsprep")
 
 class Tracker(Protocol):
     """Where figures go; `at` is their place on the axis."""
+
+    @property
+    def shown(self) -> str:
+        """How they can be looked at."""
 
     def log(self, at: int, figures: Figures) -> None: ...
     def close(self) -> None: ...
@@ -53,6 +59,8 @@ class WandbTracker:
         self._run = wandb.init(project=project, group=group, config=dict(settings), settings=own)
         self._run.define_metric("*", step_metric=axis)
         self._axis = axis
+        folder = os.path.relpath(Path(self._run.dir).parent)
+        self.shown = self._run.url or f'"wandb sync {folder}"'
 
     def log(self, at: int, figures: Figures) -> None:
         self._run.log({self._axis: at, **figures})
@@ -63,6 +71,8 @@ class WandbTracker:
 
 class TensorboardTracker:
     """A file of events, written by tensorboard's own writer: torch's would load torch for it."""
+
+    shown = f'"tensorboard --logdir {FOLDER}"'
 
     def __init__(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -99,6 +109,8 @@ class Tracking:
         self._kind = kind
         self._given: queue.SimpleQueue[tuple[int, Figures] | None] = queue.SimpleQueue()
         self._next = 0.0
+        self.shown = ""
+        """How what was told can be looked at, once the tracker is there."""
         self._thread: threading.Thread | None = None
         if kind:
             opened = (group, axis, settings)
@@ -118,11 +130,12 @@ class Tracking:
         try:
             kind = WandbTracker if self._kind == "wandb" else TensorboardTracker
             tracker: Tracker = kind(group, axis, settings)
+            self.shown = tracker.shown
             while (given := self._given.get()) is not None:
                 tracker.log(*given)
             tracker.close()
         except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
-            self._next = float("inf")
+            self._next, self.shown = float("inf"), ""
             why = " ".join(str(error).split()) or type(error).__name__
             _log.warning("--track %s failed, and the run goes on without: %s", self._kind, why)
 
@@ -191,18 +204,23 @@ def tracked(
     settings: Mapping[str, Any],
     before: int,
     status: "Callable[[], RunStatus]",
+    told: Callable[[str], None],
     more: Callable[[], Figures] = dict,
 ) -> Iterator[Callable[[], None]]:
     """A block in which a run over the datasets `places` is tracked; gives what to call whenever
-    something has been done. However it ends, its last figures are told."""
+    something has been done. However it ends, its last figures are tracked, and the user is `told`
+    how to look at them."""
     group = "+".join(place.rstrip("/").rpartition("/")[2] for place in places)
-    with closing(Tracking(kind, group, "samples", settings)) as tracking:
-        run = RunTracking(tracking, before, status, more)
-        try:
-            yield run.heard if kind else _unheard
-        finally:
-            if kind:
-                run.log()
+    tracking = Tracking(kind, group, "samples", settings)
+    run = RunTracking(tracking, before, status, more)
+    try:
+        yield run.heard if kind else _unheard
+    finally:
+        if kind:
+            run.log()
+        tracking.close()
+        if tracking.shown:
+            told(f"--track {kind}: {tracking.shown}")
 
 
 def _unheard() -> None:
