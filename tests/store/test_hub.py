@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -194,6 +195,48 @@ def test_a_forked_child_reads_what_its_parent_has_read(
     assert hf_store.read("a.tar") == DATA
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(hf_store.read, ("a.tar",)).get(20) == DATA
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_children_forked_while_other_threads_read_wait_for_nobody(
+    hub: Hub, hub_dataset: str, hf_store: HubStore
+) -> None:
+    """Such as one of them that had a lock of the connections."""
+    hub.repositories[hub_dataset].commit({"data/a.tar": DATA})
+    over, failures = threading.Event(), list[BaseException]()
+
+    def read_on() -> None:
+        try:
+            while not over.is_set():
+                assert hf_store.read("a.tar", start=5) == DATA[5:]
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    def child(start: int) -> None:
+        assert hf_store.read("a.tar", start=start) == DATA[start:]
+
+    assert hf_store.read("a.tar") == DATA  # all is imported
+    readers = [threading.Thread(target=read_on) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    children = [
+        multiprocessing.get_context("fork").Process(target=child, args=(n,)) for n in range(40)
+    ]
+    try:
+        for one in children:
+            one.start()
+            one.join(20)
+            assert one.exitcode == 0, "it hangs" if one.exitcode is None else "it failed"
+    finally:
+        over.set()
+        for one in children:
+            if one.pid is not None:
+                one.kill()
+                one.join()
+        for reader in readers:
+            reader.join()
+    assert not failures
 
 
 @pytest.mark.parametrize(

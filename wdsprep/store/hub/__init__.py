@@ -23,6 +23,7 @@ from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError, UsageError
 from wdsprep.store.base import HELD, Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.hub.forks import spare_sessions
 from wdsprep.store.hub.reads import HubReads
 from wdsprep.store.hub.retry import retrying, status_of, translated
 from wdsprep.store.hub.stage import TURN, HubStage
@@ -36,6 +37,7 @@ LISTINGS = 64  # of folders that are kept: what is in a commit never changes
 TURNS = 5  # attempts at a commit, where others make some at the same time
 CHANGED = 412
 _log = logging.getLogger("wdsprep")
+spare_sessions()
 
 
 class HubStore:
