@@ -1,14 +1,13 @@
 """How a file goes up: in one request, or in parts while the next ones are still being written."""
 
 import contextlib
-import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from queue import Full, Queue
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError
-from wdsprep.store.base import CONTENT_TYPES
+from wdsprep.store.parts import PartSink
 
 PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
 PARTS_IN_FLIGHT = 3
@@ -16,58 +15,36 @@ WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no under
 Put = Callable[..., Any]
 
 
-class ObjectSink:
-    """Collects parts; who writes more than one has them sent in a thread. What a server has of them
-    shows to nobody until the last one is there, which is when the block of the file ends well."""
+class ObjectSink(PartSink):
+    """Sends full parts in a thread. What a server has of them shows to nobody until the last one is
+    there, which is when the block of the file ends well."""
 
     def __init__(self, name: str, put: Put, tells_writer: Callable[[], str], part: int) -> None:
-        self._put, self._tells_writer, self._part_nbytes = put, tells_writer, part
-        self._writer = secrets.token_hex(8)
-        kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
-        self._facts = {WRITER: self._writer, **({"Content-Type": kind} if kind else {})}
-        self._pending: list[bytes] = []
-        self._pending_nbytes = 0
+        super().__init__(name)
+        self._put, self._tells_writer, self._nbytes = put, tells_writer, part
+        self._facts = {
+            WRITER: self._writer,
+            **({"Content-Type": self._kind} if self._kind else {}),
+        }
         self._upload: _Upload | None = None
-        self._failure: BaseException | None = None  # fatal, even to a caller that went on
 
-    @property
-    def waiting(self) -> str:
-        return ""
+    def _part_nbytes(self) -> int:
+        return self._nbytes
 
-    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
-        for piece in pieces:
-            self.write(piece)
-
-    def write(self, data: bytes | memoryview, /) -> None:
-        try:
-            self._pending.append(bytes(data))
-            self._pending_nbytes += len(self._pending[-1])
-            if self._pending_nbytes >= self._part_nbytes:
-                self._send()
-        except BaseException as error:
-            self._failure = error
-            raise
-
-    def _take_pending(self) -> bytes:
-        data = b"".join(self._pending)
-        self._pending, self._pending_nbytes = [], 0
-        return data
-
-    def _send(self) -> None:
+    def _send_part(self) -> None:
         if self._upload is None:
             self._upload = _Upload(lambda parts: self._put(parts, self._facts, is_whole=False))
         self._upload.send(self._take_pending())
 
     def end(self, *, waits: bool = False) -> None:
         if self._pending and (waits or self._upload):
-            self._send()
+            self._send_part()
         if self._upload is not None:
             self._upload.drain()
 
     def finish(self) -> None:
         """Where a retry meets its own success, whose answer was lost, that is success."""
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         try:
             if self._upload is None:
                 self._put(self._take_pending(), self._facts, is_whole=True)

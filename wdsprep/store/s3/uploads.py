@@ -14,21 +14,20 @@ import enum
 import fcntl
 import hashlib
 import os
-import secrets
 import socket
 import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wdsprep.store.base import CONTENT_TYPES
 from wdsprep.store.holds import boot
+from wdsprep.store.parts import PartSink
 from wdsprep.store.s3.retry import NOT_SUPPORTED, status_of
 
 PART_NBYTES = 8 << 20
@@ -73,59 +72,26 @@ def _base64(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
 
 
-class S3Sink:
-    """Collects parts and sends full ones in the background, a few at a time."""
+class S3Sink(PartSink):
+    """Sends full parts in the background, a few at a time."""
 
     def __init__(
         self, ask: Callable[..., Any], place: str, part_nbytes: int, checks: BodyChecks
     ) -> None:
+        super().__init__(place)
         self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
         self._checks, self._has_crc = checks, False
         self._note: Note | None = None
-        self._writer = secrets.token_hex(8)
-        kind = CONTENT_TYPES.get(place.rpartition(".")[2].lower())
         self._facts = {
             "Metadata": {WRITER: self._writer},
-            **({"ContentType": kind} if kind else {}),
+            **({"ContentType": self._kind} if self._kind else {}),
         }
-        self._pending: list[bytes] = []
-        self._pending_nbytes = 0
         self._upload: dict[str, str] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._parts: list[Future[dict[str, Any]]] = []
-        self._failure: BaseException | None = None  # fatal, even to a caller that went on
-
-    @property
-    def waiting(self) -> str:
-        return ""
-
-    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
-        for piece in pieces:
-            self.write(piece)
-
-    def write(self, data: bytes | memoryview, /) -> None:
-        try:
-            self._collect(memoryview(data))
-        except BaseException as error:
-            self._failure = error
-            raise
-
-    def _collect(self, view: memoryview) -> None:
-        while view:
-            room = self._part_nbytes() - self._pending_nbytes
-            self._pending.append(bytes(view[:room]))
-            self._pending_nbytes += len(self._pending[-1])
-            view = view[room:]
-            if self._pending_nbytes == self._part_nbytes():
-                self._send_part()
 
     def _part_nbytes(self) -> int:
         return self._first_part_nbytes << len(self._parts) // PARTS_A_SIZE
-
-    def _take_pending(self) -> bytes:
-        data = b"".join(self._pending)
-        self._pending, self._pending_nbytes = [], 0
-        return data
 
     def _send_part(self) -> None:
         if not self._upload:
@@ -170,8 +136,7 @@ class S3Sink:
         return part
 
     def finish(self, condition: dict[str, str]) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         if not self._upload:
             data = self._take_pending()
             whole = {**self._facts, **self._checks.of(data), **condition}

@@ -1,0 +1,61 @@
+"""What a file that goes up in parts has in common, wherever it goes."""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from wdsprep.store.base import CONTENT_TYPES
+
+
+class PartSink(ABC):
+    """Collects the bytes of a file, and sends each part of it that is full."""
+
+    def __init__(self, name: str) -> None:
+        self._writer = secrets.token_hex(8)
+        """Tells this writer from others of the same file."""
+        self._kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
+        self._pending: list[bytes] = []
+        self._pending_nbytes = 0
+        self._failure: BaseException | None = None
+
+    @property
+    def waiting(self) -> str:
+        return ""
+
+    @abstractmethod
+    def _part_nbytes(self) -> int:
+        """Of the next part."""
+
+    @abstractmethod
+    def _send_part(self) -> None:
+        """Send what is pending."""
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        try:
+            self._collect(memoryview(data))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _collect(self, view: memoryview) -> None:
+        while view:
+            nbytes = self._part_nbytes()
+            self._pending.append(bytes(view[: nbytes - self._pending_nbytes]))
+            self._pending_nbytes += len(self._pending[-1])
+            view = view[len(self._pending[-1]) :]
+            if self._pending_nbytes == nbytes:
+                self._send_part()
+
+    def _take_pending(self) -> bytes:
+        data = b"".join(self._pending)
+        self._pending, self._pending_nbytes = [], 0
+        return data
+
+    def _check(self) -> None:
+        """A failed write is fatal, even to a caller that went on after it."""
+        if self._failure is not None:
+            raise self._failure
