@@ -69,6 +69,11 @@ def test_alone_it_prints_its_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in said for name in cli.commands)
 
 
+def test_what_trainers_call_is_known_and_no_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "shards/latents-256"]) == 2
+    assert 'wdsprep: load is for Python: "import wdsprep", then' in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", cli.commands)
 def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
     name: str, capfd: pytest.CaptureFixture[str]

@@ -41,6 +41,8 @@ from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.version import __version__
 
 INTERRUPTED = 130
+IN_PYTHON = ("load", "stream")
+"""What a trainer calls, and no command does."""
 OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")
 """The words of a command line, ours or img2dataset's, that start over."""
 
@@ -58,6 +60,13 @@ class CommandGroup(Command, click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
         super().format_options(ctx, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in IN_PYTHON:
+            ctx.fail(f'{args[0]} is for Python: "import wdsprep", then wdsprep.{args[0]}(...)')
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """An interrupt is an abort before click sees it: click would end the progress line's row,
