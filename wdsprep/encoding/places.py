@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from itertools import product
 
 from wdsprep.encoding.captions import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
 from wdsprep.errors import UsageError
-from wdsprep.store.base import absolute
+from wdsprep.store.base import lies_in
 
 RESOLUTION = "{resolution}"
 """What stands in a place for the resolution of what lies there."""
@@ -77,8 +78,11 @@ def _places_apart(
         )
     latents = places_of(out, resolutions)
     texts = places_of(text_out, [0], "none", captions).values()
-    if twice := {*map(absolute, latents.values())} & {*map(absolute, texts)}:
-        raise UsageError(f"{min(twice)} is given for latents and for text: give text another place")
+    for one, other in product(latents.values(), texts):
+        if lies_in(one, other) or lies_in(other, one):
+            raise UsageError(
+                f"latents go to {one} and text to {other}: give text a place that is apart"
+            )
     names = (source.name for source in captions.sources)
     return {**latents, **dict(zip(names, texts, strict=True))}
 

@@ -144,11 +144,16 @@ def absolute(url: "str | os.PathLike[str]") -> str:
 def check_apart(source: str, output: str) -> None:
     """Refuse an output that the next run would take for part of its source, and a source that
     --overwrite could take for part of the output."""
-    ours, theirs = (_real(url).rstrip("/") + "/" for url in (output, source))
-    if ours.startswith(theirs):
+    if lies_in(output, source):
         raise UsageError(f"{output} lies in the source {source}: write the shards somewhere else")
-    if theirs.startswith(ours):
+    if lies_in(source, output):
         raise UsageError(f"{source} lies in the output {output}: write the shards somewhere else")
+
+
+def lies_in(url: str, other: str) -> bool:
+    """Whether a place is within another, or the same."""
+    inner, outer = (_real(place).rstrip("/") + "/" for place in (url, other))
+    return inner.startswith(outer)
 
 
 def _real(url: str) -> str:
