@@ -67,7 +67,11 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(2_000 * scale)
     make_images(home, count)
     yield _free(home, count)
-    yield _both(home, count)
+    yield _both(home, 512, count)
+    large = home / "large"
+    large.mkdir()
+    make_images(large, count, 1024)
+    yield _both(large, 1024, count)
     for side in TEXT_SIDES:
         yield _text(home, side, round(20_000 * scale))
     yield from _models(home, round(100 * scale))
@@ -105,10 +109,10 @@ def _free(home: Path, count: int) -> Group:
     )
 
 
-def _both(home: Path, count: int) -> Group:
+def _both(home: Path, side: int, count: int) -> Group:
     return Group(
-        name="encode-both",
-        title="512 px to 256 and 512, an encoder that costs nothing, CPU time",
+        name=f"encode-both-{side}",
+        title=f"{side} px to 256 and 512, an encoder that costs nothing, CPU time",
         unit="images",
         count=count,
         rivals=[
