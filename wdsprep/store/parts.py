@@ -11,10 +11,10 @@ class PartSink(ABC):
     """Collects the bytes of a file, and sends each part of it that is full."""
 
     def __init__(self, name: str) -> None:
-        self._writer = secrets.token_hex(8)
+        self.writer = secrets.token_hex(8)
         """Tells this writer from others of the same file."""
-        self._kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
-        self._pending: list[bytes] = []
+        self.kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
+        self.pending: list[bytes] = []
         self._pending_nbytes = 0
         self._failure: BaseException | None = None
 
@@ -23,11 +23,11 @@ class PartSink(ABC):
         return ""
 
     @abstractmethod
-    def _part_nbytes(self) -> int:
+    def part_nbytes(self) -> int:
         """Of the next part."""
 
     @abstractmethod
-    def _send_part(self) -> None:
+    def send_part(self) -> None:
         """Send what is pending."""
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
@@ -43,19 +43,19 @@ class PartSink(ABC):
 
     def _collect(self, view: memoryview) -> None:
         while view:
-            nbytes = self._part_nbytes()
-            self._pending.append(bytes(view[: nbytes - self._pending_nbytes]))
-            self._pending_nbytes += len(self._pending[-1])
-            view = view[len(self._pending[-1]) :]
+            nbytes = self.part_nbytes()
+            self.pending.append(bytes(view[: nbytes - self._pending_nbytes]))
+            self._pending_nbytes += len(self.pending[-1])
+            view = view[len(self.pending[-1]) :]
             if self._pending_nbytes == nbytes:
-                self._send_part()
+                self.send_part()
 
-    def _take_pending(self) -> bytes:
-        data = b"".join(self._pending)
-        self._pending, self._pending_nbytes = [], 0
+    def take_pending(self) -> bytes:
+        data = b"".join(self.pending)
+        self.pending, self._pending_nbytes = [], 0
         return data
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """A failed write is fatal, even to a caller that went on after it."""
         if self._failure is not None:
             raise self._failure

@@ -2,33 +2,24 @@
 
 The library closes its session in each child. For that it takes a lock of the connections, which
 another thread of the parent may have held at that moment: nobody is left to give it back, and the
-child waits for ever before it has done anything. So there is no session while a process forks: the
-child makes one of its own, and the parent goes on with the one it had.
+child waits for ever before it has done anything. So a session is closed by the process that opened
+it alone. A child makes one of its own.
 """
 
 import os
 import sys
-from typing import Any
-
-LIBRARY, SESSION = "huggingface_hub.utils._http", "_GLOBAL_CLIENT"
-_aside: list[Any] = []
 
 
-def _set_aside() -> None:
-    library = sys.modules.get(LIBRARY)
-    _aside[:] = [getattr(library, SESSION, None)]
-    if _aside != [None]:
-        setattr(library, SESSION, None)
-
-
-def _take_back() -> None:
-    """Unless another thread has made a new one meanwhile."""
-    (session,) = _aside
-    library = sys.modules.get(LIBRARY)
-    if session is not None and getattr(library, SESSION, None) is None:
-        setattr(library, SESSION, session)
+def _leave_to_parent() -> None:
+    get_session = getattr(sys.modules.get("huggingface_hub.utils"), "get_session", None)
+    if get_session is None:
+        return
+    session, process = get_session(), os.getpid()
+    if "close" not in vars(session):
+        close = session.close
+        session.close = lambda: close() if os.getpid() == process else None
 
 
 def spare_sessions() -> None:
     """From now on; it is to be called once."""
-    os.register_at_fork(before=_set_aside, after_in_parent=_take_back)
+    os.register_at_fork(before=_leave_to_parent)

@@ -23,31 +23,31 @@ class ObjectSink(PartSink):
         super().__init__(name)
         self._put, self._tells_writer, self._nbytes = put, tells_writer, part
         self._facts = {
-            WRITER: self._writer,
-            **({"Content-Type": self._kind} if self._kind else {}),
+            WRITER: self.writer,
+            **({"Content-Type": self.kind} if self.kind else {}),
         }
         self._upload: _Upload | None = None
 
-    def _part_nbytes(self) -> int:
+    def part_nbytes(self) -> int:
         return self._nbytes
 
-    def _send_part(self) -> None:
+    def send_part(self) -> None:
         if self._upload is None:
             self._upload = _Upload(lambda parts: self._put(parts, self._facts, is_whole=False))
-        self._upload.send(self._take_pending())
+        self._upload.send(self.take_pending())
 
     def end(self, *, waits: bool = False) -> None:
-        if self._pending and (waits or self._upload):
-            self._send_part()
+        if self.pending and (waits or self._upload):
+            self.send_part()
         if self._upload is not None:
             self._upload.drain()
 
     def finish(self) -> None:
         """Where a retry meets its own success, whose answer was lost, that is success."""
-        self._check()
+        self.check()
         try:
             if self._upload is None:
-                self._put(self._take_pending(), self._facts, is_whole=True)
+                self._put(self.take_pending(), self._facts, is_whole=True)
             else:
                 self.end()
                 self._upload.finish()
@@ -57,7 +57,7 @@ class ObjectSink(PartSink):
 
     def _is_there(self) -> bool:
         try:
-            return self._tells_writer() == self._writer
+            return self._tells_writer() == self.writer
         except StoreError:  # the refusal is the news, not this
             return False
 

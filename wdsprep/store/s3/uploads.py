@@ -83,17 +83,17 @@ class S3Sink(PartSink):
         self._checks, self._has_crc = checks, False
         self._note: Note | None = None
         self._facts = {
-            "Metadata": {WRITER: self._writer},
-            **({"ContentType": self._kind} if self._kind else {}),
+            "Metadata": {WRITER: self.writer},
+            **({"ContentType": self.kind} if self.kind else {}),
         }
         self._upload: dict[str, str] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._parts: list[Future[dict[str, Any]]] = []
 
-    def _part_nbytes(self) -> int:
+    def part_nbytes(self) -> int:
         return self._first_part_nbytes << len(self._parts) // PARTS_A_SIZE
 
-    def _send_part(self) -> None:
+    def send_part(self) -> None:
         if not self._upload:
             answer = self._begin()
             self._has_crc = answer.get("ChecksumAlgorithm") == "CRC32"
@@ -104,7 +104,7 @@ class S3Sink(PartSink):
         if len(self._parts) >= PARTS_IN_FLIGHT:
             self._parts[-PARTS_IN_FLIGHT].result()
         number = len(self._parts) + 1
-        self._parts.append(self._pool.submit(self._put_part, number, self._take_pending()))
+        self._parts.append(self._pool.submit(self._put_part, number, self.take_pending()))
 
     def _begin(self) -> dict[str, Any]:
         from botocore.exceptions import ClientError
@@ -136,9 +136,9 @@ class S3Sink(PartSink):
         return part
 
     def finish(self, condition: dict[str, str]) -> None:
-        self._check()
+        self.check()
         if not self._upload:
-            data = self._take_pending()
+            data = self.take_pending()
             whole = {**self._facts, **self._checks.of(data), **condition}
             self._make_visible("put_object", Body=data, **whole)
             return
@@ -150,8 +150,8 @@ class S3Sink(PartSink):
         self._let_go(is_gone=True)
 
     def end(self, *, waits: bool = False) -> None:
-        if self._pending and (waits or self._upload):
-            self._send_part()
+        if self.pending and (waits or self._upload):
+            self.send_part()
         for part in self._parts:
             part.result()
         self._close_pool()
@@ -172,7 +172,7 @@ class S3Sink(PartSink):
         from botocore.exceptions import ClientError
 
         try:
-            return bool(self._ask("head_object")["Metadata"].get(WRITER) == self._writer)
+            return bool(self._ask("head_object")["Metadata"].get(WRITER) == self.writer)
         except ClientError:  # the refusal is the news, not this
             return False
 
