@@ -18,6 +18,7 @@ from wdsprep.encoding.estimate import (
     Speed,
     estimate,
     gflops,
+    in_one_run,
     parts,
     sample_nbytes,
 )
@@ -176,6 +177,32 @@ def test_each_model_can_be_planned_at_any_size(
     assert speeds == sorted(speeds, reverse=True)
     assert all(0 < phase["text_share"] < 1 for phase in phases)
     assert all(0 < phase["text_nbytes"] < phase["nbytes_written"] for phase in phases)
+
+
+def test_phases_in_one_run_read_each_image_and_encode_each_caption_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fleet = Fleet(devices=48, price=1.5)
+    small, large = estimate(COUNTS, SPEEDS, Choice(), fleet)
+    one_run = in_one_run([small, large], Choice(), fleet)
+    assert one_run.device_hours == pytest.approx(
+        small.device_hours + (1 - large.text_share) * large.device_hours
+    )
+    assert one_run.wall_hours == pytest.approx(one_run.device_hours / 48)
+    assert one_run.dollars == pytest.approx(one_run.device_hours * 1.5)
+    assert one_run.nbytes_read == small.nbytes_read
+    bare = [sample_nbytes(side, Choice(text="none")) for side in (256, 512)]
+    text = sample_nbytes(256, Choice(latents="none"))
+    assert one_run.nbytes_written_text_once == 790e6 * (bare[0] + text) + 300e6 * bare[1]
+    assert one_run.nbytes_written_text_once < 0.8 * one_run.nbytes_written
+    words = ["plan", "--counts", "256=490M,512=300M", "--gpu", "a10g"]
+    assert main(words) == 0
+    said = capfd.readouterr().out
+    assert "all in one run (--resolution 256,512):" in said
+    assert "110.8 TB read, apart 189.4 TB; 192.7 TB written" in said
+    assert "stored once (--text-out): 146.7 TB written" in said
+    assert main([*words, "--latents", "none"]) == 0  # one run as it is
+    assert "in one run" not in capfd.readouterr().out
 
 
 def test_what_text_alone_costs_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:

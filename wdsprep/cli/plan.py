@@ -15,12 +15,14 @@ from wdsprep.encoding.estimate import (
     Bucket,
     Choice,
     Fleet,
+    OneRun,
     Phase,
     Speed,
     derived_rate,
     estimate,
     find_gpu,
     gflops,
+    in_one_run,
     sample_nbytes,
     stored_by_choice,
 )
@@ -113,11 +115,13 @@ def plan_lines(
     fleet = Fleet(devices=gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
     phases = estimate(buckets, speeds, choice, fleet)
     lists = shape_lists(shapes, [phase.resolution for phase in phases])
+    one_run = in_one_run(phases, choice, fleet) if len(phases) > 1 else None
     if as_json:
         listed = [facts(phase) | {"shapes": lists[phase.resolution]} for phase in phases]
-        return json.dumps({"phases": listed}, sort_keys=True)
+        together = None if one_run is None else asdict(one_run)
+        return json.dumps({"phases": listed, "one_run": together}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
-    return printed(_lines(phases, choice, fleet, price_of, lists))
+    return printed(_lines(phases, one_run, choice, fleet, price_of, lists))
 
 
 def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]]:
@@ -226,6 +230,7 @@ def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Spe
 
 def _lines(
     phases: Sequence[Phase],
+    one_run: OneRun | None,
     choice: Choice,
     fleet: Fleet,
     price_of: str,
@@ -235,6 +240,9 @@ def _lines(
         yield from _phase(phase, fleet, choice)
         if names := lists[phase.resolution]:
             yield f"  shapes    {_shapes(names, phase)}"
+        yield ""
+    if one_run is not None:
+        yield from _one_run(one_run, phases, choice, fleet)
         yield ""
     last = phases[-1]
     if choice.preset.is_trimmed and choice.text == "emb":
@@ -259,13 +267,12 @@ def _lines(
 
 
 def _phase(phase: Phase, fleet: Fleet, choice: Choice) -> Iterator[str]:
-    speed, hours = phase.speed, phase.device_hours
-    dollars = "" if phase.dollars is None else f", ${phase.dollars:,.0f}"
+    speed = phase.speed
     noun = "caption" if choice.is_of_text else "image"
     of = "text alone" if choice.is_of_text else f"phase {phase.resolution}"
     yield f"{of}: {plural(phase.samples, noun)}"
     yield f"  speed     {speed.each:,.0f} {noun}s/s a GPU ({speed.source})"
-    yield f"  GPUs      {hours:,.1f} GPU hours{dollars}; {_wall(phase)} on {fleet.devices:,}"
+    yield f"  GPUs      {_hours(phase, fleet)}"
     if choice.flip:
         yield f"  flip      {_flip(phase, choice)}"
     if phase.text_nbytes:
@@ -282,6 +289,22 @@ def _phase(phase: Phase, fleet: Fleet, choice: Choice) -> Iterator[str]:
         f"{plural(phase.gets + phase.puts, 'request')} "
         f"(${phase.request_dollars:,.2f}), ${phase.month_dollars:,.0f} a month to keep"
     )
+
+
+def _one_run(
+    one_run: OneRun, phases: Sequence[Phase], choice: Choice, fleet: Fleet
+) -> Iterator[str]:
+    apart = sum(phase.device_hours for phase in phases)
+    read_apart = sum(phase.nbytes_read for phase in phases)
+    yield f"all in one run (--resolution {','.join(str(phase.resolution) for phase in phases)}):"
+    yield f"  GPUs      {_hours(one_run, fleet)}; apart {apart:,.1f} GPU hours"
+    yield (
+        f"  bytes     {human_bytes(one_run.nbytes_read)} read, apart {human_bytes(read_apart)}; "
+        f"{human_bytes(one_run.nbytes_written)} written"
+    )
+    if choice.text != "none":
+        once = human_bytes(one_run.nbytes_written_text_once)
+        yield f"  text      stored once (--text-out): {once} written"
 
 
 def _shapes(names: Sequence[str], phase: Phase) -> str:
@@ -316,9 +339,11 @@ def _text(phase: Phase) -> str:
     return f"{hours:,.1f} of these GPU hours, by the operations; {stored}"
 
 
-def _wall(phase: Phase) -> str:
-    hours = phase.wall_hours
-    return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} h"
+def _hours(of: Phase | OneRun, fleet: Fleet) -> str:
+    dollars = "" if of.dollars is None else f", ${of.dollars:,.0f}"
+    hours = of.wall_hours
+    wall = f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} h"
+    return f"{of.device_hours:,.1f} GPU hours{dollars}; {wall} on {fleet.devices:,}"
 
 
 def facts(phase: Phase) -> dict[str, Any]:

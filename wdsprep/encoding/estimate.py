@@ -13,7 +13,7 @@ are reckoned from their operations at the same share of the peak, though large t
 more of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, OF_SIZES, Field
@@ -115,6 +115,19 @@ class Phase:
         return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneRun:
+    """What several phases take in one run, which reads each image and encodes each caption once."""
+
+    device_hours: float
+    wall_hours: float
+    dollars: float | None
+    nbytes_read: int
+    nbytes_written: int
+    nbytes_written_text_once: int
+    """where a dataset of its own has the text"""
+
+
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
@@ -133,6 +146,23 @@ def estimate(
         for resolution in sorted(buckets)[: 1 if choice.is_of_text else None]
         if resolution in speeds and any(buckets[n].samples for n in buckets if n >= resolution)
     ]
+
+
+def in_one_run(phases: Sequence[Phase], choice: Choice, fleet: Fleet) -> OneRun:
+    """Phases from the lowest on: that one has all images and captions."""
+    lowest, *others = phases
+    hours = sum(phase.device_hours for phase in phases)
+    hours -= sum(phase.text_share * phase.device_hours for phase in others)
+    text = sample_nbytes(lowest.resolution, replace(choice, latents="none"))
+    return OneRun(
+        device_hours=hours,
+        wall_hours=hours / fleet.devices,
+        dollars=hours * fleet.price if fleet.price else None,
+        nbytes_read=lowest.nbytes_read,
+        nbytes_written=sum(phase.nbytes_written for phase in phases),
+        nbytes_written_text_once=lowest.samples * text
+        + sum(phase.nbytes_written - phase.text_nbytes for phase in phases),
+    )
 
 
 def _phase(
