@@ -10,5 +10,4 @@
 
 In: Datasets, and keys, URLs, digests or sources of samples, or a condition.
 Out: The same datasets without them, and a list of what stays away; new ones; lists of copies.
-Uses: dataset, images, loading, packing, runners, sources, store.
 """

@@ -13,7 +13,6 @@ that does no harm.
 
 In: Datasets.
 Out: Findings, each with its next step; a repaired dataset; an overview or one sample.
-Uses: dataset, images, packing, runners, store.
 """
 
 import shlex

@@ -11,8 +11,6 @@ Option names have dashes; underscores mean the same. `pack` takes the options of
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
-Uses: changes, checks, dataset, encoding, exporting, importing, packing, reporting, runners,
-sources, store.
 """
 
 import re

@@ -12,5 +12,4 @@ runs that meet from each other, and `removed` is what must not come back.
 
 In: Samples and arrays, receipts of what was done.
 Out: A dataset: tars, indexes, rejects, receipts and the manifest; and what is known of one.
-Uses: store.
 """

@@ -24,7 +24,6 @@ machines that is done by `wdsprep.loading.streaming`.
 
 In: Image shards, a model and a recipe.
 Out: A latent dataset with the same keys; or the same arrays for a trainer that waits for them.
-Uses: dataset, images, runners, sources, store.
 """
 
 from wdsprep.encoding.models.presets import PRESETS

@@ -13,7 +13,6 @@ it never happened. The file that a reader opens first is gone until every mark i
 
 In: Datasets of images, latents or text.
 Out: Folders that other programs read.
-Uses: dataset, runners, store.
 """
 
 LAYOUTS = ("energon", "primus", "wids", "webshart", "mds", "parquet")

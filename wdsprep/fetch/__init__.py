@@ -16,7 +16,6 @@ The values cost nothing to import; the client is loaded when it is first used.
 
 In: URLs of strangers.
 Out: Bytes, or the code of why there are none.
-Uses: dataset, store.
 """
 
 from typing import TYPE_CHECKING, Any

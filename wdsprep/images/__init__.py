@@ -7,7 +7,6 @@ decides: `Limits` and `Recode`.
 
 In: The bytes of an image, whatever made it.
 Out: A picture that every trainer can read, or its crop for the VAE; or the code of why not.
-Uses: dataset.
 """
 
 import re

@@ -8,5 +8,4 @@ of each file.
 
 In: A folder of cached latents, where `store` can read it.
 Out: Latent shards with all that a dataset has, which the loader serves.
-Uses: dataset, encoding, runners, sources, store.
 """

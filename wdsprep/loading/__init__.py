@@ -15,5 +15,4 @@ way (`images_in_shapes`). `joining` puts other datasets of the same images besid
 
 In: Datasets of images or latents, a seed and a step.
 Out: Batches in one order, whatever the cluster, and the state to go on from.
-Uses: dataset, encoding, images, runners, sources, store.
 """

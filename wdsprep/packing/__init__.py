@@ -7,7 +7,6 @@ conditions on their facts. `retry_rejected` fetches again what failed in a way t
 
 In: A source and the rules for what is kept.
 Out: An image dataset: shards by bucket, rejects, receipts.
-Uses: dataset, fetch, images, runners, sources, store.
 """
 
 HASHES = ("sha256", "md5", "sha512")

@@ -9,7 +9,6 @@
 
 In: Datasets.
 Out: One HTML page, or a page of Markdown.
-Uses: dataset, encoding, images, store.
 """
 
 import os

@@ -29,7 +29,6 @@ Closing the events (or leaving them by an exception) ends the workers.
 
 In: Work, and the units to do it on.
 Out: Events: progress, results, what was set aside. Of a whole run, the published manifest.
-Uses: dataset, store.
 """
 
 from __future__ import annotations

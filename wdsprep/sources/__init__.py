@@ -12,7 +12,6 @@ one digest of what items hold.
 
 In: A folder, tars or tables, where `store` can read them.
 Out: Items in a fixed order, and of each its samples or refusals.
-Uses: dataset, images, store.
 """
 
 import itertools

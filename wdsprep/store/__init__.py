@@ -12,7 +12,6 @@ name for bytes that wait.
 
 In: Names, and bytes to write.
 Out: Bytes, listings, and marks that only one process holds at a time.
-Uses: no other room.
 """
 
 import functools
