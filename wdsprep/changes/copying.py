@@ -40,7 +40,7 @@ from wdsprep.dataset.tar.read import split_member
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, opened
-from wdsprep.store.base import Store, local_path
+from wdsprep.store.base import Store
 from wdsprep.text import command
 
 READ_NBYTES = 8 << 20  # at once
@@ -317,8 +317,7 @@ def spans(part: PlacedPart, gap_nbytes: int) -> Iterator[Span]:
 
 def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
     """Samples in their order, some at a time."""
-    local = local_path(store.url) is not None
-    most = AHEAD if local else AHEAD_S3
+    most = AHEAD if store.root else AHEAD_S3
 
     def bring(span: Span) -> CopiedSamples:
         data = store.read(part.shard, start=span.start, nbytes=span.end - span.start)
@@ -329,7 +328,7 @@ def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
         reach = list(zip(begin, end, strict=True))
         return CopiedSamples(data, reach, range(span.first, span.last), store, part.shard)
 
-    near = spans(part, GAP_NBYTES if local else GAP_NBYTES_S3)
+    near = spans(part, GAP_NBYTES if store.root else GAP_NBYTES_S3)
     return ahead(bring, near, most, most=most)
 
 

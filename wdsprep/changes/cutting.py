@@ -13,13 +13,12 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selection import Numbers, Origin, Some
+from wdsprep.changes.selection import Numbers, Origin, Some, most_readers
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed import canonical
-from wdsprep.dataset.state import READERS
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
@@ -109,7 +108,7 @@ def cut(
     look = partial(_look, origins)
     cutter = _Cutter(origins=origins, limits=limits, prefixes=prefixes, rise=rise)
     seen = []
-    for looked in ahead(look, every, READERS):
+    for looked in ahead(look, every, most_readers(origins)):
         seen.append(replace(looked, sizes=_NONE))
         cutter.add(looked)
     cutter.end()
@@ -214,7 +213,7 @@ def _order(key: bytes) -> Order:
 def _check_apart(some: Iterable[_Looked], origins: Sequence[Origin]) -> None:
     """Refuse a key that two datasets have."""
     found: dict[bytes, int] = {}
-    for origin, keys in ahead(partial(_keys, origins), some, READERS):
+    for origin, keys in ahead(partial(_keys, origins), some, most_readers(origins)):
         for key in keys:
             if (other := found.setdefault(key, origin)) != origin:
                 both = " and ".join(origins[each].shown for each in (other, origin))

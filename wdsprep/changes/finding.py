@@ -10,10 +10,8 @@ their digest.
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from wdsprep.changes.wanted import Sought, WantedSamples
@@ -26,16 +24,15 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.samples import key_order, parse_json
-from wdsprep.dataset.tar.members import BadSampleError, Tape
+from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import (
-    file_tape,
     members_of,
+    open_tape,
     scan,
-    stream_tape,
 )
 from wdsprep.errors import FormatError
 from wdsprep.images import IMAGES
-from wdsprep.store.base import Store, local_path, stream
+from wdsprep.store.base import Store
 from wdsprep.text import command
 
 Numbered = dict[int, str]
@@ -163,7 +160,7 @@ class Finder:
     ) -> Numbered:
         """Those of an image shard that are wanted for anything."""
         numbered: Numbered = {}
-        with tape_of(place.store, shard) as tape:
+        with open_tape(place.store, shard.name, expected=shard.nbytes) as tape:
             for number, sample in enumerate(scan(tape, wants=self._wants)):
                 if isinstance(sample, BadSampleError):
                     raise _damaged(place.store, shard, str(sample))
@@ -300,16 +297,6 @@ def samples_at(store: Store, shard: Shard, numbers: Iterable[int]) -> dict[int, 
         for number in numbers
         for start, end in [(offsets[number], offsets[number + 1])]
     }
-
-
-@contextmanager
-def tape_of(store: Store, shard: Shard) -> Iterator[Tape]:
-    if local_path(store.url) is not None:
-        with file_tape(Path(store.url, shard.name)) as tape:
-            yield tape
-    else:
-        with stream(store, shard.name, expected=shard.nbytes) as file:
-            yield stream_tape(file)
 
 
 def _damaged(store: Store, shard: "Shard | ShardRemoval", what: str) -> FormatError:

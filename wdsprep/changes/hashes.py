@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed import ShardRemoval
-from wdsprep.dataset.state import check_kind, dated_manifest, read_each, refreshed
+from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import AccessError, NotFoundError, TarError, UsageError
 from wdsprep.images import perceptual
@@ -165,7 +166,7 @@ class ImagesLooked:
 
     def each(self, *names: str) -> list[pa.Table]:
         """The same of all, in their order, many of them read at a time."""
-        return read_each(lambda unit: self.columns(unit, *names), self.units, lambda _done: None)
+        return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
 
 
 def open_images(url: str, shown: str, kept: str) -> ImagesLooked:

@@ -17,7 +17,6 @@ larger than all of wdsprep. To be looked at again when that is there for another
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
@@ -26,6 +25,7 @@ import numpy
 from numpy.typing import NDArray
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.ahead import read_each
 from wdsprep.text import Counting, unheard
 
 Hashes = NDArray[numpy.uint64]
@@ -76,12 +76,8 @@ def near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tupl
     blocks = blocks_of(count)
     choices = list(combinations(range(count), agreeing))
     threads = max(1, min(usable_cpus(), SORTS_NBYTES // max(1, hashes.nbytes)))
-    found: list[tuple[Rows, Rows]] = []
-    with ThreadPoolExecutor(threads) as sorters:
-        search = partial(_pairs_of_choice, hashes, distance, blocks)
-        for pairs in sorters.map(search, choices):
-            found.append(pairs)
-            heard(len(found), len(choices))
+    search = partial(_pairs_of_choice, hashes, distance, blocks)
+    found = read_each(search, choices, threads, lambda done: heard(done, len(choices)))
     return (
         numpy.concatenate([first for first, _ in found]),
         numpy.concatenate([second for _, second in found]),

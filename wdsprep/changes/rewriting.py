@@ -45,7 +45,7 @@ from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.packing.touched import without_facts
 from wdsprep.sources import Item
-from wdsprep.store.base import CHUNK_NBYTES, Chunks, FileSink, Store, local_path, write_bytes
+from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
 from wdsprep.text import command
 
 LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
@@ -332,7 +332,6 @@ class UnitChange:
         chunks = Chunks(
             self._store,
             removal.name,
-            chunk_nbytes=LOCAL_NBYTES if local_path(self._store.url) else CHUNK_NBYTES,
             watch=before.update,
             expected=removal.nbytes,
         )

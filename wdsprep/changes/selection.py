@@ -20,7 +20,6 @@ from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.state import READERS
 from wdsprep.errors import UsageError
 from wdsprep.loading.order.chance import draw, key_of
 from wdsprep.store import opened, split_url
@@ -163,6 +162,11 @@ class WantedKeys:
         return bool(begin < np.searchsorted(self.keys, np.bytes_(last), side="right"))
 
 
+def most_readers(origins: Sequence[Origin]) -> int:
+    """Return how many threads are worth it where the slowest of the datasets is read."""
+    return max(origin.store.readers for origin in origins)
+
+
 def with_keys(
     every: Sequence[Some], origins: Sequence[Origin], wanted: WantedKeys, *, rise: bool
 ) -> list[Some]:
@@ -170,7 +174,7 @@ def with_keys(
     seen = np.zeros(len(wanted.keys), np.bool_)
     found = []
     look = lambda some: wanted.of_shard(some, origins[some.origin], rise=rise)  # noqa: E731
-    for some, places in ahead(look, every, READERS):
+    for some, places in ahead(look, every, most_readers(origins)):
         seen[places] = True
         found.append(some)
     if not seen.all():

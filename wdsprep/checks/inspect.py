@@ -10,10 +10,10 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
+from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.digests import format_of
@@ -23,7 +23,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, read_rejects
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
-from wdsprep.dataset.state import READERS, open_dataset, phases, read_each
+from wdsprep.dataset.state import open_dataset, phases
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import name_of
@@ -297,17 +297,18 @@ class _Finder:
 
     def _among_foreign(self, key: str) -> Located | None:
         shards = self._manifest.shards
-        with ThreadPoolExecutor(READERS) as readers:
-            firsts = sorted(zip(readers.map(self._first, shards), range(len(shards)), strict=True))
-            at = bisect_right(firsts, (key, len(shards)))
-            if at and (place := self._bisect(shards[firsts[at - 1][1]], key)):
+        readers = self._store.readers
+        found = read_each(self._first, shards, readers)
+        firsts = sorted(zip(found, range(len(shards)), strict=True))
+        at = bisect_right(firsts, (key, len(shards)))
+        if at and (place := self._bisect(shards[firsts[at - 1][1]], key)):
+            return place
+        scans = ahead(lambda shard: self._scan(shard, key), shards, readers)
+        for number, place in enumerate(scans, 1):
+            self._heard(number)
+            if place:
+                scans.close()
                 return place
-            scans = readers.map(lambda shard: self._scan(shard, key), shards)
-            for number, place in enumerate(scans, 1):
-                self._heard(number)
-                if place:
-                    readers.shutdown(wait=False, cancel_futures=True)
-                    return place
         return None
 
     def rejects(self, key: str) -> Iterator[Reject]:
@@ -348,7 +349,7 @@ class _Finder:
             return None
 
         runs = self._runs(shard).values() or [range(len(offsets) - 1)]
-        return next(filter(None, read_each(find, runs, lambda _done: None)), None)
+        return next(filter(None, ahead(find, runs, self._store.readers)), None)
 
     def _runs(self, shard: Shard) -> Mapping[str, range]:
         """The samples of each shape, where there are several: keys rise in each."""

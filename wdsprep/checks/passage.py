@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.receipts import Shard
-from wdsprep.store.base import CHUNK_NBYTES, Chunks, Store
-from wdsprep.store.local import LocalStore
+from wdsprep.store.base import Chunks, Store
 
-LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
 MAX_PIECE_NBYTES = 1 << 28  # a damaged header may state any size
 
 
@@ -18,14 +16,7 @@ class Passage:
 
     def __init__(self, store: Store, shard: Shard, kind: DigestKind) -> None:
         self._hash = kind.new()
-        chunk_nbytes = LOCAL_NBYTES if isinstance(store, LocalStore) else CHUNK_NBYTES
-        self._chunks = Chunks(
-            store,
-            shard.name,
-            chunk_nbytes=chunk_nbytes,
-            watch=self._hash.update,
-            expected=shard.nbytes,
-        )
+        self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
         self._before = self._chunk = b""
         self._start = 0  # of the chunk
 

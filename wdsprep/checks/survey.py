@@ -6,12 +6,10 @@ of is a finding, unless a run that has not come to its end explains it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
@@ -41,10 +39,9 @@ from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
 from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
-from wdsprep.dataset.state import READERS
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
-from wdsprep.store.local import TEMPORARY, LocalStore
+from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
 
 
@@ -154,18 +151,8 @@ class _Receipts:
         self.broken: dict[str, str] = {}
 
     def all(self, heard: Callable[[int], None]) -> None:
-        found: list[Receipt] = []
-        with ExitStack() as stack:
-            every: Iterator[Receipt | None] = map(self._read, self._units)
-            if not isinstance(self._store, LocalStore):  # where each waits for a network
-                every = stack.enter_context(ThreadPoolExecutor(READERS)).map(
-                    self._read, self._units
-                )
-            for number, read in enumerate(every, 1):
-                heard(number)
-                if read is not None:
-                    found.append(read)
-        self._settle(found)
+        found = read_each(self._read, self._units, self._store.readers, heard)
+        self._settle([receipt for receipt in found if receipt is not None])
 
     def _read(self, unit: str) -> Receipt | None:
         try:
@@ -306,8 +293,8 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
         if belongs_to(name) & gone:
             continue  # what is wrong is said of the receipt
         _unexpected(found, name)
-    if isinstance(store, LocalStore):
-        for path in Path(store.root).rglob(".wdsprep-*.tmp"):
+    if store.root:
+        for path in store.root.rglob(".wdsprep-*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 what = "it is being written, or was left by a run that was killed"
                 found.find(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)

@@ -41,7 +41,6 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, NotFoundError, StoreError
 from wdsprep.store import opened
 from wdsprep.store.base import Store
-from wdsprep.store.local import LocalStore
 from wdsprep.text import plural
 
 
@@ -125,7 +124,7 @@ class _Checker:
         trouble with the place, which says nothing about the dataset."""
         if isinstance(error, NotFoundError):
             self._find(name, Kind.MISSING, "it is missing")
-        elif isinstance(error, AccessError) or not isinstance(self._store, LocalStore):
+        elif isinstance(error, AccessError) or self._store.root is None:
             raise error
         else:
             self._find(name, Kind.UNREADABLE, f"it cannot be read ({error})")

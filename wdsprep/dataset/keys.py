@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.names import index_name
-from wdsprep.dataset.state import read_each
 from wdsprep.dataset.tar import BLOCK, END
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import split_member
 from wdsprep.errors import FormatError, NotFoundError, TarError
 from wdsprep.store.base import Store
-from wdsprep.store.local import LocalStore
 from wdsprep.text import command
 
 
@@ -55,7 +54,7 @@ def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
             raise TarError(f"{what}: run {command('verify', store.url)}")
         return split[0]
 
-    if not isinstance(store, LocalStore):
+    if store.root is None:
         yield lambda offset: key_in(store.read(tar, start=offset, nbytes=BLOCK), offset)
         return
     store.read(tar, nbytes=0)  # says it if there is none
@@ -66,6 +65,4 @@ def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
 def keys_at(store: Store, tar: str, offsets: Iterable[int], *, at_once: bool = True) -> list[str]:
     """Of the samples that begin there; over a network many are asked for `at_once`."""
     with key_reader(store, tar) as key_at:
-        if isinstance(store, LocalStore) or not at_once:
-            return [key_at(offset) for offset in offsets]
-        return read_each(key_at, offsets, lambda _count: None)
+        return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)

@@ -3,7 +3,6 @@ made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
@@ -21,11 +20,10 @@ from wdsprep.dataset.rows import (
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import file_tape, index_tar, stream_tape
+from wdsprep.dataset.tar.read import index_tar, open_tape
 from wdsprep.errors import SourceError, TarError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry, Store, stream, write_bytes
-from wdsprep.store.local import LocalStore
+from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, unheard
 
 LOOKS = 8
@@ -175,9 +173,5 @@ def write_index(store: Store, tar: str) -> int:
 
 
 def _index(store: Store, tar: str) -> bytes:
-    what = f"{store.url}/{tar}"
-    if isinstance(store, LocalStore):
-        with file_tape(Path(store.root, tar)) as tape:
-            return index_tar(tape, what)
-    with stream(store, tar) as file:
-        return index_tar(stream_tape(file), what)
+    with open_tape(store, tar) as tape:
+        return index_tar(tape, f"{store.url}/{tar}")

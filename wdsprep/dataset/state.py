@@ -7,12 +7,12 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
@@ -46,7 +46,6 @@ from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
 from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
 
-READERS = 32
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
 NONE_KNOWN = Receipts("", {})
@@ -71,18 +70,6 @@ def parts_of(manifest: Manifest) -> Callable[[str], bool]:
         return not bucket or bucket in buckets()
 
     return is_part
-
-
-def read_each(
-    read: Callable[[Spot], Found], spots: Iterable[Spot], heard: Callable[[int], None]
-) -> list[Found]:
-    """Read many at a time, in their order; `heard` is told how many are there."""
-    found: list[Found] = []
-    with ThreadPoolExecutor(READERS) as readers:
-        for one in readers.map(read, spots):
-            found.append(one)
-            heard(len(found))
-    return found
 
 
 def read_manifest(store: Store) -> Manifest | None:
@@ -258,7 +245,9 @@ def refreshed(
             raise
 
     known_before, of = len(done) - len(missing), len(done)
-    read = read_each(line_there, missing, lambda count: heard(known_before + count, of))
+    read = read_each(
+        line_there, missing, store.readers, lambda count: heard(known_before + count, of)
+    )
     done.update(zip(missing, read, strict=True))
     done = {unit: line for unit, line in done.items() if line}
     whole = manifest.complete and all(unit in done for unit in stated.units())

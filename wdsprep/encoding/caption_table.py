@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.dataset.state import read_each
 from wdsprep.encoding.captions import (
     BY,
     OWN,
@@ -40,7 +40,6 @@ from wdsprep.sources.tables.files import Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.store.local import LocalStore
 from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class TableRead:
 def _has(store: Store, lookup: Lookup) -> bool:
     """Whether it is there, byte for byte; of a remote one its copies are compared."""
     name = lookup_name(lookup.digest)
-    if isinstance(store, LocalStore):
+    if store.root:
         return digest_there(store, name) == lookup.file_digest
     return any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name))
 
@@ -410,7 +409,7 @@ def _taken(
             return []
         return taken.unnamed
 
-    found = read_each(unnamed, manifest.ledger.units(), lambda _count: None)
+    found = read_each(unnamed, manifest.ledger.units(), store.readers)
     return rows, tuple(islice(chain.from_iterable(found), EXAMPLES)), tuple(sorted(lost))
 
 

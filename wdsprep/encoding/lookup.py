@@ -172,8 +172,8 @@ def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
     """The lookup of that name in the store at `url`; of a remote store a copy in TMPDIR, which the
     workers of a machine share."""
     store = open_store(url)
-    local = store if isinstance(store, LocalStore) else _copied(store, name, file_digest)
-    return OpenLookup(local.root / name)
+    folder = store.root or _copied(store, name, file_digest).root
+    return OpenLookup(folder / name)
 
 
 def digest_there(store: Store, name: str) -> str:

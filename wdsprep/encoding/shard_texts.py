@@ -10,13 +10,11 @@ receipt. Then its size is, and that index and headers agree: where a sample begi
 there are.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain, pairwise
-from pathlib import Path
 
+from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -24,23 +22,21 @@ from wdsprep.dataset.tar import BLOCK, END
 from wdsprep.dataset.tar.ends import LARGE_NBYTES
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import BadSampleError, Tape
-from wdsprep.dataset.tar.read import file_tape, scan
+from wdsprep.dataset.tar.read import open_tape, scan
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store
-from wdsprep.store.local import LocalStore
 
 TAIL_NBYTES = 1 << 13
 """What is asked for of a sample: json, txt and their headers seldom have more."""
-REQUESTS = 32
 
 
 def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
     """Whether less than all of it is read for its texts."""
     item = shard.item
     is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
-    return not shard.is_foreign and (isinstance(store, LocalStore) or is_large)
+    return not shard.is_foreign and (store.root is not None or is_large)
 
 
 def read_texts(
@@ -70,23 +66,23 @@ def read_texts(
 
 @contextmanager
 def _tape(store: Store, name: str, nbytes: int, offsets: Sequence[int]) -> Iterator[Tape]:
-    if isinstance(store, LocalStore):
-        with file_tape(Path(store.root, name)) as tape:
+    if store.root:
+        with open_tape(store, name) as tape:
             yield tape
         return
     ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(offsets)]
     last = [(offsets[-1], offsets[-1] + len(END))]
-    with ThreadPoolExecutor(REQUESTS, "texts") as readers:
-        tails = _Tails(
-            nbytes,
-            chain([(0, BLOCK)], ends, last),
-            lambda start, count: store.read(name, start=start, nbytes=count),
-            readers,
-        )
-        try:
-            yield tails.at
-        finally:
-            readers.shutdown(cancel_futures=True)
+    parts = chain([(0, BLOCK)], ends, last)
+
+    def read(start: int, count: int) -> bytes:
+        return store.read(name, start=start, nbytes=count)
+
+    def bring(part: tuple[int, int]) -> tuple[int, bytes]:
+        start, end = part
+        return start, read(start, end - start)
+
+    with closing(ahead(bring, parts, store.readers, most=store.readers)) as coming:
+        yield _Tails(nbytes, coming, read).at
 
 
 class _Tails:
@@ -96,19 +92,17 @@ class _Tails:
     def __init__(
         self,
         nbytes: int,
-        parts: Iterator[tuple[int, int]],
+        coming: Iterator[tuple[int, bytes]],
         read: Callable[[int, int], bytes],
-        readers: ThreadPoolExecutor,
     ) -> None:
-        self._nbytes, self._parts, self._read, self._readers = nbytes, parts, read, readers
-        self._coming: deque[tuple[int, int, Future[bytes]]] = deque()
-        self._start = self._end = 0
-        self._data = b""
+        """`coming` are parts, each with where it begins; `read` takes a start and a length."""
+        self._nbytes, self._coming, self._read = nbytes, coming, read
+        self._start, self._data = 0, b""
 
     def at(self, offset: int, nbytes: int) -> bytes:
         if offset >= self._nbytes:
             return b""
-        while offset >= self._end and self._advance():
+        while offset >= self._start + len(self._data) and self._advance():
             pass
         inside = offset - self._start
         if 0 <= inside <= len(self._data) - nbytes:
@@ -117,11 +111,8 @@ class _Tails:
 
     def _advance(self) -> bool:
         """Go on to the next part, if there is one."""
-        while len(self._coming) < REQUESTS and (part := next(self._parts, None)):
-            start, end = part
-            self._coming.append((start, end, self._readers.submit(self._read, start, end - start)))
-        if not self._coming:
+        part = next(self._coming, None)
+        if part is None:
             return False
-        self._start, self._end, coming = self._coming.popleft()
-        self._data = coming.result()
+        self._start, self._data = part
         return True

@@ -15,11 +15,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, cast
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
-from wdsprep.dataset.state import check_kind, open_dataset, read_each
+from wdsprep.dataset.state import check_kind, open_dataset
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError, WorkError
 from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
@@ -376,7 +377,7 @@ class _Export:
             )
         wanted = {unit.name: unit for unit in self.plan.units}
         units = sorted(filter(None, map(unit_of_mark, there)))
-        for mark in read_each(partial(ExportMark.read, store), units, lambda _count: None):
+        for mark in read_each(partial(ExportMark.read, store), units, store.readers):
             if mark is None:
                 continue
             unit = wanted.get(mark.unit)

@@ -11,9 +11,8 @@ away.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from wdsprep.dataset.ahead import ahead
@@ -23,16 +22,14 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import members
-from wdsprep.dataset.tar.read import file_tape, members_of, split_member, stream_tape
+from wdsprep.dataset.tar.read import members_of, open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import FormatError, NotFoundError, TarError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import opened
-from wdsprep.store.base import Chunks, Store, stream
-from wdsprep.store.local import LocalStore
+from wdsprep.store.base import Chunks
 from wdsprep.text import command
 
-AT_ONCE = 32
 """Ranges that are on their way from a store that is far away."""
 
 
@@ -164,23 +161,13 @@ def _heads_of(source: UnitSource) -> Iterator[_Read]:
     small ranges would take longer."""
     store, name = opened(source.url), source.shard.name
     wanted = frozenset(("json", "txt"))
-    with _tape(store, name) as at:
+    with open_tape(store, name) as at:
         count = 0
         for one in _grouped(at, f"{source.url}/{name}", wanted=wanted):
             count += 1
             yield one
     if count != source.shard.samples:
         raise _damaged(source)
-
-
-@contextmanager
-def _tape(store: Store, name: str) -> Iterator[Any]:
-    if isinstance(store, LocalStore):
-        with file_tape(Path(store.root, name)) as tape:
-            yield tape
-    else:
-        with stream(store, name) as file:
-            yield stream_tape(file)
 
 
 def _sample(
@@ -255,10 +242,7 @@ def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
         data = store.read(name, start=start, nbytes=end - start)
         return _one(data, source)
 
-    if isinstance(store, LocalStore):
-        yield from map(read, wanted)
-        return
-    yield from ahead(read, wanted, AT_ONCE, most=AT_ONCE)
+    yield from ahead(read, wanted, 1 if store.root else store.readers, most=store.readers)
 
 
 def _one(data: bytes, source: UnitSource) -> _Read:

@@ -40,7 +40,6 @@ from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_s
 from wdsprep.loading.taking import givers
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
-from wdsprep.store.local import LocalStore
 from wdsprep.text import command, plural
 
 if TYPE_CHECKING:
@@ -238,7 +237,7 @@ class Dataset:
 
     def urls(self) -> list[str]:
         """Of a folder from the root on, wherever the program goes."""
-        place = self.store.root if isinstance(self.store, LocalStore) else self.store.url
+        place = self.store.root or self.store.url
         return [f"{place}/{name}" for name in self.names]
 
 

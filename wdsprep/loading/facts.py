@@ -36,7 +36,6 @@ from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.shelves.aio import address_of, read_all
 from wdsprep.loading.shelves.local import OPEN_SHARDS, OpenShard, OpenShards
 from wdsprep.store.base import RemoteStore
-from wdsprep.store.local import LocalStore
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
 
@@ -123,7 +122,7 @@ class FactsBeside:
 class _Reader:
     def __init__(self, dataset: Dataset, *, parses: bool) -> None:
         self._dataset, self._parses, store = dataset, parses, dataset.store
-        if not isinstance(store, LocalStore | RemoteStore):
+        if not (store.root or isinstance(store, RemoteStore)):
             raise UsageError(f"{store.url}: loading is from {ANY_PLACE}")
         self._store = store
         self._is_ours = dataset.kind != "tars"
@@ -131,7 +130,7 @@ class _Reader:
         self._shards = OpenShards(dataset, self._open_tar, lambda: OPEN_SHARDS)
 
     def _open_tar(self, name: str) -> int:
-        if isinstance(self._store, LocalStore):
+        if self._store.root:
             try:
                 return os.open(self._store.root / name, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -211,13 +210,13 @@ class _Reader:
         return data
 
     def _fill(self, shard: int, opened: OpenShard, view: memoryview, start: int) -> None:
-        if isinstance(self._store, LocalStore):
+        if isinstance(self._store, RemoteStore):
+            came = self._store.read_into(self._dataset.names[shard], view, start=start)
+        else:
             try:
                 came = os.preadv(opened.fd, [view], start)
             except OSError:
                 came = 0
-        else:
-            came = self._store.read_into(self._dataset.names[shard], view, start=start)
         if came != len(view):  # again, to learn why
             view[:] = self._read(shard, start, len(view))
 

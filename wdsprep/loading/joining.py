@@ -11,7 +11,6 @@ lacks leaves the order. Of shards with rejects the rows are read for that.
 """
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.keys import keys_at
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -34,7 +34,7 @@ from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import Size, shapes_of
-from wdsprep.dataset.state import READERS, read_manifest
+from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.catalog import Dataset, counts_by_shape, of_manifest
@@ -52,7 +52,6 @@ from wdsprep.loading.parts import (
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.store.local import LocalStore
 from wdsprep.text import plural
 
 KEPT_NBYTES = 32 << 20
@@ -132,9 +131,7 @@ class ImagePositions:
         there = {entry.name for entry in self.dataset.store.list() if entry.name.endswith(".rows")}
         names = self.dataset.names
         missing = [n for n in np.flatnonzero(unread).tolist() if rows_name(names[n]) not in there]
-        with ThreadPoolExecutor(READERS) as readers:
-            for _ in readers.map(self.read, missing):
-                pass
+        read_each(self.read, missing, self.dataset.store.readers)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,8 +180,8 @@ class Joined:
         """Many are read in threads."""
         if sum(shard not in self._maps for shard in shards) <= AT_ONCE:
             return {shard: self._map(shard) for shard in shards}
-        with ThreadPoolExecutor(READERS) as readers:
-            return dict(zip(shards, readers.map(self._map, shards), strict=True))
+        maps = read_each(self._map, shards, self.dataset.store.readers)
+        return dict(zip(shards, maps, strict=True))
 
     @cached_property
     def _most(self) -> int:
@@ -266,7 +263,7 @@ def _joined(
 
 def _place_of(store: Store) -> str:
     """One for all ways to write it."""
-    return str(store.root.resolve()) if isinstance(store, LocalStore) else store.url
+    return str(store.root.resolve()) if store.root else store.url
 
 
 def _opened(place: str) -> tuple[Dataset, Manifest]:
@@ -370,11 +367,10 @@ def _kept(beside: list[Joined]) -> dict[int, NDArray[np.bool_]]:
     """By shard of which something may be lacking, which of its samples all have."""
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.lacks() for each in beside]
-    with ThreadPoolExecutor(READERS) as readers:
-        for each, shards in zip(beside, lacks, strict=True):
-            found = readers.map(each.has, shards.tolist())
-            for shard, has in zip(shards.tolist(), found, strict=True):
-                keep[shard] = keep[shard] & has if shard in keep else has
+    for each, shards in zip(beside, lacks, strict=True):
+        found = ahead(each.has, shards.tolist(), each.dataset.store.readers)
+        for shard, has in zip(shards.tolist(), found, strict=True):
+            keep[shard] = keep[shard] & has if shard in keep else has
     read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
     beside[0].first.check(np.concatenate(read))
     for each, own in zip(beside, read, strict=True):

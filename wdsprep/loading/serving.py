@@ -23,7 +23,6 @@ from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shelves.remote import RemoteShelf
 from wdsprep.loading.worker_memory import Shared
 from wdsprep.store.base import RemoteStore
-from wdsprep.store.local import LocalStore
 from wdsprep.store.places import ANY_PLACE
 
 ROWS_AT_ONCE = 64  # that one thread reads at a time
@@ -84,7 +83,7 @@ def close_shelves(shelves: Shelves) -> None:
 
 
 def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
-    if isinstance(dataset.store, LocalStore):
+    if dataset.store.root:
         return LocalShelf(dataset, dataset.store.root)
     if isinstance(dataset.store, RemoteStore):
         return RemoteShelf(dataset, dataset.store, FETCHERS, cache)

@@ -4,14 +4,14 @@ What needs no image is asked first, so that no row of a table of URLs is fetched
 """
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TypeVar, cast
+from typing import cast
 
+from wdsprep.dataset.ahead import IDLE, ahead
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed import NONE_REMOVED, Removed
@@ -24,14 +24,13 @@ from wdsprep.sources.contents import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 
+SPARE = 4  # inputs ahead, so that none of the threads waits for its next
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 NOT_KEPT = Content(is_kept=False)
 
 
 Judged = Refusal | tuple[Sample, Picture]
 SampleOrRefusal = Sample | Refusal
-In = TypeVar("In")
-Out = TypeVar("Out")
 
 
 def judged(
@@ -55,13 +54,14 @@ def judged(
             rows = source.read(item)
             return [(content.mark(row), judge(check(row))) for row in rows]
 
-        found = _in_threads(read_and_judge, part.items, threads)
-        marked = chain.from_iterable(one for one in found if one is not None)
-        return enumerate(_told_of(content, marked))
+        found = ahead(read_and_judge, part.items, threads, most=threads + SPARE)
+        return enumerate(_told_of(content, chain.from_iterable(found)))
     rows_of_part = _rows(source, part, left_out, content)
     checked = ((number, check(row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
-    return _in_threads(partial(_judge_numbered, judge), rows, threads)
+    some = (IDLE if row is None else row for row in rows)
+    given = ahead(partial(_judge_numbered, judge), some, threads, most=threads + SPARE)
+    return (None if one is IDLE else one for one in given)
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
@@ -96,27 +96,6 @@ def _rows(
         content.add(content.mark(row))
         if row.source not in part.elsewhere:
             yield number, row
-
-
-def _in_threads(
-    act: Callable[[In], Out], inputs: Iterable[In | None], threads: int
-) -> Iterator[Out | None]:
-    """Like map, with a few inputs ahead in threads: what they wait for holds nobody else up. Where
-    None says that an input keeps us waiting, what is ahead is given out meanwhile."""
-    if threads == 1:
-        yield from (None if one is None else act(one) for one in inputs)
-        return
-    ahead: deque[Future[Out]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for one in inputs:
-            if one is not None:
-                ahead.append(pool.submit(act, one))
-            while ahead and (one is None or len(ahead) > threads + 4):
-                yield ahead.popleft().result()
-            if one is None:
-                yield None
-        while ahead:
-            yield ahead.popleft().result()
 
 
 def _judge_numbered(

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.names import CARD
-from wdsprep.dataset.state import phases, read_each
+from wdsprep.dataset.state import phases
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
@@ -428,7 +429,8 @@ FORMAT = """
 def _samples(one: Placed, samples: int, seed: int) -> Iterator[str]:
     given = one.given
     places = pick(given.manifest.shards, samples, f"card {seed}")
-    found = read_each(lambda place: read_sample(given.store, place), places, lambda _done: None)
+    store = given.store
+    found = read_each(lambda place: read_sample(store, place), places, store.readers)
     yield f"\nOf {span(one.name)}:\n\n"
     for sample in found:
         yield f"- {_shown(sample)}\n"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.counts import bin_name, count_up
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
@@ -21,7 +22,6 @@ from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
     open_edition,
     parts_of,
-    read_each,
     read_manifest,
     refreshed,
     tidy,
@@ -291,7 +291,7 @@ class Run:
         if self.count:
             sweep(self._store, manifest)  # a worker that was killed cleans up nothing
         if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
-            read_each(self._let_go, sorted(held), lambda _count: None)
+            read_each(self._let_go, sorted(held), self._store.readers)
         return manifest
 
     def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
 from wdsprep.store.places import SCHEMES
 
 CHUNK_NBYTES = 8 << 20
+LOCAL_CHUNK_NBYTES = 1 << 20  # what the processor's cache holds until it is hashed
+READERS = 32
+LOCAL_READERS = 8  # a folder of this machine may be a mounted network folder, where reads wait
 AHEAD = 4  # chunks of a stream on their way at once
 WATCHED_BEHIND = 2  # chunks that wait to be watched, at most
 OnBytes = Callable[[bytes], object]
@@ -72,6 +76,14 @@ class Store(Protocol):
     def url(self) -> str:
         """What `open_store` opens again, and what messages show."""
 
+    @property
+    def root(self) -> Path | None:
+        """The local folder that holds the files; None where bytes come over a network."""
+
+    @property
+    def readers(self) -> int:
+        """How many threads are worth their cost to read many small things."""
+
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """The files whose names start with `prefix`, in the order of their names' UTF-8 bytes."""
 
@@ -106,6 +118,13 @@ class Store(Protocol):
     def publish(self, names: Collection[str] | None = None) -> None:
         """What was done here has come to its end, or to these files alone: where others do not see
         it yet, they do from now on."""
+
+
+class OverNetwork:
+    """What all stores have in common whose bytes come over a network."""
+
+    root: Path | None = None
+    readers = READERS
 
 
 @runtime_checkable
@@ -198,19 +217,20 @@ class Chunks:
         name: str,
         *,
         start: int = 0,
-        chunk_nbytes: int = CHUNK_NBYTES,
+        chunk_nbytes: int = 0,
         watch: OnBytes | None = None,
         ahead: int | None = None,
         expected: int | None = None,
     ) -> None:
-        """`expected` is the length of the file, where it is known: behind that, no chunk is asked
-        for ahead."""
-        self._store, self._name, self._chunk_nbytes = store, name, chunk_nbytes
+        """`chunk_nbytes` is what suits the store, unless it is given. `expected` is the length of
+        the file, where it is known: behind that, no chunk is asked for ahead."""
+        is_local = store.root is not None
+        self._store, self._name = store, name
+        self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
         self._expected = math.inf if expected is None else expected
         self._watch = watch
         self._start = self._next = start  # of the file, and of the next chunk
         self._ended = False
-        is_local = local_path(store.url) is not None
         self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
         self._coming: deque[Future[bytes]] = deque()
         self._watched: deque[Future[object]] = deque()
@@ -302,7 +322,7 @@ def stream(
     /,
     *,
     start: int = 0,
-    chunk_nbytes: int = CHUNK_NBYTES,
+    chunk_nbytes: int = 0,
     watch: OnBytes | None = None,
     ahead: int | None = None,
     expected: int | None = None,

@@ -32,7 +32,15 @@ from wdsprep.errors import (
     ShortReadError,
     StoreError,
 )
-from wdsprep.store.base import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import (
+    LOCAL_READERS,
+    Entry,
+    FileSink,
+    Ours,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
 from wdsprep.store.holds import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
@@ -51,6 +59,8 @@ FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old
 
 class LocalStore:
     """Implements `wdsprep.store.base.Store` on a folder, which is made when first written to."""
+
+    readers = LOCAL_READERS
 
     def __init__(self, root: str | Path) -> None:
         self.url = str(Path(root).expanduser())

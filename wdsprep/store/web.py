@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, none_of_ours
+from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, none_of_ours
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.store.ranges import Range
 
@@ -37,7 +37,7 @@ class Version:
     stamp: str
 
 
-class WebStore:
+class WebStore(OverNetwork):
     """Implements `wdsprep.store.base.Store` for a single file, named by the end of its URL's path.
 
     All reads are of the version that was listed last, or else read first.

@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
+from wdsprep.store.base import Store, stream
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
 WINDOW_NBYTES = 1 << 13
@@ -101,6 +102,18 @@ def file_tape(path: str | Path) -> Iterator[Tape]:
             return _gather(read, offset, min(nbytes, end - offset))
 
         yield at
+
+
+@contextlib.contextmanager
+def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterator[Tape]:
+    """Open a tar of a store as a tape; `expected` is its length, where that is known."""
+    if store.root is None:
+        with stream(store, name, expected=expected) as file:
+            yield stream_tape(file)
+        return
+    store.read(name, nbytes=0)  # says in words of ours why a file cannot be read
+    with file_tape(store.root / name) as tape:
+        yield tape
 
 
 def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.counts import bin_name, histogram
-from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_facts
 from wdsprep.text import Counting
@@ -72,6 +72,7 @@ def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
     read = read_each(
         lambda place: read_facts(given.store, place, wanted=wanted),
         places,
+        given.store.readers,
         lambda done: heard(done, len(places)),
     )
     samples = tuple(sample for sample in read if not sample.problem)

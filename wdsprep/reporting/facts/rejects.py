@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.names import rejects_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, read_rejects
-from wdsprep.dataset.state import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import DAMAGE
 from wdsprep.text import Counting
@@ -52,7 +52,10 @@ def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused
     receipts = [receipt for receipt in given.manifest.receipts if receipt.rejects]
     chosen = _chosen(receipts, seed)
     lines = read_each(
-        lambda receipt: _read(given, receipt), chosen, lambda done: heard(done, len(chosen))
+        lambda receipt: _read(given, receipt),
+        chosen,
+        given.store.readers,
+        lambda done: heard(done, len(chosen)),
     )
     read = [some for some in lines if some is not None]
     rejects = [reject for some in read for reject in some]

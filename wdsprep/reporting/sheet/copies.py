@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from wdsprep.dataset.state import read_each
+from wdsprep.dataset.ahead import read_each
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.sheet.items import SheetItem, facts_of_image, opened_image, unread
@@ -131,7 +131,8 @@ def _group(images: ReportDataset, table: _Table, places: Ints, max_area: int) ->
     ends = list(accumulate(shard.samples for shard in shards))
     rows = [int(table.rows[place]) for place in some]
     where = [place_of(shards, ends, row) for row in rows]
-    samples = read_each(lambda place: read_sample(images.store, place), where, lambda _done: None)
+    store = images.store
+    samples = read_each(lambda place: read_sample(store, place), where, store.readers)
     for row, sample in zip(rows, samples, strict=True):
         table.check(row, sample)
     items = (

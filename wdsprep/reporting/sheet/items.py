@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.dataset.state import read_each
 from wdsprep.encoding.models.find import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
@@ -89,7 +89,7 @@ class Sheet:
                 samples = read_each(
                     lambda place, base=base: read_sample(base.store, place),  # type: ignore[misc]
                     places,
-                    lambda _done: None,
+                    base.store.readers,
                 )
                 for item in self._of_bucket(base, bucket, samples):
                     found.append(item)
@@ -115,7 +115,7 @@ class Sheet:
     ) -> list[tuple[JoinedSample, ...]]:
         """For each image what became of it, in each dataset of latents that takes its bucket."""
         columns = [
-            read_each(Joiner(latents).find, samples, lambda _done: None)
+            read_each(Joiner(latents).find, samples, latents.store.readers)
             for latents in _takers(self.datasets, bucket)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(samples)

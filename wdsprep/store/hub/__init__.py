@@ -22,7 +22,16 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError, UsageError
-from wdsprep.store.base import HELD, Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import (
+    HELD,
+    Entry,
+    FileSink,
+    Ours,
+    OverNetwork,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
 from wdsprep.store.hub.forks import spare_sessions
 from wdsprep.store.hub.reads import HubReads
 from wdsprep.store.hub.retry import retrying, status_of, translated
@@ -40,7 +49,7 @@ _log = logging.getLogger("wdsprep")
 spare_sessions()
 
 
-class HubStore:
+class HubStore(OverNetwork):
     """Implements `wdsprep.store.base.RemoteStore` on a dataset and a folder in it."""
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:

@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import (
+    Entry,
+    FileSink,
+    Ours,
+    OverNetwork,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
 from wdsprep.store.marks import Holds, Mark
 from wdsprep.store.objects.library import own_library
 from wdsprep.store.objects.retry import is_beyond, retrying, translated
@@ -39,7 +47,7 @@ class _Own:
     patient: Any
 
 
-class ObjectStore:
+class ObjectStore(OverNetwork):
     """Implements `wdsprep.store.base.RemoteStore` on a bucket or container, and a prefix."""
 
     def __init__(

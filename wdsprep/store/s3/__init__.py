@@ -17,7 +17,15 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import (
+    Entry,
+    FileSink,
+    Ours,
+    OverNetwork,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
 from wdsprep.store.marks import Holds
 from wdsprep.store.patience import FIRST_PAUSE_S
 from wdsprep.store.ranges import Range
@@ -66,7 +74,7 @@ def _checks_of(client: Any) -> BodyChecks:
     return BodyChecks(is_signed=is_signing and config.signature_version == "s3v4")
 
 
-class S3Store:
+class S3Store(OverNetwork):
     """Implements `wdsprep.store.base.Store` on a bucket and a key prefix."""
 
     def __init__(
