@@ -49,7 +49,7 @@ from wdsprep.encoding.recipe import Encode
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry, Store
+from wdsprep.store.base import Entry, OverNetwork, Store
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ def test_a_reader_of_the_page_matches_two_datasets(mixed: Path, tmp_path: Path) 
 # --- from S3, where each sample is a request
 
 
-class Far:
+class Far(OverNetwork):
     """A store that is not local, and counts what was asked of it."""
 
     def __init__(self, root: Path) -> None:

@@ -23,7 +23,7 @@ from wdsprep.errors import NotFoundError
 from wdsprep.runners.base import Event
 from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
 from wdsprep.sources import Item
-from wdsprep.store.base import HELD, Entry
+from wdsprep.store.base import HELD, Entry, OverNetwork
 
 SETTINGS = {
     "crop": "centre",
@@ -130,7 +130,7 @@ class PretendRunner:
 
 
 @dataclass
-class Shelf:
+class Shelf(OverNetwork):
     """A store that has receipts of the first `count` units, and keeps what is written only as its
     length."""
 
