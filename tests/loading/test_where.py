@@ -6,7 +6,8 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -23,35 +24,12 @@ from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
 from wdsprep.loading import facts as facts_module
-from wdsprep.loading.evaluate import Values
-from wdsprep.loading.evaluate import holds as holds_for
 from wdsprep.loading.where import Where
+from wdsprep.packing.filters import Filter
 from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)
 Facts = dict[str, Any]
-
-
-@pytest.mark.parametrize("neighbour", [1, 10**30, 2**63, 1.5, True, None, "5", [1], 10**400])
-@pytest.mark.parametrize(
-    ("text", "wide", "holds"),
-    [
-        ("-wide <= -5 and wide + 0 >= 5", 10, True),
-        ("wide * 4 > 0 and wide / 2 > 1", 2**62, True),
-        ("wide == 9007199254740993", 2**53, True),
-        ("wide - 1 > 0 and -wide < 0", 2**63, True),
-        ("wide > 1 or wide < 1", -(10**400), False),
-        ("wide > 1 or wide < 1", 1e999, False),
-        ("9007199254740993 in wide", [2**53 + 1], True),
-        ("-wide == -1 and wide", True, True),
-    ],
-)
-def test_a_number_means_the_same_beside_any_other(
-    text: str, wide: Any, holds: bool, neighbour: Any
-) -> None:
-    for beside in ([], [neighbour]):
-        found = {("wide",): Values.of([wide, *beside])}
-        assert bool(holds_for(Where(text), found, 1 + len(beside))[0]) is holds
 
 
 def facts_of(number: int) -> Facts:
@@ -73,6 +51,20 @@ def write_with_facts(url: str, sizes: tuple[int, ...] = SIZES, **options: Any) -
 
     with patch("tests.kit.latent_sets.members", members):
         return write_latents(url, sizes, **options)
+
+
+def write_facts(url: str, each: Sequence[Facts]) -> str:
+    """A dataset whose samples have these json, by their keys."""
+
+    whole = [json.dumps({"key": f"{number:012d}"} | one) for number, one in enumerate(each)]
+    lines = [line.replace("Infinity", "1e999").encode() for line in whole]
+
+    def members(key: str, fields: Any) -> Any:
+        made = [(item.name, npy(np.zeros(item.shape, "<f2"))) for item in fields]
+        return [*made, ("json", lines[int(key)]), ("txt", b"")]
+
+    with patch("tests.kit.latent_sets.members", members):
+        return write_latents(url, (len(each),), fields=(field("latent", (2, 2, 2)),))
 
 
 def wanted(holds: Callable[[Facts], bool], count: int = sum(SIZES)) -> set[str]:
@@ -109,6 +101,79 @@ def test_what_meets_a_condition_is_served_once_a_pass(data: str) -> None:
     assert "where='aesthetic >= 4'" in repr(stream)
     raw = load(data, global_batch=1, where=FINE, raw=True)
     assert [sample["__key__"] for sample in raw] == served(data, where=FINE)
+
+
+KINDS: list[Facts] = [
+    *({"id": 2**53 + n, "text": str(2**63 + n), "list": [2**53 + n]} for n in range(4)),
+    *({"id": 10**30}, {"id": 10**400}, {"id": -(10**400)}, {"id": float("inf")}, {"id": True}),
+    *({"id": 1.5}, {"id": "5"}, {"id": None}, {}, {"id": [1]}, {"meta": {"id": 2**53 + 1}}),
+    {"meta": {"tags": ["car", "red"], "id": float("nan")}},
+    {"tags": ["red", "car"], "meta": {"tags": ["car"]}},
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("id == 9007199254740993", "id != 9007199254740993", "id in (9007199254740993, 1)"),
+        *("id - 1 == 9007199254740992", "text == 9223372036854775809", "9007199254740993 in list"),
+        *("id > 1e300", "id >= 0 or id < 0", "not id > 1", "-id < -1 and id * 1 == id"),
+        *("tags[0] == 'car'", "'car' in tags", "tags[0] in ['car', 'red'] != tags"),
+        *("meta.tags[0] > ''", "id in (1, 5) in list or id", "True and key"),
+    ],
+)
+def test_where_serves_what_a_filter_keeps(text: str, tmp_path: Path) -> None:
+    """Beside any neighbours; what JSON cannot hold is lacking."""
+    data = write_facts(str(tmp_path / "set"), KINDS)
+    known = [
+        {n: v for n, v in one.items() if v != float("inf")} | {"key": f"{number:012d}"}
+        for number, one in enumerate(KINDS)
+    ]
+    known[15] = {"key": f"{15:012d}", "meta": {"tags": ["car", "red"]}}
+    right = [facts["key"] for facts in known if Filter(text)(facts)]
+    assert right
+    assert sorted(served(data, where=text)) == right
+
+
+def test_what_an_older_evaluator_has_kept_is_not_used(tmp_path: Path, cache_home: Path) -> None:
+    data = write_facts(str(tmp_path / "set"), KINDS)
+    text = "id == 9007199254740992"
+    with taking_wholes_for_floats():
+        assert len(served(data, where=text)) == 3
+    assert served(data, where=text) == ["000000000000"]
+    assert len([*cache_home.glob("*.arrays")]) == 2
+
+
+def taking_wholes_for_floats() -> ExitStack:
+    """As the evaluator of before did, where a condition was computed for many samples at once."""
+    holds = Where.holds
+
+    def of_floats(self: Where, values: Sequence[Any]) -> bool:
+        return holds(self, [float(v) if type(v) is int and abs(v) < 10**300 else v for v in values])
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(Where, "holds", of_floats))
+    stack.enter_context(patch("wdsprep.loading.where.EVALUATOR", 1))
+    return stack
+
+
+def test_a_state_of_another_selection_is_refused_in_words(tmp_path: Path) -> None:
+    """That of the same selection goes on, whatever has evaluated it."""
+    data = write_facts(str(tmp_path / "set"), KINDS)
+    texts = ("id > 9007199254740992", "id > 1")
+    with taking_wholes_for_floats():
+        loaders = [load(data, where=text, global_batch=1, step=2, epochs=3) for text in texts]
+        other, same = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        right = keys(loaders[1])
+    words = "^where='id > 9007199254740992' selects other samples than when the state was saved, "
+    with pytest.raises(FingerprintError, match=words) as caught:
+        load(data, where=texts[0], global_batch=1).load_state_dict(other)
+    assert "begin another order at its step 2" in str(caught.value)
+    again = load(data, where=texts[1], global_batch=1, epochs=3)
+    again.load_state_dict(same)
+    assert keys(again) == right
+    with pytest.raises(FingerprintError, match=r"^the state belongs to another order"):
+        load(data, where=texts[1], global_batch=1, seed=5).load_state_dict(same)
 
 
 def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(

@@ -1,27 +1,39 @@
-"""Conditions on what is known of a sample: those of `--filter` and of `where=`, in one language.
+"""Conditions on what is known of a sample: `--filter`, `where=` and `select --where`.
 
     aesthetic >= 6 and 1 <= width / height < 2 and not license in ('nc', 'nd') and "car" in caption
 
 A text is parsed and checked against a short list of what may stand in it; it is never run as code.
-A name is a path into what is known (`width`, `meta.aesthetic`, `meta["a name"]`, `captions[0]`); a
-bare name that is not there is looked for in `meta`. A comparison with what a sample lacks, or with
-a text where a number should be, is false; a text that reads as a number is one beside numbers,
-since tables as CSV hold nothing else.
+It is compiled to closures, which take the values of its names, one sample at a time: linear in the
+length of the condition, and quicker than columns in NumPy, whose numbers would all be floats. What
+it means:
 
-Pack computes a condition for one row (`packing.filters`), the loader for many samples at once
-(`loading.evaluate`).
+- A name is a path into what is known (`width`, `meta.aesthetic`, `meta["a name"]`, `captions[0]`);
+  a name that is not there is looked for in `meta`.
+- Values are compared as Python compares them: whole numbers exactly, however large, and a chain
+  link by link. `and`, `or` and `not` give true or false.
+- A text that reads as a number is one beside numbers, since tables as CSV hold nothing else.
+- A comparison with what a sample lacks is false, `not in` too, and so is `<` of two things that
+  have no order. What cannot be computed is lacking: a sum with a text, a division by zero, a result
+  beyond the numbers.
+
+Two evaluators agree on all of that, or the version below is another: it is part of the name of
+whatever keeps what a condition has found.
 """
 
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from wdsprep.dataset.samples import PathParts
 from wdsprep.errors import UsageError
 
+EVALUATOR = 2
+"""1 took whole numbers for floats where many samples were looked at."""
 LONGEST = 100_000
+DEEPEST = 100
+"""Levels: what Python's own parser and printer take from any depth of the caller's stack."""
 SHOWN = 200
 """Characters of a condition that a message has; a longer one is cut."""
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -38,62 +50,103 @@ RECKON: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+NUMBER = (int, float)
+Evaluate = Callable[[Sequence[Any]], Any]
+"""What a part of a condition comes to, by the values of all names; None where that is nothing."""
+Compare = Callable[[Any, Any], bool]
 
 
 class Condition:
-    """A parsed condition; `plain` is one text for all ways to write it."""
+    """A compiled condition; `plain` is one text for all ways to write it, and `names` are the paths
+    that it asks for."""
 
     option: ClassVar[str]
     """Which it was given as, up to its text."""
 
     def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+        if not isinstance(text, str) or not text.strip():
             raise UsageError(f"{self.option}{text!r:.60}: give a condition, such as 'width >= 768'")
+        if len(text) > LONGEST:
+            raise UsageError(
+                f'{self.option}"{_cut(text)}": it has {len(text):,} characters, and may have '
+                f"{LONGEST:,}: put what it asks for into a column of a table, and ask for that"
+            )
         self.text = text
-        self.names: dict[PathParts, None] = {}
-        """What it asks for."""
+        self._places: dict[PathParts, int] = {}
         try:
-            self.tree = ast.parse(text.strip(), mode="eval").body
-            self._check(self.tree)
-            self.plain = ast.unparse(self.tree)
+            tree = ast.parse(text.strip(), mode="eval").body
+            self._check_depth(tree)
+            self._evaluate = self._compile(tree)
+            self.plain = ast.unparse(tree)
         except SyntaxError as error:
             what = f'{self.option}"{_cut(text)}"'
             raise UsageError(f"{what}: {error.msg} at character {error.offset}") from None
-        except (ValueError, MemoryError, RecursionError) as error:  # a NUL, or thousands of nots
+        except (MemoryError, RecursionError):  # thousands of nots: Python's parser gives up
+            raise self._too_deep() from None
+        except ValueError as error:  # a NUL, or a number of 5,000 digits
             raise UsageError(f"{self.option.strip()} cannot be read: {error}") from None
+        self.names = tuple(self._places)
 
     def __reduce__(self) -> tuple[type["Condition"], tuple[str]]:
         return type(self), (self.text,)
 
-    def _check(self, node: ast.expr) -> None:
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Return whether it is true, by the value of each of `names`; None for what is lacking."""
+        return bool(self._evaluate(values))
+
+    def _compile(self, node: ast.expr) -> Evaluate:
         """Refuse all but what the docstring of this module names."""
         if isinstance(node, ast.BoolOp):
-            parts = node.values
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.UAdd):
-            parts = [node.operand]
-        elif isinstance(node, ast.BinOp) and type(node.op) in RECKON:
-            parts = [node.left, node.right]
-        elif isinstance(node, ast.Compare):
-            parts = [node.left]
-            for op, part in zip(node.ops, node.comparators, strict=True):
-                is_in = isinstance(op, ast.In | ast.NotIn)
-                if not (is_in and is_list(part)):
-                    parts.append(part)
-                if not is_in and type(op) not in COMPARE:
-                    self._refuse(node)
-        elif (path := path_of(node)) is not None:
-            self.names[path] = None
-            return
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool):
-            return
-        else:
-            self._refuse(node)
-        for part in parts:
-            self._check(part)
+            join = _all_of if isinstance(node.op, ast.And) else _any_of
+            return join([self._compile(part) for part in node.values])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return _not(self._compile(node.operand))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            return _signed(self._compile(node.operand), is_minus=isinstance(node.op, ast.USub))
+        if isinstance(node, ast.BinOp) and (reckon := RECKON.get(type(node.op))):
+            return _reckoned(reckon, self._compile(node.left), self._compile(node.right))
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if (path := path_of(node)) is not None:
+            return operator.itemgetter(self._places.setdefault(path, len(self._places)))
+        if _is_constant(node):
+            return _constant(ast.literal_eval(node))
+        raise self._refused(node)
 
-    def _refuse(self, node: ast.expr) -> None:
+    def _comparison(self, node: ast.Compare) -> Evaluate:
+        if not all(type(op) in (*COMPARE, ast.In, ast.NotIn) for op in node.ops):
+            raise self._refused(node)
+        first = self._compile(node.left)
+        links = list(map(self._link, node.ops, node.comparators))
+        return _chain(first, links) if len(links) > 1 else _pair(first, *links[0])
+
+    def _link(self, op: ast.cmpop, part: ast.expr) -> tuple[Compare, Evaluate]:
+        """Return how the right side is compared with the left one, and what it comes to."""
+        if type(op) in COMPARE:
+            return _comparing(COMPARE[type(op)]), self._compile(part)
+        if is_list(part):
+            choices = ast.literal_eval(part)
+            return _finding(_among(choices), is_in=isinstance(op, ast.In)), _constant(choices)
+        return _finding(_stands_in, is_in=isinstance(op, ast.In)), self._compile(part)
+
+    def _check_depth(self, tree: ast.expr) -> None:
+        level, nodes = 0, [tree]
+        while nodes:
+            level += 1
+            if level > DEEPEST:
+                raise self._too_deep()
+            children = (child for node in nodes for child in ast.iter_child_nodes(node))
+            nodes = [child for child in children if isinstance(child, ast.expr)]
+
+    def _too_deep(self) -> UsageError:
+        return UsageError(
+            f'{self.option}"{_cut(self.text)}": it has more than {DEEPEST} levels of sums, nots, '
+            "comparisons and paths within each other: write it with fewer"
+        )
+
+    def _refused(self, node: ast.expr) -> UsageError:
         part = _cut(ast.get_source_segment(self.text.strip(), node) or "")
-        raise UsageError(
+        return UsageError(
             f'{self.option}"{_cut(self.text)}": {part!r} cannot be used: compare names with '
             "numbers and texts by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
         )
@@ -103,31 +156,40 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:60]}..."
 
 
+# --- what may stand there
 def is_list(node: ast.expr) -> bool:
-    """A list or tuple of constants."""
+    """Tell a list or tuple of constants from all else."""
     if not isinstance(node, ast.List | ast.Tuple):
         return False
-    return all(_is_constant(part) for part in node.elts)
+    return all(map(_is_constant_or_negative, node.elts))
+
+
+def _is_constant_or_negative(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+        return isinstance(node, ast.Constant) and type(node.value) in NUMBER
+    return _is_constant(node)
 
 
 def _is_constant(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-        return isinstance(node, ast.Constant) and type(node.value) in (int, float)
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
 
 
 def path_of(node: ast.expr) -> PathParts | None:
-    """The path that a node stands for, or None."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute) and (before := path_of(node.value)):
-        return (*before, node.attr)
-    if isinstance(node, ast.Subscript) and (before := path_of(node.value)):
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if isinstance(key, str | int) and not isinstance(key, bool):
-            return (*before, key)
-    return None
+    """Return the path that a node stands for, or None."""
+    parts: list[str | int] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            part: Any = node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            part = node.slice.value
+        else:
+            return None
+        if type(part) not in (str, int):
+            return None
+        parts.append(part)
+        node = node.value
+    return (node.id, *reversed(parts))
 
 
 def shown_path(path: PathParts) -> str:
@@ -135,32 +197,136 @@ def shown_path(path: PathParts) -> str:
     return f"{first}" + "".join(f".{p}" if isinstance(p, str) else f"[{p}]" for p in others)
 
 
-def number_of(one: Any) -> Any:
-    """What can be reckoned with: of texts, those that read as numbers; None for all else."""
-    if isinstance(one, str):
-        try:
-            value = float(one)
-        except ValueError:
-            return None
-        return value if math.isfinite(value) else None
-    return one if isinstance(one, int | float) else None
+# --- what it comes to
+def _constant(value: Any) -> Evaluate:
+    return lambda _values: value
 
 
-def compared(compare: Callable[[Any, Any], Any], one: Any, other: Any) -> bool:
-    """Numbers with numbers, texts with texts; a text beside a number as one, if it reads as one."""
-    if isinstance(one, int | float) and isinstance(other, str):
-        other = number_of(other)
-    elif isinstance(other, int | float) and isinstance(one, str):
-        one = number_of(one)
-    try:
-        return one is not None and other is not None and bool(compare(one, other))
-    except TypeError:
+def _all_of(parts: Sequence[Evaluate]) -> Evaluate:
+    def holds(values: Sequence[Any]) -> bool:
+        for part in parts:  # noqa: SIM110 (a generator takes twice as long)
+            if not part(values):
+                return False
+        return True
+
+    return holds
+
+
+def _any_of(parts: Sequence[Evaluate]) -> Evaluate:
+    def holds(values: Sequence[Any]) -> bool:
+        for part in parts:  # noqa: SIM110
+            if part(values):
+                return True
         return False
 
+    return holds
 
-def stands_in(one: Any, other: Any) -> bool:
-    """Whether a text or a list has it."""
+
+def _not(part: Evaluate) -> Evaluate:
+    return lambda values: not part(values)
+
+
+def _signed(part: Evaluate, *, is_minus: bool) -> Evaluate:
+    def signed(values: Sequence[Any]) -> Any:
+        own = number_of(part(values))
+        return -own if own is not None and is_minus else own
+
+    return signed
+
+
+def _reckoned(reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    def reckoned(values: Sequence[Any]) -> Any:
+        one, other = number_of(left(values)), number_of(right(values))
+        if one is None or other is None:
+            return None
+        try:
+            made = reckon(one, other)
+        except (ZeroDivisionError, OverflowError):
+            return None
+        return made if type(made) is int or math.isfinite(made) else None
+
+    return reckoned
+
+
+def _pair(first: Evaluate, holds: Compare, second: Evaluate) -> Evaluate:
+    return lambda values: holds(first(values), second(values))
+
+
+def _chain(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evaluate:
+    """Evaluate each part once, from the left, until a link does not hold."""
+
+    def chain(values: Sequence[Any]) -> bool:
+        one = first(values)
+        for holds, part in links:
+            other = part(values)
+            if not holds(one, other):
+                return False
+            one = other
+        return True
+
+    return chain
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Compare:
+    """Numbers with numbers, texts with texts; a text beside a number as one, if it reads as one."""
+
+    def holds(one: Any, other: Any) -> bool:
+        if isinstance(one, str):
+            if isinstance(other, NUMBER):
+                one = number_of(one)
+        elif isinstance(other, str) and isinstance(one, NUMBER):
+            other = number_of(other)
+        if one is None or other is None:
+            return False
+        try:
+            return bool(compare(one, other))
+        except (TypeError, RecursionError):  # no order between them, or lists 1,000 deep
+            return False
+
+    return holds
+
+
+def _finding(is_there: Compare, *, is_in: bool) -> Compare:
+    """`in`, or `not in`; false where there is nothing to look for, or nowhere to look."""
+
+    def holds(one: Any, other: Any) -> bool:
+        return one is not None and other is not None and is_there(one, other) is is_in
+
+    return holds
+
+
+def _stands_in(one: Any, other: Any) -> bool:
+    """Tell whether a text or a list has it."""
     try:
         return one in other
-    except TypeError:
+    except (TypeError, RecursionError):
         return False
+
+
+def _among(choices: Collection[Any]) -> Compare:
+    """Look for what equals one of them, as `==` says: in sets, since there may be thousands."""
+    texts = frozenset(choice for choice in choices if isinstance(choice, str))
+    numbers = frozenset(choice for choice in choices if isinstance(choice, NUMBER))
+    as_numbers = numbers.union(map(number_of, texts)) - {None}
+
+    def is_there(one: Any, _choices: Any) -> bool:
+        if isinstance(one, str):
+            return one in texts or (bool(numbers) and number_of(one) in numbers)
+        return isinstance(one, NUMBER) and one in as_numbers
+
+    return is_there
+
+
+def number_of(one: Any) -> Any:
+    """Return what can be reckoned with: of texts, those that read as numbers; None for all else."""
+    if not isinstance(one, str):
+        return one if isinstance(one, NUMBER) else None
+    try:
+        return int(one)
+    except ValueError:
+        pass
+    try:
+        value = float(one)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

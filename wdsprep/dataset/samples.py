@@ -14,7 +14,7 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
+FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
 _FACTS = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
 )
@@ -25,10 +25,11 @@ def parse_json(data: bytes | str) -> Any:
     can hold it; a ValueError or RecursionError for what is no JSON."""
     if isinstance(data, bytes):
         data = data.decode(json.detect_encoding(data), "surrogatepass")
-    return _FROM_OUTSIDE.decode(data)
+    return FROM_OUTSIDE.decode(data)
 
 
 META = "meta"
+MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")
 
 
@@ -41,19 +42,21 @@ PathParts = tuple[str | int, ...]
 
 
 def at_path(facts: Any, path: str | PathParts) -> Any:
-    """What stands there in a json, as at `meta.long`, `captions.1` or `captions[1]`; None for
-    nothing. A bare name that it lacks is looked for in its `meta`, where pack keeps what an image
-    came with."""
+    """Return what stands there in a json, as at `meta.long`, `captions.1` or `captions[1]`; None
+    for nothing. A path that begins with a name which the json lacks is looked for in its `meta`,
+    where pack keeps what an image came with."""
     parts = parts_of(path) if isinstance(path, str) else path
-    found: Any = facts
+    found = facts
+    if isinstance(facts, MAPPING) and facts.get(parts[0]) is None:
+        found = facts.get(META)
     for part in parts:
-        if isinstance(found, Mapping):
+        if isinstance(found, MAPPING):
             found = found.get(part)
         elif isinstance(found, list | tuple) and -1 < (number := _number(part)) < len(found):
             found = found[number]
         else:
             return None
-    return at_path(facts, (META, *parts)) if found is None and len(parts) == 1 else found
+    return found
 
 
 def parts_of(path: str) -> PathParts:

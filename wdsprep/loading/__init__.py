@@ -7,8 +7,8 @@ of a sample goes where, `memory` is where it lies, and `effects` is what chance 
 and `worker_memory` bring it to a GPU and out of a DataLoader's worker. `encoded` makes latents on
 the way. `streaming` does the same with other machines, on Ray.
 
-A dataset may be served in `parts`: of one shape, or those samples that meet a condition (`where`,
-computed by `evaluate`) or have a row in a table (`tables`). What such parts are is found in the
+A dataset may be served in `parts`: of one shape, or those samples that meet a condition (`where`)
+or have a row in a table (`tables`). What such parts are is found in the
 json of all samples (`facts`), and `kept`; so are the shapes of images that become latents on the
 way (`images_in_shapes`). `joining` puts other datasets of the same images beside one, of which
 `taking` says what comes from where.

@@ -14,7 +14,6 @@ cannot be read here is an error, or another machine would have another order; bu
 manifest, which are what they hold.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import numpy as np
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import index_name
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import FROM_OUTSIDE, parse_json
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.ends import LARGE_NBYTES, near_the_end, walked
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
@@ -237,15 +236,12 @@ def _parsed(member: bytes) -> dict[str, Any] | None:
     """The quick way, which is that of nearly all."""
     try:
         text = member.decode()
-        found, end = _QUICK.raw_decode(text)
+        found, end = FROM_OUTSIDE.raw_decode(text)
         if end == len(text) and type(found) is dict:
             return found
     except (ValueError, RecursionError):
         pass
     return _parsed_alone(member)
-
-
-_QUICK = json.JSONDecoder(parse_constant=lambda _name: None)
 
 
 def _parsed_alone(member: bytes) -> dict[str, Any] | None:

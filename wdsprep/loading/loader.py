@@ -306,12 +306,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         try:
             step = self._plan.order.resume(own)
         except FingerprintError as error:
-            places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
-            if lost := [url for url in places if removed_from(opened(url)).changes]:
-                raise FingerprintError(
-                    f"samples were removed from {' and '.join(lost)}: {error}"
-                ) from None
-            raise
+            raise FingerprintError(f"{self._why_another(own)}{error}") from None
         row, world = state.get("row", (0, self._plan.world))
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
@@ -320,6 +315,19 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         worker = state.get("worker")
         self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
+
+    def _why_another(self, state: Mapping[str, Any]) -> str:
+        """Say why the order is another than that of a state, where that is known."""
+        places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
+        if lost := [url for url in places if removed_from(opened(url)).changes]:
+            return f"samples were removed from {' and '.join(lost)}: "
+        where = self._plan.effects.parameters.get("where")
+        if where and state.get("where") == where and self._plan.order.has_other_samples(state):
+            return (
+                f"where={where!r} selects other samples than when the state was saved, since the "
+                "dataset has changed or wdsprep now compares whole numbers exactly: "
+            )
+        return ""
 
     def _go_on_in_first_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
         """A state of an older wdsprep knows the models by another digest, which takes a while."""

@@ -12,15 +12,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wdsprep.dataset.conditions import Condition, shown_path
+from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
 from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
-from wdsprep.loading.evaluate import Values, holds
 from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
 from wdsprep.loading.joining import Joined
 from wdsprep.loading.kept import KeptWriter, kept
@@ -36,16 +38,18 @@ _log = logging.getLogger("wdsprep")
 
 
 class Where(Condition):
+    """A condition that is met by samples, whose values are those of `Subset`."""
+
     option = "where="
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is left of a piece of a shard, and how many of its samples have each name; of all, how
-    many are damaged, and how many others lack a row in a table."""
+    """What is left of a piece of a shard, and of which names any of its samples has something; of
+    all, how many are damaged, and how many others lack a row in a table."""
 
     numbers: Numbers
-    seen: Ints
+    seen: NDArray[np.bool_]
     damaged: int
     lacking: int
 
@@ -67,15 +71,16 @@ class Subset:
     @property
     def what(self) -> tuple[str, ...]:
         """All that it depends on."""
-        files, plain = self.whole.files, self.condition.plain if self.condition else ""
-        digests = [table.digest for table in self.tables]
-        if self.condition is not None:
-            digests += [joined.dataset.whole.digest for joined in self.joined]
-        return "where", *files.names, *files.contents, plain, *digests
+        files, tables = self.whole.files, [table.digest for table in self.tables]
+        if self.condition is None:
+            return "where", *files.names, *files.contents, "", *tables
+        joined = [joined.dataset.whole.digest for joined in self.joined]
+        plain = self.condition.plain
+        return f"where {EVALUATOR}", *files.names, *files.contents, plain, *tables, *joined
 
     @cached_property
     def names(self) -> tuple[PathParts, ...]:
-        return tuple(self.condition.names) if self.condition else ()
+        return self.condition.names if self.condition else ()
 
     @cached_property
     def _beside(self) -> tuple[FactsBeside, ...]:
@@ -89,24 +94,26 @@ class Subset:
             has_rows &= own != LACKING
         keep, is_sound = has_rows, np.ones(count, np.bool_)
         is_sound[some.damaged] = False
-        seen = np.zeros(len(self.names), np.int64)
+        seen = np.zeros(len(self.names), np.bool_)
         if self.condition is not None:
-            found = {name: self._values(name, some, places) for name in self.names}
-            keep = holds(self.condition, found, count) & is_sound & has_rows
-            seen = np.array([found[name].there.sum() for name in self.names], np.int64)
+            columns = [self._column(name, some, places) for name in self.names]
+            seen[:] = [any(value is not None for value in column) for column in columns]
+            samples = zip(*columns, strict=True) if columns else repeat((), count)
+            meets = np.fromiter(map(self.condition.holds, samples), np.bool_, count)
+            keep = meets & is_sound & has_rows
         numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
         return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
 
-    def _values(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Values:
-        """A column of a table, or what the json has in a place: that of the first dataset, and what
-        that lacks of the first joined one which has it."""
+    def _column(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Sequence[Any]:
+        """Return what a table has, or the json in a place: that of the first dataset, and what that
+        lacks of the first joined one which has it."""
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
-                column = table.column(str(name[0]))[own]
-                plain = column.astype(np.float64) if column.dtype.kind == "i" else column
-                return Values(plain, own != LACKING)
+                column = table.column(str(name[0]))[own].astype(object)
+                column[own == LACKING] = None
+                return column.tolist()
             if len(name) == 1 and name[0] in table.texts:
-                return Values.of(table.text(str(name[0]), own))
+                return table.text(str(name[0]), own)
         found = [at_path(one, name) for one in some.facts]
         for beside in self._beside:
             lacking = [n for n, one in enumerate(found) if one is None]
@@ -115,7 +122,7 @@ class Subset:
             others = beside.of(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
                 found[number] = at_path(other, name)
-        return Values.of(found)
+        return found
 
     def positions(self, cache: CacheDir | None) -> Positions:
         """What is served, looked for once."""
@@ -144,18 +151,18 @@ class Subset:
             plural(len(self.tables), "table"),
             path,
         )
-        seen, others = np.zeros(len(self.names), np.int64), np.zeros(2, np.int64)
+        seen, others = np.zeros(len(self.names), np.bool_), np.zeros(2, np.int64)
 
         def numbers() -> Iterator[tuple[int, Numbers]]:
             parses = self.condition is not None
             for shard, pieces in look_at_all(self.whole, self.left_of, parses=parses):
                 for piece in pieces:
-                    seen[:] += piece.seen
+                    seen[:] |= piece.seen
                     others[:] += piece.damaged, piece.lacking
                     yield shard, piece.numbers
 
         keep_positions(writer, len(files.names), numbers())
-        unknown = [name for name, count in zip(self.names, seen, strict=True) if not count]
+        unknown = [name for name, is_known in zip(self.names, seen, strict=True) if not is_known]
         if unknown:
             ways = (
                 "latents keep nothing of what their images came with: join a table that has it, "

@@ -58,6 +58,7 @@ RUN = 16  # neighbours in a shard that come one after another from a slot, and a
 INTERLEAVED = 8  # blocks whose samples alternate within a step
 MAX_STEP = 1 << 40
 NAMED = 8  # streams a state lists one by one
+SHARE = ", share "
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,6 +203,13 @@ class Order:
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether a state is of this order."""
         return not self._differences(state)
+
+    def has_other_samples(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state says other things of the streams than what share they have."""
+        return any(
+            str(state.get(name)).partition(SHARE)[0] != line.partition(SHARE)[0]
+            for name, line in self._described.items()
+        )
 
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
         old = {name: value for name, value in state.items() if name != "step"}
@@ -349,4 +357,4 @@ def _line(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
     key = key_of(*(part.digest for part in parts))
     samples = f"{sum(part.samples for part in parts):,} samples"
     shapes = "" if first.part_of is None else f" in {plural(len(parts), 'shape')}"
-    return f"{key:016x}, {samples}{shapes}, share {sum(shares):,}"
+    return f"{key:016x}, {samples}{shapes}{SHARE}{sum(shares):,}"
