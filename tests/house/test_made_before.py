@@ -26,33 +26,40 @@ MODEL is `--model tiny --device cpu --runner local --workers 1`. `states.json` h
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsprep
-from tests.kit.encodes import in_this_process
-from wdsprep.cli import main
+from tests.kit.made_before import (
+    MODEL,
+    WHEN,
+    copied,
+    damage,
+    made_by,
+    manifest,
+    noted,
+    run,
+    run_here,
+    same,
+    shards,
+    tree,
+    untouched,
+)
 from wdsprep.errors import FingerprintError
 
-OLD = next(p for p in Path(__file__).parents if p.name == "tests") / "kit" / "made_by_0_1_0"
-WHEN = 1_735_689_600  # the first second of 2025
-MODEL = ("--model", "tiny", "--device", "cpu", "--runner", "local", "--workers", "1")
+OLD = made_by("0.1.0")
 PACKED = {
     "images": ("downloads", "--buckets", "64,128", "--samples-per-shard", "3", "--workers", "1"),
     "from-tars": ("tars", "--buckets", "64", "--workers", "1"),
@@ -72,50 +79,7 @@ ENCODED = {
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A copy in which all files have their time, which git does not keep."""
-    copy = shutil.copytree(OLD, tmp_path / "old")
-    for path in copy.rglob("*"):
-        if path.is_file():
-            os.utime(path, (WHEN, WHEN))
-    return copy
-
-
-def run(home: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """A command as a user gives it, in the folder of the copy."""
-    command = [sys.executable, "-m", "wdsprep", *words]
-    done = subprocess.run(
-        command, cwd=home, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def run_here(home: Path, *words: str) -> None:
-    """The same in this process, which loads the libraries of models once for all tests."""
-    with pytest.MonkeyPatch.context() as patch, in_this_process():
-        patch.chdir(home)
-        assert main([*words]) == 0
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    """Every file of a dataset, hidden ones too."""
-    paths = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
-
-
-def untouched(root: Path) -> set[str]:
-    """The files that nobody has written since."""
-    paths = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)) for path in paths if path.stat().st_mtime == WHEN}
-
-
-def shards(root: Path) -> set[str]:
-    return {name for name in tree(root) if name.endswith(".tar")}
-
-
-def manifest(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((root / "wdsprep.json").read_bytes())
-    return found
+    return copied(OLD, tmp_path / "old")
 
 
 # --- datasets
@@ -135,12 +99,6 @@ def test_what_was_sound_is_sound(old: Path, names: tuple[str, ...]) -> None:
     receipt = json.loads(min((old / names[-1]).glob("receipts/**/*.json")).read_bytes())
     damage(old / names[-1] / receipt["shards"][0]["name"])
     run(old, "verify", *names, code=3)
-
-
-def damage(tar: Path) -> None:
-    with tar.open("r+b") as file:
-        file.seek(700)
-        file.write(b"damage")
 
 
 @pytest.mark.parametrize("name", ["images", "from-tars", "from-tables"])
@@ -279,7 +237,6 @@ def test_they_are_shown(old: Path) -> None:
 # --- states
 
 
-Fed = Iterable[dict[str, Any]]
 ARRAYS = {"global_batch": 4, "epochs": 4, "seed": 5, "drop_text": 0.5}
 HOW = wdsprep.Encode(resolution=64, model="tiny", device="cpu")
 PASSED = {"global_batch": 2, "epochs": 2, "seed": 7}
@@ -329,42 +286,6 @@ LOADERS = {
     "streamed": encoded,  # by `wdsprep.stream`
     "passed": passed,
 }
-
-
-def noted(batches: Fed, count: int) -> list[dict[str, Any]]:
-    """What tells batches apart, as JSON has it: the keys, and how each array of each begins."""
-    return [
-        {
-            name: [note(value) for value in values]
-            if isinstance(values, list | torch.Tensor)
-            else note(values)
-            for name, values in batch.items()
-            if name != "__url__"
-        }
-        for batch in itertools.islice(batches, count)
-    ]
-
-
-def note(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return [round(number, 3) for number in value.float().flatten()[::61][:6].tolist()]
-    if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
-    return value
-
-
-def same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
-    """To what processors and versions of libraries may differ by; another sample differs by far."""
-    return len(found) == len(wanted) and all(
-        a.keys() == b.keys() and all(close(a[name], b[name]) for name in a)
-        for a, b in zip(found, wanted, strict=True)
-    )
-
-
-def close(one: Any, other: Any) -> bool:
-    if one and isinstance(one, list) and isinstance(one[0], list):
-        return bool(np.allclose(one, other, atol=2e-2))
-    return bool(one == other)
 
 
 STATES = json.loads((OLD / "states.json").read_bytes())
