@@ -90,18 +90,26 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """The AWS_* variables of the server, and none of the settings of who runs the tests."""
-    for name in OTHER_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    files = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
-    none = {name: str(tmp_path / "no-such-file") for name in files}
-    for name, value in {**s3_server.env, **none, "AWS_EC2_METADATA_DISABLED": "true"}.items():
-        monkeypatch.setenv(name, value)
+    set_s3_env(monkeypatch, s3_server, tmp_path)
     return s3_server.env
+
+
+def set_s3_env(patch: pytest.MonkeyPatch, server: S3Server, empty: Path) -> None:
+    for name in OTHER_SETTINGS:
+        patch.delenv(name, raising=False)
+    files = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+    none = {name: str(empty / "no-such-file") for name in files}
+    for name, value in {**server.env, **none, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        patch.setenv(name, value)
 
 
 @pytest.fixture
 def bucket(s3_env: dict[str, str]) -> str:  # noqa: ARG001
     """The name of a fresh bucket; it goes when the server does."""
+    return create_bucket()
+
+
+def create_bucket() -> str:
     name = f"wdsprep-test-{secrets.token_hex(6)}"
     with s3_client() as client:
         client.create_bucket(Bucket=name)

@@ -1,0 +1,207 @@
+"""What each command asks of S3, held against a table so that it does not grow unseen.
+
+A proxy before a real gateway counts requests by kind, and the bytes of objects that are read.
+When one falls, lower the table:
+
+    python -m pytest tests/house/test_requests.py --basetemp /tmp/t; cat /tmp/t/*/requests.json
+"""
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import wdsprep
+from tests.kit.damaged import packing_here
+from tests.kit.encodes import in_this_process
+from tests.kit.faultproxy import FaultProxy, Handler
+from tests.kit.made_before import MODEL, copied, made_by
+from tests.kit.packs import upload
+from tests.kit.s3 import S3Server, create_bucket, set_s3_env
+from wdsprep.cli import main
+
+MADE = made_by("0.2.0")
+PACK = ("--buckets", "64,128", "--samples-per-shard", "5", "--workers", "1")
+GONE = ("--keys", "000000000002,000001000001", "--yes")
+SOME = ("--where", "aesthetic > 2")
+ENCODE = ("--resolution", "64", "--text", "none", *MODEL)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "pack a folder": ("pack", "AT/downloads", "AT/packed", *PACK),
+    "pack nothing more": ("pack", "AT/downloads", "AT/packed", *PACK),
+    "encode": ("encode", "AT/images", "AT/encoded", *ENCODE),
+    "encode nothing more": ("encode", "AT/images", "AT/encoded", *ENCODE),
+    "inspect": ("inspect", "AT/latents-64"),
+    "inspect a sample": ("inspect", "AT/latents-64", "000001000002"),
+    "verify": ("verify", "AT/images", "AT/latents-64", "AT/shaped"),
+    "verify --quick": ("verify", "AT/images", "AT/latents-64", "AT/shaped", "--quick"),
+    "repair nothing": ("repair", "AT/shaped", "--quick", "--yes"),
+    "index": ("index", "AT/shaped"),
+    "rebuild": ("rebuild", "AT/shaped"),
+    "plan": ("plan", "AT/images", "--gpu", "A100"),
+    "report": ("report", "AT/images", "AT/latents-64", "--model", "none", "-o", "HERE/page.html"),
+    "card": ("card", "AT/images", "AT/latents-64", "-o", "HERE/card.md"),
+    "duplicates": ("duplicates", "AT/images", "--hashes", "AT/hashes"),
+    "select": ("select", "AT/images", "AT/shaped", "AT/chosen/{name}", *SOME),
+    "select nothing more": ("select", "AT/images", "AT/shaped", "AT/chosen/{name}", *SOME),
+    "export": ("export", "AT/latents-64", "AT/mds", "--to", "mds", "--join", "AT/text"),
+    "export heads": ("export", "AT/images", "AT/webshart", "--to", "webshart"),
+    "import": (
+        *("import", "AT/mds", "AT/imported", "--resolution", "64", "--scale", "1", "--shift", "0"),
+    ),
+    "remove": ("remove", "AT/images", "AT/latents-64", "AT/shaped", *GONE),
+    "remove nothing more": ("remove", "AT/images", "AT/latents-64", "AT/shaped", *GONE),
+}
+"""In their order; AT is in the bucket, HERE is a folder."""
+LOADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "load": ("latents-64", {}),
+    "load with a cache": ("latents-64", {"cache": True}),
+    "load with what is cached": ("latents-64", {"cache": True}),
+    "load where": ("images", {"where": "aesthetic > 2"}),
+    "load where, kept": ("images", {"where": "aesthetic > 2"}),
+    "load joined": ("latents-64", {"join": "text"}),
+    "load joined with rows": ("less/latents-64", {"join": "less/text-long"}),
+    "load shapes": ("shaped", {}),
+}
+UPLOADED = ("images", "latents-64", "shaped", "text", "less/latents-64", "less/text-long")
+SLACK = 0.75
+"""What a count may fall to before the table has to be lowered."""
+MOST: dict[str, str] = {
+    "load": "64334 bytes, 12 range",
+    "load with a cache": "64334 bytes, 5 head, 12 range",
+    "load with what is cached": "2894 bytes, 5 head, 6 range",
+    "load where": "111117 bytes, 19 range",
+    "load where, kept": "49533 bytes, 9 range",
+    "load joined": "221099 bytes, 24 range",
+    "load joined with rows": "149659 bytes, 1 list, 28 range",
+    "load shapes": "39112 bytes, 12 range",
+    "pack a folder": "26339 bytes, 6 delete, 34 list, 27 put, 56 range",
+    "pack nothing more": "12421 bytes, 2 delete, 13 list, 3 put, 11 range",
+    "encode": "73354 bytes, 8 delete, 38 list, 30 put, 31 range",
+    "encode nothing more": "21217 bytes, 2 delete, 12 list, 3 put, 19 range",
+    "inspect": "2750 bytes, 1 range",
+    "inspect a sample": "9438 bytes, 6 range",
+    "verify": "204429 bytes, 6 list, 70 range",
+    "verify --quick": "22176 bytes, 6 list, 19 range",
+    "repair nothing": "8696 bytes, 2 list, 7 range",
+    "index": "4728 bytes, 1 list, 8 range",
+    "rebuild": "8696 bytes, 1 delete, 5 list, 2 put, 8 range",
+    "plan": "2341 bytes, 1 range",
+    "report": "251292 bytes, 4 list, 111 range",
+    "card": "53379 bytes, 2 list, 22 range",
+    "duplicates": "91376 bytes, 3 list, 5 put, 21 range",
+    "select": "90883 bytes, 10 delete, 60 list, 33 put, 80 range",
+    "select nothing more": "36488 bytes, 4 delete, 33 list, 6 put, 34 range",
+    "export": "253979 bytes, 1 delete, 2 list, 13 put, 36 range",
+    "export heads": "68901 bytes, 2 list, 11 put, 6 range",
+    "import": "294425 bytes, 8 delete, 39 list, 30 put, 33 range",
+    "remove": "194081 bytes, 14 delete, 72 list, 43 put, 157 range",
+    "remove nothing more": "38083 bytes, 12 list, 62 range",
+}
+
+
+class Counting(Handler):
+    """Tells the kind of each request, and how much of an object its answer has."""
+
+    counts: Counter[str]
+
+    def answer(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: Any = None
+    ) -> None:
+        kind = kind_of(self.command, self.path, "Range" in self.headers)
+        with self.server.lock:
+            self.counts[kind] += 1
+            if self.command == "GET" and kind != "list" and status < 300:
+                self.counts["bytes"] += len(body)
+        super().answer(status, headers, body, fault)
+
+
+def kind_of(method: str, path: str, is_range: bool) -> str:
+    names = parse_qs(urlsplit(path).query, keep_blank_values=True)
+    if method == "GET":
+        if names.keys() & {"list-type", "uploads", "prefix"}:
+            return "list"
+        return "range" if is_range else "get"
+    return method.lower()
+
+
+class Counted:
+    """What was asked since the last `taken`."""
+
+    def __init__(self, counts: "Counter[str]", url: str) -> None:
+        self._counts, self.url = counts, url
+
+    def taken(self) -> "Counter[str]":
+        found = Counter(self._counts)
+        self._counts.clear()
+        return found
+
+
+@pytest.fixture(scope="module")
+def bucket_in_front(
+    s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Counted]:
+    """A bucket with what the commands begin with, behind a proxy that counts."""
+    counts: Counter[str] = Counter()
+    handler = type("Counts", (Counting,), {"counts": counts})
+    home = copied(MADE, tmp_path_factory.mktemp("made") / "made")
+    with pytest.MonkeyPatch.context() as patch:
+        set_s3_env(patch, s3_server, home)
+        bucket = create_bucket()
+        for name in ("downloads", *UPLOADED):
+            upload(home / name, f"s3://{bucket}/{name}")
+        with FaultProxy(s3_server.url, lambda *_: None, handler=handler) as proxy:
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            patch.setenv("XDG_CACHE_HOME", str(home / "empty"))
+            yield Counted(counts, f"s3://{bucket}")
+    shutil.rmtree(home)
+
+
+def test_no_command_asks_more_of_s3_than_before(bucket_in_front: Counted, tmp_path: Path) -> None:
+    found: dict[str, str] = {}
+    for name, (dataset, options) in LOADS.items():
+        serve(bucket_in_front.url, dataset, tmp_path, **options)
+        found[name] = told(bucket_in_front.taken())
+    for name, words in COMMANDS.items():
+        there = [
+            word.replace("AT", bucket_in_front.url).replace("HERE", str(tmp_path)) for word in words
+        ]
+        with in_this_process(), packing_here():
+            assert main(there) == 0, name
+        found[name] = told(bucket_in_front.taken())
+    (tmp_path / "requests.json").write_text(json.dumps(found, indent=1))
+    assert found.keys() == MOST.keys()
+    faults = [each for name in found for each in other(name, read(found[name]), read(MOST[name]))]
+    assert not faults, "\n".join(faults)
+
+
+def serve(url: str, dataset: str, home: Path, *, cache: bool = False, **options: Any) -> None:
+    """An epoch."""
+    if "join" in options:
+        options["join"] = f"{url}/{options['join']}"
+    if cache:
+        options.update(cache=home / "cache", cache_nbytes=1 << 30)
+    made = wdsprep.load(f"{url}/{dataset}", global_batch=2, **options)
+    assert [batch["key"] for batch in made]
+
+
+def told(counts: "Counter[str]") -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+
+
+def read(counts: str) -> dict[str, int]:
+    return {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", counts)}
+
+
+def other(name: str, found: dict[str, int], most: dict[str, int]) -> Iterator[str]:
+    for kind in sorted(found.keys() | most.keys()):
+        now, before = found.get(kind, 0), most.get(kind, 0)
+        if now > before:
+            yield f"{name}: {now} {kind}, where there were {before}"
+        if now < SLACK * before - 1:
+            yield f"{name}: only {now} {kind} are left: lower the {before} of MOST"
