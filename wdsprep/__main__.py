@@ -31,6 +31,7 @@ def _in_utf8() -> None:
 
 def main() -> int:
     _in_utf8()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # runners/out_of_memory says why
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _again
     try:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from wdsprep.errors import FullError
+from wdsprep.errors import FullError, UsageError
 from wdsprep.runners.base import BrokenWorkerError, HopelessError
 
 Call = Callable[[Any], Generator[Any, None, Any]]
@@ -43,6 +43,7 @@ class Square:
     signals: frozenset[int] = frozenset()
     breaks: frozenset[int] = frozenset()
     despairs: frozenset[int] = frozenset()
+    interrupts: frozenset[int] = frozenset()
     step_s: float = 0.0
 
     def open(self) -> Call:
@@ -67,6 +68,8 @@ class Square:
             raise BrokenWorkerError("the GPU is poisoned")
         if unit.value in self.despairs:
             raise HopelessError("shard 256/000003.tar is truncated")
+        if unit.value in self.interrupts:
+            raise KeyboardInterrupt
         if unit.value in self.raises:
             raise ValueError(f"no square for {unit.value}")
         if unit.value in self.fills:
@@ -293,14 +296,52 @@ class Slow:
 
 @dataclass(frozen=True)
 class Unopenable:
+    """Cannot be opened, or not at these places. The others take longer, so they are heard of last."""
+
     how: str
+    places: frozenset[int] = frozenset()
 
     def open(self) -> Call:
+        if self.places and place_here() not in self.places:
+            time.sleep(0.5)
+            return Square(step_s=0.01).open()
         if self.how == "full":
             raise FullError("no room for the model")
+        if self.how == "request":
+            raise UsageError("--text-length: 9 is too long")
         if self.how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ImportError("no module named gpu")
+
+
+@dataclass(frozen=True)
+class Threadless:
+    """From its opening on, no thread can be started."""
+
+    def open(self) -> Call:
+        threading.Thread.start = _cannot_start  # type: ignore[method-assign]
+        return Square().open()
+
+
+def _cannot_start(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@dataclass(frozen=True)
+class Multiplies:
+    """Result: how many threads more there are after a product of NumPy."""
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[int, None, int]:
+        before = len(os.listdir("/proc/self/task"))
+        yield before
+        import numpy
+
+        ones = numpy.ones((300, 300))
+        assert (ones @ ones)[0, 0] == 300
+        return len(os.listdir("/proc/self/task")) - before
 
 
 def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:

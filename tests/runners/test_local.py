@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,12 +10,21 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kit.runner_work import AtExit, Cursed, Endless, Square, Visible
+from tests.kit.runner_work import (
+    AtExit,
+    Cursed,
+    Endless,
+    Multiplies,
+    Square,
+    Threadless,
+    Visible,
+)
 from tests.kit.runs import closed, is_running, numbers, pids, run
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WorkError
 from wdsprep.runners import make_runner
 
 
@@ -74,6 +84,75 @@ def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
 def test_a_worker_that_exits_is_reported_with_its_code() -> None:
     _, _, (quarantined,) = run("local", Square(exits=frozenset({0})), numbers(1))
     assert quarantined.reason == "worker exited with code 7"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_unit_that_ends_its_thread_by_whatever_means_is_heard_of(count: int) -> None:
+    work = Square(interrupts=frozenset({0}))
+    _, finished, (quarantined,) = run("local", work, numbers(4), units_per_worker=count)
+    assert len(finished) == 3
+    assert quarantined.reason == "KeyboardInterrupt"
+
+
+def test_a_worker_that_gets_no_thread_says_that_it_lacks_memory() -> None:
+    _, _, quarantined = run("local", Threadless(), numbers(2), workers=1, units_per_worker=2)
+    reason = "out of memory: fewer --workers take less of it"
+    assert [failed.reason for failed in quarantined] == [reason] * 2
+
+
+WITHOUT_THREADS = """
+import resource
+from wdsprep.errors import WorkError
+from tests.kit.runner_work import Square
+from tests.kit.runs import numbers
+from wdsprep.runners import make_runner
+resource.setrlimit(resource.RLIMIT_STACK, (1 << 40, -1))  # of each thread: there is not so much
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))
+try:
+    print(list(make_runner("local", workers=2).run(Square(), numbers(4))))
+except WorkError as error:
+    print(error)
+"""
+
+
+def test_workers_that_cannot_even_begin_are_heard_of() -> None:
+    words = [sys.executable, "-c", WITHOUT_THREADS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    expected = "workers do not start: out of memory: fewer --workers take less of it\n"
+    assert (done.stdout, done.stderr.count("Traceback")) == (expected, 0)
+
+
+def no_process(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on there are none for workers that see this GPU."""
+    started = subprocess.Popen.__init__
+
+    def start(process: Any, *words: Any, env: dict[str, str], **options: Any) -> None:
+        if env["CUDA_VISIBLE_DEVICES"] == str(slot):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        started(process, *words, env=env, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start)
+
+
+def test_a_place_without_a_process_is_given_up_and_the_others_do_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_process(1, monkeypatch)
+    assert len(run("local", Square(), numbers(20), gpus=("0", "1"))[1]) == 20
+    no_process(0, monkeypatch)
+    with pytest.raises(WorkError, match="a worker process could not be started: .*annot allocate"):
+        run("local", Square(), numbers(20), gpus=("0", "1"))
+
+
+def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
+    """Where it cannot have them it sends a SIGINT, and a product waits for ever."""
+    assert {e.result for e in run("local", Multiplies(), numbers(1))[1]} == {0}
+    code = (
+        "import os, sys; from wdsprep.__main__ import main; sys.argv[1:] = ['--version']; main();"
+        "import numpy; assert len(os.listdir('/proc/self/task')) == 1"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_the_local_runner_does_not_import_ray() -> None:

@@ -26,7 +26,7 @@ from tests.kit.runner_work import (
     Unopenable,
 )
 from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
-from wdsprep.errors import FullError, WorkError
+from wdsprep.errors import FullError, UsageError, WorkError
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined
 
@@ -99,6 +99,23 @@ def test_workers_that_cannot_open_end_the_run(
 ) -> None:
     with pytest.raises(error, match=message):
         run(kind, Unopenable(how), numbers(5))
+
+
+@pytest.mark.parametrize("how", ["full", "dies"])
+def test_a_place_that_cannot_open_is_given_up_and_the_others_do_its_work(
+    kind: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Unopenable(how, frozenset({1}))
+    _, finished, quarantined = run(kind, work, numbers(150), gpus=("0", "1"), max_attempts=2)
+    assert (len(finished), quarantined) == (150, [])
+    assert sum(line.startswith("a worker could not begin") for line in caplog.messages) >= 2
+    assert any(line.startswith("a place is given up for now: no") for line in caplog.messages)
+
+
+def test_what_no_place_can_change_ends_the_run_at_once(kind: str) -> None:
+    work = Unopenable("request", frozenset({1}))
+    with pytest.raises(UsageError, match="--text-length: 9 is too long"):
+        run(kind, work, numbers(100_000), gpus=("0", "1"))
 
 
 def test_units_are_read_as_workers_need_them(kind: str) -> None:

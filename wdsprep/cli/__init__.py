@@ -146,5 +146,10 @@ def _main(arguments: list[str]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
+        from wdsprep.runners.out_of_memory import is_of_memory
+
+        if is_of_memory(error):
+            complain("out of memory: give it more (ulimit -v), and run the same command again")
+            return 1
         complain(f"a bug: {type(error).__name__}: {error}: --debug shows where")
         return 1

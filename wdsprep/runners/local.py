@@ -27,7 +27,7 @@ from pathlib import Path
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
-from wdsprep.runners.out_of_memory import KillsCounted
+from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, how_it_ended
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.versions import Installed, installed, refusal
 from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
@@ -81,6 +81,8 @@ class _Processes:
         self._work = pickle.dumps(work)
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
+        self._unborn: list[SlotMessage] = []
+        """What is to be heard of workers that no process was to be had for."""
         self._watch = Watch(runner.patience_s)
         self._kills = KillsCounted()
 
@@ -92,20 +94,27 @@ class _Processes:
             worker = _spawn(self._runner.units_per_worker, self._environment(slot))
             self._workers[slot] = worker
             self._slots[worker.pipe] = slot
+        except (OSError, MemoryError) as error:
+            reason = f"a worker process could not be started: {error or 'out of memory'}"
+            self._unborn.append((slot, 0, Lost(reason=reason, error=WorkError(reason))))
+            return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _send(worker.pipe, self._work)
 
-    def _environment(self, slot: int) -> dict[str, str] | None:
+    def _environment(self, slot: int) -> dict[str, str]:
         gpus = self._runner.gpus
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else None
+        visible = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+        return {**ONE_BLAS_THREAD, **os.environ, **visible}
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         self._watch.given(slot, order)
         _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
 
     def hear(self) -> Iterable[SlotMessage]:
-        for pipe in wait(list(self._slots), LOOK_S):
+        unborn, self._unborn = self._unborn, []
+        yield from unborn
+        for pipe in wait(list(self._slots), 0 if unborn else LOOK_S):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
             try:
@@ -113,7 +122,7 @@ class _Processes:
                 if isinstance(message, tuple):  # what a worker finds instead of our version
                     message = Fatal(error=_refused(message), trace="")
             except (EOFError, OSError):
-                order, message = 0, Lost(reason=_obituary(self._bury(slot), self._kills))
+                order, message = 0, Lost(reason=how_it_ended(self._bury(slot), self._kills))
             else:
                 if isinstance(message, Lost):
                     self._bury(slot)
@@ -140,20 +149,17 @@ class _Processes:
         _end(workers)
 
 
-def _spawn(units_at_once: int, environment: dict[str, str] | None) -> _Worker:
+def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
     ours, theirs = socket.socketpair()
     path = [entry or str(Path.cwd()) for entry in sys.path]
     arguments = [str(theirs.fileno()), str(units_at_once), __version__, *path]
     with ours, theirs:
-        try:
-            process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-c", _boot(), *arguments],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-            )
-        except OSError as error:
-            raise WorkError(f"a worker process could not be started: {error}") from error
+        process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            [sys.executable, "-c", _boot(), *arguments],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+        )
         return _Worker(process=process, pipe=Connection(ours.detach()))
 
 
@@ -193,11 +199,3 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.returncode = -signal.SIGKILL
         _log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
-
-
-def _obituary(returncode: int, kills: KillsCounted) -> str:
-    if returncode >= 0:
-        return f"worker exited with code {returncode}"
-    if -returncode == signal.SIGKILL:
-        return kills.reason()
-    return f"worker was killed by {signal.Signals(-returncode).name}"

@@ -1,7 +1,9 @@
 """The life of a local worker process: open the work once, then turn each unit into messages.
 
 It ends by itself when its driver is gone, even in the middle of a long step, and on SIGTERM it
-leaves through `SystemExit`. A worker that does one unit at a time does it in its main thread,
+leaves through `SystemExit`. Whatever else ends it, such as memory that not even a thread can be had
+for, it tells the driver, and ends at once: an interpreter that ends by itself waits for threads,
+which may wait for ever. A worker that does one unit at a time does it in its main thread,
 where that alone makes context managers remove half-written files. One that does several has
 each in its own thread, which no exception reaches: they stop at their next yield. SIGINT is
 the driver's business: Ctrl-C reaches both.
@@ -25,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from typing import NoReturn
 
 from wdsprep.runners.base import Unit
-from wdsprep.runners.schedule import Failed, Message
+from wdsprep.runners.schedule import Failed, Lost, Message
 from wdsprep.runners.worker import GRACE_S, Worker, error_line, open_worker
 
 
@@ -35,20 +37,28 @@ def main(fd: int, units_at_once: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
     os.set_inheritable(fd, False)
     os.dup2(2, 1)  # stdout belongs to the driver's command
-    threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+    channel = _Channel(Connection(fd))
     code = 0
     try:
-        with Connection(fd) as pipe:
-            _serve(pipe, units_at_once)
+        threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+        _serve(channel, units_at_once)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except SystemExit as end:
-        if not isinstance(end.code, int):
-            raise
-        code = end.code
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:  # noqa: BLE001  whatever it is, the driver must hear of it
+        _tell_end(channel, error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _leave(code)
+
+
+def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
+    """Tell the driver why this worker ends, as far as there is memory to say so, and end."""
+    try:
+        channel.send(0, Lost(reason=error_line(error), trace=traceback.format_exc()))
+    finally:
+        os._exit(1)
 
 
 def _leave(code: int) -> NoReturn:
@@ -60,8 +70,8 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _serve(pipe: Connection, units_at_once: int) -> None:
-    channel = _Channel(pipe)
+def _serve(channel: _Channel, units_at_once: int) -> None:
+    pipe = channel.pipe
     worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
     channel.send(0, message)
     if worker is None:
@@ -110,7 +120,7 @@ class _Channel:
     """The pipe to the driver, for one message at a time."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+        self.pipe = pipe
         self._lock = threading.Lock()
 
     def send(self, order: int, message: Message) -> bool:
@@ -122,7 +132,7 @@ class _Channel:
             failed = Failed(reason=error_line(error), trace=traceback.format_exc())
             data, is_sound = pickle.dumps((order, failed)), False
         with self._lock:
-            self._pipe.send_bytes(data)
+            self.pipe.send_bytes(data)
         return is_sound
 
 
@@ -139,6 +149,8 @@ def _work_aside(worker: Worker, channel: _Channel, order: int, unit: Unit) -> No
             _work(worker, channel, order, unit)
     except SystemExit:  # it would end the thread alone, and the unit never
         os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException as error:  # noqa: BLE001  it too would end the thread alone
+        _tell_end(channel, error)
 
 
 def _terminate(_signum: int, _frame: object) -> None:

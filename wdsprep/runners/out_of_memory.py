@@ -1,19 +1,36 @@
-"""Whether a worker that was killed lacked memory, and how that is said.
+"""Whether a worker that ended lacked memory, and how that is said.
 
 The kernel tells nobody whom it kills: the process ends by SIGKILL, as if a user had done it. It
 counts such kills, though, for each control group and for the machine. One that is counted while
 workers run, of which one ends by SIGKILL, settles it.
+
+Where a limit on address space (`ulimit -v`) is what is lacked, nobody is killed: anything fails,
+each in words of its own, and libraries abort. OpenBLAS, on which NumPy multiplies, takes a thread
+for each core as it is imported, and where it cannot have them it sends its own process a SIGINT: a
+command takes that for Ctrl-C, and a worker, which ignores those, waits for the missing thread at
+its first product. We multiply little, and have a worker for each core, so it gets no thread.
 """
 
 from __future__ import annotations
 
+import errno
 import re
+import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+
+from wdsprep.text import human_bytes
 
 FEWER = "fewer --workers take less of it"
 OUT_OF_MEMORY = f"worker was killed: out of memory: {FEWER}"
 PERHAPS = f"worker was killed (signal 9), most often for lack of memory: {FEWER}"
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""What goes into the environment before NumPy is imported, unless the user has set it."""
+ENDS_OF_OURS = (0, 128 + signal.SIGTERM)
+"""Codes with which a worker ends that was told to, or saw its driver gone."""
+LACKED = ("can't start new thread", "failed to map segment", "cannot allocate memory")
+"""So Python and the loader of libraries say that there was no memory."""
 GROUPS = Path("/sys/fs/cgroup")
 OF_THE_MACHINE = Path("/proc/vmstat")
 
@@ -28,6 +45,35 @@ class KillsCounted:
         """Of a worker that has ended by SIGKILL."""
         before, self._before = self._before, _count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory, or address space, has run out."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    is_other = isinstance(error, ImportError | OSError | RuntimeError)
+    return is_other and any(words in str(error).lower() for words in LACKED)
+
+
+def how_it_ended(returncode: int, kills: KillsCounted) -> str:
+    """Return the reason that the code of a worker's process gives."""
+    if -returncode == signal.SIGKILL:
+        return kills.reason()
+    if returncode < 0:
+        how = f"worker was killed by {signal.Signals(-returncode).name}"
+    else:
+        how = f"worker exited with code {returncode}"
+    return how if returncode in ENDS_OF_OURS else how + _of_address_space()
+
+
+def _of_address_space() -> str:
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    limits = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    if not limits:
+        return ""
+    return f": it may have lacked memory, which is limited to {human_bytes(min(limits))} (ulimit)"
 
 
 def _count() -> int:

@@ -13,16 +13,18 @@ a suspect is done by a worker that has nothing else, so at its next death there 
 The shared death counts as an attempt, but never as the last one. Suspects wait for a worker
 that holds nothing, such as the one that replaces the dead: none is emptied for them.
 
-A worker that dies before it is ready held no unit, so no unit is blamed: its place is tried
-`max_attempts` times in a row and then given up; with no place left the run is over, and it is
-over at once when no worker has ever become ready.
+A worker that cannot open, or dies before it is ready, held no unit, so no unit is blamed: its
+place is tried `max_attempts` times in a row and then given up. The run is over where no place is
+left, and sooner where no worker has ever become ready and none is on its way that might.
 
 A worker may also start each time and die of whatever it is given, as one whose GPU is broken. What
 tells such a place from units that kill: there, `MOST_DEATHS` different ones die alone and none is
-finished between them, while units are finished elsewhere. It is given up until `TRIED_AGAIN` more
-are finished, or no other place is open: it may have been mended, or its machine replaced. So that
-no good unit is lost with it, the last of several attempts at a unit that died alone is made at
-another place, where one is open or about to be.
+finished between them, while units are finished elsewhere. So that no good unit is lost with it, the
+last of several attempts at a unit that died alone is made at another place, where one is open or
+about to be.
+
+A place is given up, for either reason, until `TRIED_AGAIN` more units are finished, or no other
+place is open: it may have been mended, or its machine replaced.
 """
 
 from __future__ import annotations
@@ -92,6 +94,10 @@ class Lost:
     reason: str
     trace: str = ""
     costs: bool = True
+    place: str = ""
+    """Where that was, as far as the worker itself could say so."""
+    error: WdsprepError | None = None
+    """Why it could not open; raised as it is where that ends the run."""
 
 
 Message: TypeAlias = Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
@@ -340,7 +346,8 @@ class Schedule:
 
     def _lost(self, slot: int, message: Lost) -> Quarantined | None:
         if slot in self._starting:
-            _log.warning("a worker was lost before it could begin: %s", message.reason)
+            where = f" on {message.place}" if message.place else ""
+            _log.warning("a worker could not begin%s: %s", where, message.reason)
             self._starting.remove(slot)
             self._vacate(slot, message)
             return None
@@ -369,22 +376,38 @@ class Schedule:
             self._empty.append(slot)
             return
         del self._deaths[slot]
-        self._given_up[slot] = self._finished + TRIED_AGAIN
         what = f"{MOST_DEATHS} units in a row ended its worker, while others were done elsewhere"
-        _log.warning("a place is given up for now: %s: %s", what, reason)
+        self._give_up(slot, f"{what}: {reason}")
+
+    def _give_up(self, slot: int, why: str) -> None:
+        self._given_up[slot] = self._finished + TRIED_AGAIN
+        _log.warning("a place is given up for now: %s", why)
 
     def _vacate(self, slot: int, message: Lost) -> None:
-        """A worker died before it was ready: try its place again, give it up, or give up."""
-        tries = self._false_starts.get(slot, 0) + message.costs
-        self._false_starts[slot] = tries
-        if tries < self._max_attempts:
+        """Try the place of a worker that did not get ready again, give it up, or end the run."""
+        if message.costs:
+            self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
+        is_over = self._false_starts.get(slot, 0) >= self._max_attempts
+        if not is_over:
             self._empty.append(slot)
-        untried = self._starting - self._false_starts.keys()
-        most = sum(self._false_starts.values()) >= self._max_attempts
-        hopeless = most and not (self._ever_ready or untried)
-        if hopeless or not (self._empty or self._starting or self._held):
+        if self._is_hopeless(message):
             trace = WorkerTraceback(message.trace) if message.trace else None
-            raise WorkError(f"workers do not start: {message.reason}") from trace
+            error = message.error or WorkError(f"workers do not start: {message.reason}")
+            raise error from trace
+        if is_over:
+            self._false_starts[slot] -= 1  # where it is tried again, once is enough
+            where = f"no worker can begin on {message.place}" if message.place else "none begins"
+            self._give_up(slot, f"{where}: {message.reason}")
+
+    def _is_hopeless(self, message: Lost) -> bool:
+        """Whether the run is over with a worker that did not get ready."""
+        if self._ever_ready:
+            others = self._given_up.keys() - self._false_starts.keys()
+            return not (self._empty or self._starting or self._held or others)
+        if message.error is not None and not self._starting:
+            return True
+        untried = self._starting - self._false_starts.keys()
+        return sum(self._false_starts.values()) >= self._max_attempts and not untried
 
 
 def drive(

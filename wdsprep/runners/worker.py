@@ -7,15 +7,27 @@ one of them finds the worker broken, all are put down before the worker reports 
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
 import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from wdsprep.errors import BusyError, WdsprepError, WorkError, without_secrets
+from wdsprep.errors import (
+    BusyError,
+    FingerprintError,
+    FormatError,
+    SourceError,
+    UsageError,
+    WdsprepError,
+    WorkError,
+    without_secrets,
+)
 from wdsprep.runners.base import BrokenWorkerError, HopelessError, Unit, Work
+from wdsprep.runners.out_of_memory import FEWER, is_of_memory
 from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, UnitProgress
 
 GRACE_S = 5.0
@@ -23,16 +35,32 @@ GRACE_S = 5.0
 CLOSING_S = 1.0
 """The part of it that is kept for the work's own `close`."""
 
+OF_THE_REQUEST = (FingerprintError, FormatError, SourceError, UsageError)
+"""What no other place can change. Any other reason not to open may be that of this place alone: its
+GPU has too little memory left, its node has no weights or reaches no hub."""
+
 Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 
 
 def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
         return Worker(load().open()), Ready()
+    except OF_THE_REQUEST as error:
+        return None, Fatal(error=_travelling(error), trace=traceback.format_exc())
     except WdsprepError as error:
-        return None, _fatal(error)
+        return None, _unopened(_text(error), _travelling(error))
     except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
-        return None, Lost(reason=error_line(error), trace=traceback.format_exc())
+        return None, _unopened(error_line(error))
+
+
+def _unopened(reason: str, error: WdsprepError | None = None) -> Lost:
+    return Lost(reason=reason, trace=traceback.format_exc(), place=_place(), error=error)
+
+
+def _place() -> str:
+    """Return this machine's name, and the GPUs that the worker sees."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return socket.gethostname() + (f", GPU {gpus}" if gpus else "")
 
 
 class Worker:
@@ -91,7 +119,7 @@ class Worker:
         except BusyError as error:  # whoever is in the way may not be for ever
             yield Failed(reason=_text(error), trace=traceback.format_exc())
         except WdsprepError as error:
-            yield _fatal(error)
+            yield Fatal(error=_travelling(error), trace=traceback.format_exc())
         except BrokenWorkerError as error:
             yield Lost(reason=error_line(error), trace=traceback.format_exc())
         except HopelessError as error:
@@ -104,6 +132,8 @@ class Worker:
 
 
 def error_line(error: BaseException) -> str:
+    if is_of_memory(error):
+        return f"out of memory: {FEWER}"
     text = _text(error)
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
@@ -112,10 +142,10 @@ def _text(error: BaseException) -> str:
     return without_secrets(" ".join(str(error).split()))[:300]
 
 
-def _fatal(error: WdsprepError) -> Fatal:
-    trace = traceback.format_exc()
+def _travelling(error: WdsprepError) -> WdsprepError:
+    """Return the error, or its message alone where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
-    except Exception:  # noqa: BLE001  an error that cannot travel still has a message
-        error = WorkError(str(error))
-    return Fatal(error=error, trace=trace)
+    except Exception:  # noqa: BLE001  whatever its own code raises
+        return WorkError(str(error))
+    return error
