@@ -1,16 +1,22 @@
 """A worker, with a stand-in for the models: shards at once, and what may fail."""
 
+import json
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
-from tests.kit.encodes import Broken, Means, members
+from tests.kit.encodes import Broken, Means, encode_here, members
 from tests.kit.packs import temporaries, tree
+from wdsprep.cli import main
 from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.models.base import Encoded, Part
@@ -160,6 +166,132 @@ def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_p
     assert {type(error) for error in errors} == {BrokenWorkerError}
     assert "a kernel of 3 is wanted" in str(errors[0])
     assert not temporaries(tmp_path / "out")
+
+
+class OnGpu:
+    """The encoder as its worker sees it, on a card that is not there."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take their CPU for this one."""
+    made = EncodeWorker.__init__
+
+    def make(call: EncodeWorker, work: EncodeWork) -> None:
+        made(call, work)
+        call._encoder = OnGpu(call._encoder)  # type: ignore[assignment]
+
+    monkeypatch.setattr(EncodeWorker, "__init__", make)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "NVIDIA A10G")
+
+
+class Small(Means):
+    """Has memory for batches of two."""
+
+    def encode_images(self, pixels: torch.Tensor, *arguments: Any, **options: Any) -> Encoded:
+        if len(pixels) > 2:
+            raise MemoryError
+        return super().encode_images(pixels, *arguments, **options)
+
+
+def gpus_of(receipt: Any) -> list[str]:
+    return [name for name in receipt.counts if name.startswith("gpu:")]
+
+
+@pytest.mark.parametrize(("encoder", "size"), [(Means(), 8), (Small(), 2)])
+@pytest.mark.usefixtures("card")
+def test_a_receipt_says_on_which_gpu_and_in_what_batches_its_shard_was_made(
+    images: Path, tmp_path: Path, encoder: Means, size: int
+) -> None:
+    call = worker(images, tmp_path / "out", encoder)
+    shard = find_image_shards(str(images), 64).shards[0]
+    (receipt,) = returned(call(alone(shard))).values()
+    call.close()
+    made_on = f"gpu:NVIDIA A10G, batches of {size} images and 8 captions"
+    assert {name: receipt.counts[name] for name in gpus_of(receipt)} == {made_on: 1}
+
+
+def returned(steps: Generator[Any, None, dict[int, Receipt]]) -> dict[int, Receipt]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("dict[int, Receipt]", end.value)
+
+
+@pytest.mark.usefixtures("card")
+def test_a_dataset_made_on_gpus_resumes_verifies_and_is_rebuilt_as_it_was(
+    images: Path, tmp_path: Path
+) -> None:
+    first = encode_here(images, tmp_path / "out", batch_size=4, limit=6)
+    assert not first.manifest.complete
+    outcome = encode_here(images, tmp_path / "out", batch_size=8)
+    counts = {n: c for n, c in outcome.manifest.counts.items() if n.startswith("gpu:")}
+    assert sum(counts.values()) == len(outcome.manifest.shards)
+    assert {name.partition(" images")[0] for name in counts} == {
+        f"gpu:NVIDIA A10G, batches of {size}" for size in (4, 8)
+    }
+    there = tree(tmp_path / "out")
+    assert encode_here(images, tmp_path / "out", batch_size=8).samples == 0
+    (tmp_path / "out/wdsprep.json").unlink()
+    assert main(["rebuild", str(tmp_path / "out")]) == 0
+    rebuilt = json.loads((tmp_path / "out/wdsprep.json").read_bytes())
+    assert rebuilt["units"] == json.loads(there["wdsprep.json"])["units"]
+    assert main(["verify", str(tmp_path / "out"), "--workers", "1"]) == 0
+
+
+def test_receipts_of_a_cpu_name_no_device(images: Path, tmp_path: Path) -> None:
+    outcome = encode_here(images, tmp_path / "out")
+    assert not any(gpus_of(receipt) for receipt in outcome.manifest.receipts)
+
+
+class OtherCard(Means):
+    """Its results differ in the last bits, and it is slow enough to be met."""
+
+    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
+        time.sleep(0.02)
+        made = super().encode_images(*arguments, **options)
+        return Encoded({n: a * 1.001 for n, a in made.arrays.items()}, made.ok, made.lengths)
+
+
+@pytest.mark.usefixtures("card")
+def test_of_two_attempts_that_make_other_bytes_one_is_whole_with_its_own_receipt(
+    images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shards = find_image_shards(str(images), 64).shards
+    calls = [worker(images, out, Means()), worker(images, out, OtherCard(), batch_size=2)]
+    got: list[dict[int, Receipt]] = []
+    for shard in shards:
+        began = threading.Barrier(len(calls))
+
+        def attempt(call: EncodeWorker, unit: JointUnit, began: threading.Barrier) -> None:
+            steps = call(unit)
+            began.wait(20)
+            got.append(returned(steps))
+
+        both = [threading.Thread(target=attempt, args=(c, alone(shard), began)) for c in calls]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join(60)
+        one, other = (each[0] for each in got[-2:])
+        assert one == other
+        (made,) = one.shards
+        assert made.digest == DigestKind.of(one.settings).hex((out / made.name).read_bytes())
+        assert len(gpus_of(one)) == 1
+    for call in calls:
+        call.close()
+    assert len(got) == 2 * len(shards)
+    assert not temporaries(out)
 
 
 def test_a_store_that_times_out_is_an_error_and_not_waited_for(

@@ -11,6 +11,7 @@ import io
 import os
 import random
 import re
+import socket
 import struct
 import sys
 import weakref
@@ -45,7 +46,7 @@ TAKEN = {
     "loading.memory": {"_version"},
     "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
-    "runners.ray.cluster": {"_private", "_worker_logs_enabled"},
+    "runners.ray.cluster": {"_private", "_worker_logs_enabled", "ray._raylet"},
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
 """By module. Those of the standard library and of our own modules are no concern of this."""
@@ -278,6 +279,16 @@ def test_ray_data_has_the_setting_that_turns_its_own_bounds_off() -> None:
     assert policies.ENABLED_BACKPRESSURE_POLICIES, "none are left to turn off"
     _tune(context)
     assert policies.get_backpressure_policies(context, None, None) == []
+
+
+def test_ray_has_the_client_that_tells_of_a_token() -> None:
+    """Else a cluster that asks for one is waited for: mend `_check_token` in runners/ray/cluster.py;
+    tests/runners/test_ray.py sees it at work."""
+    from ray._raylet import GcsClient
+
+    with socket.socket() as taken, pytest.raises(ray.exceptions.RayError):
+        taken.bind(("127.0.0.1", 0))
+        GcsClient(address="127.0.0.1:{}".format(taken.getsockname()[1]))
 
 
 def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(

@@ -50,9 +50,13 @@ class EncodeCrew:
     gpus_per_worker: float
     gpus: tuple[str, ...]
 
+    sizes_itself: bool = False
+    """Whether a worker decodes with the cores that its own node has for it."""
+
     @property
     def threads(self) -> int:
-        return max(1, int(self.cpus_per_worker))
+        """How many a worker decodes in; 0 where that is its own to find."""
+        return 0 if self.sizes_itself else max(1, int(self.cpus_per_worker))
 
     @property
     def gpu_share(self) -> float:
@@ -63,10 +67,16 @@ class EncodeCrew:
 def staff(
     options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
-    """The crew for these machines. On GPUs a worker has one of them, or shares it where there are
-    more workers, and its share of the cores of its machine; on CPUs, where torch computes with all
-    cores, one worker has a whole machine."""
+    """Return the crew for these machines. On GPUs a worker has one of them, or shares it where there
+    are more workers, and its share of the cores of its machine; on CPUs, where torch computes with
+    all cores, one worker has a whole machine. Machines of a cluster may come later, with other
+    cores: what is asked for there is the least that is known, and a worker on a GPU sizes itself."""
     with_gpus = [machine for machine in machines if machine.gpus]
+    if is_cluster and options.device == "auto" and not with_gpus:
+        raise UsageError(
+            "the Ray cluster has no GPU now, and may get some: --device cuda, with the number of "
+            "--workers, is for GPUs that join it, --device cpu for its CPUs"
+        )
     device = options.device if options.device != "auto" else "cuda" if with_gpus else "cpu"
     if device == "cuda":
         if not with_gpus and not is_cluster:
@@ -74,7 +84,7 @@ def staff(
         return _gpu_crew(options, with_gpus, is_cluster=is_cluster)
     if options.gpus_per_worker:
         raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
-    cpus = options.cpus_per_worker or min(machine.cpus for machine in machines)
+    cpus = options.cpus_per_worker or min((each.cpus for each in machines), default=1.0)
     if options.workers and not options.cpus_per_worker and not is_cluster:
         cpus = max(1.0, machines[0].cpus // options.workers)
     room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
@@ -102,6 +112,7 @@ def _gpu_crew(
         cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
         gpus_per_worker=share,
         gpus=gpus,
+        sizes_itself=is_cluster and not options.cpus_per_worker,
     )
 
 

@@ -422,6 +422,7 @@ def _work(
         batch_size=int(how.batch_size),
         decoders=crew.threads,
         threads=crew.threads,
+        gpus=crew.gpus_per_worker,
         gpu_share=crew.gpu_share,
     )
 

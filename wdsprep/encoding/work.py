@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
 from wdsprep.encoding.captions import CaptionSource
+from wdsprep.encoding.gpus import prepare_allocator
 from wdsprep.limits import MAX_NBYTES
 
 if TYPE_CHECKING:
@@ -38,11 +39,16 @@ class EncodeWork:
     max_nbytes: int = MAX_NBYTES
     batch_size: int
     decoders: int
+    """0: as many as its node has cores for `gpus`."""
     threads: int
+    """How many batches a CPU computes at once."""
+    gpus: float = 0.0
+    """How many the worker has, or which part of one."""
     gpu_share: float = 1.0
     """Of its GPU, what is the worker's."""
 
     def open(self) -> "EncodeWorker":
+        prepare_allocator()
         from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
 
         return EncodeWorker(self)

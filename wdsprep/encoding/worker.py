@@ -53,13 +53,15 @@ from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
-from wdsprep.text import command, human_bytes
+from wdsprep.text import command, human_bytes, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
 
 
 JOIN_S = 0.05
+GPU = "gpu:"
+"""What the name of a count begins with that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """Of a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
@@ -276,8 +278,8 @@ class EncodeWorker:
             seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
-            decoders=work.decoders,
-            threads=work.threads,
+            decoders=work.decoders or _own_cores(work.gpus),
+            threads=max(1, work.threads),
             gpu_share=work.gpu_share,
         )
         self._alone = threading.Lock()
@@ -311,10 +313,21 @@ class EncodeWorker:
                     yield self._working(unit, making)
                 for number, each in making.items():
                     yield self._working(unit, making)
+                    self._note_gpu(each.output, self._parts[number])
                     receipts[number] = self._datasets[number].finished(each, content)
                 return receipts
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
+
+    def _note_gpu(self, output: LatentShard, part: Part) -> None:
+        """Count the shard for its GPU and batches: no other makes the same bytes. A CPU's need no
+        note, as all of them do."""
+        device, stats = self._encoder.device, self._engine.stats
+        if device.type != "cuda" or not output.samples:
+            return
+        sizes = [plural(stats.batch_size, "image")] if Part.IMAGE in part else []
+        sizes += [plural(stats.text_size, "caption")] if Part.TEXT in part else []
+        output.counts[f"{GPU}{device_name(device)}, batches of {' and '.join(sizes)}"] = 1
 
     def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
         """In one pass; or in two, while no other shard of this worker is in one."""
@@ -427,6 +440,12 @@ class EncodeWorker:
             batch_size=stats.batch_size,
             exact=stats.exact,
         )
+
+
+def _own_cores(gpus: float) -> int:
+    from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
+
+    return max(1, int(node_share(gpus)))
 
 
 def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:

@@ -6,12 +6,14 @@ does not fit there halves those few, and no other batch.
 
 What a GPU is busy with is measured between two marks on its stream. Where that is empty, the first
 mark passes at once, and what lies between is the host's launching, not work. So a batch counts for
-no more than the shortest time that one of its shape has taken. The first of a shape, with which
-kernels are chosen and compiled, is computed before it is measured. Where the launching alone takes
+no more than the shortest time that one of its shape has taken of late: a card that gets hot, and
+slower, is as busy as before. The first of a shape, with which kernels are chosen and compiled, is
+computed before it is measured. Where the launching alone takes
 as long as the work, the marks cannot tell them apart: what the host takes is counted beside it.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +34,7 @@ from wdsprep.encoding.models.batch_size import (
 )
 from wdsprep.encoding.models.noise import noise_keys
 
+OF_LATE = 256  # batches of a shape: most of a minute, and longer than a queue ever runs empty
 Arrays = dict[str, torch.Tensor]
 """Of one sample, by field; of the variable one what is the caption's own."""
 
@@ -124,7 +127,8 @@ def _parts(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
 class Stats:
     """What the device has done; `wall_s` runs from the first launch to the last batch's end, and
     `launch_s` is what the host needed to tell a GPU what to do. `text_s` is the part of `busy_s`
-    that captions took; `samples` are images, or captions where they are all there is."""
+    that captions took; `samples` are images, or captions where they are all there is. Sizes are
+    those of the batches of images and of captions by now."""
 
     samples: int = 0
     batches: int = 0
@@ -134,6 +138,7 @@ class Stats:
     wall_s: float = 0.0
     exact: int = 0
     batch_size: int = 0
+    text_size: int = 0
 
 
 def combined(stats: "Sequence[Stats]") -> Stats:
@@ -147,6 +152,7 @@ def combined(stats: "Sequence[Stats]") -> Stats:
         wall_s=max(each.wall_s for each in stats),
         exact=sum(each.exact for each in stats),
         batch_size=min(each.batch_size for each in stats),
+        text_size=min(each.text_size for each in stats),
     )
 
 
@@ -166,12 +172,13 @@ class Device:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
-        self._shortest: dict[tuple[tuple[int, ...], bool], float] = {}
+        self._of_late: dict[tuple[tuple[int, ...], bool], deque[float]] = {}
+        """The seconds that the last batches of each shape took."""
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self._fits = self._is_cuda and not batch_size
         """Whether the size is what memory allows, and none that decides what is stored."""
-        self.text_size = encoder.text_batch_size or self.size
+        self.stats.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()
         """Kinds of batches for whose networks in fp32 there is no memory."""
@@ -182,6 +189,10 @@ class Device:
     def size(self) -> int:
         """Of a batch of images, or of squares where shapes differ in what fits."""
         return self.stats.batch_size
+
+    @property
+    def text_size(self) -> int:
+        return self.stats.text_size
 
     def size_of(self, shape: Size) -> int:
         """Of a batch of images of this width and height."""
@@ -218,7 +229,7 @@ class Device:
         elif isinstance(batch, ImageBatch):
             self.stats.batch_size = half
         else:
-            self.text_size = half
+            self.stats.text_size = half
 
     def _is_out_of_memory(self, error: Exception, batch: DeviceBatch, *, exact: bool) -> bool:
         encoder = self._encoder
@@ -232,12 +243,13 @@ class Device:
         """Have all in place for such batches, and the smaller ones that memory may call for."""
         if self._warms_up:
             self.finish(self.launch(batch))
-            self.stats, self._first_launch = Stats(batch_size=self.size), 0.0
+            sizes = {"batch_size": self.size, "text_size": self.text_size}
+            self.stats, self._first_launch = Stats(**sizes), 0.0
 
     def _is_to_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
         """Captions of every length would be too many."""
         has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
-        known = (batch.kind, exact) in self._shortest
+        known = (batch.kind, exact) in self._of_late
         return self._warms_up and not has_length and not known
 
     def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
@@ -245,7 +257,7 @@ class Device:
         began = time.monotonic()
         for _ in range(2):
             seconds = _seconds(self._launch(batch, exact=exact))
-        self._shortest[batch.kind, exact] = seconds
+        self._of_late[batch.kind, exact] = deque([seconds], OF_LATE)
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
@@ -311,10 +323,10 @@ class Device:
     def _worked(self, one: Launched) -> float:
         """Its part of the busy time: on a CPU all of it."""
         seconds, shape = _seconds(one), (one.batch.kind, one.is_exact)
-        if not self._is_cuda or shape not in self._shortest:
+        if not self._is_cuda or shape not in self._of_late:
             return seconds
-        shortest = self._shortest[shape] = min(seconds, self._shortest[shape])
-        return shortest
+        self._of_late[shape].append(seconds)
+        return min(self._of_late[shape])
 
     def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
         """One batch after the other, in memory that is all but taken. Where that holds no network

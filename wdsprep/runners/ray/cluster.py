@@ -3,6 +3,11 @@
 Ray's processes end with a driver that is killed, but for two agents. They try to report that to a
 server which has ended as well, and give up after a minute, which no setting changes (2.60). They
 disturb nobody: what is run next starts its own.
+
+A cluster may ask for a token, as one does that `ray start` of 2.60 began where `~/.ray/auth_token`
+is. Ray sends one to an address that is named only where RAY_AUTH_MODE says so, and else tries for
+20 s, so the address is asked first. That is not for us to set: who holds the token is to say where
+it goes.
 """
 
 from __future__ import annotations
@@ -10,12 +15,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError, RayError
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
@@ -38,6 +45,7 @@ def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bo
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     is_own = address == "local"
     _check_reachable(address)
+    _check_token(address)
     with _quiet():
         try:
             _init(
@@ -80,6 +88,51 @@ def _failure(address: str, error: Exception) -> str:
         f"Ray does not start on this machine ({_line(error)}): run the same again when the machine "
         "has cores and memory to spare, or do without Ray (--runner local)"
     )
+
+
+def _check_token(address: str) -> None:
+    """Check that a cluster at an address takes this process as it is."""
+    if address in ("local", "auto"):  # for which Ray itself sees to the token
+        return
+    from ray._raylet import GcsClient
+
+    try:
+        with _without_stderr():
+            GcsClient(address=address)
+    except AuthenticationError as error:
+        raise WorkError(f"the Ray cluster at {address} asks for a token: {_token_advice()}") from error
+    except RayError as error:
+        raise WorkError(_failure(address, error)) from error
+
+
+def _token_advice() -> str:
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return "the one here is another: bring its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
+    return (
+        '"export RAY_AUTH_MODE=token" sends the one in ~/.ray/auth_token, which has to be that of '
+        'the cluster (there, "ray get-auth-token" prints it)'
+    )
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Keep quiet what Ray's compiled code prints of a connection that fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  a device
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def node_share(gpus: float) -> float:
+    """Return the cores that go with so many GPUs of the node that this worker is on."""
+    node_id = ray.get_runtime_context().get_node_id()
+    (has,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == node_id)
+    return float(has.get("CPU", 0)) * gpus / (has.get("GPU") or gpus)
 
 
 def _line(error: Exception) -> str:
