@@ -75,13 +75,28 @@ def test_a_worker_with_several_gpus_takes_the_memory_of_each() -> None:
 def test_on_a_cluster_every_gpu_machine_has_room() -> None:
     crew = staff(EncodeCrewOptions(), MIXED, is_cluster=True)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 0, 8)
-    crew = staff(EncodeCrewOptions(), [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
+    options = EncodeCrewOptions(device="cpu")
+    crew = staff(options, [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
     assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cpu", 0, 4)
 
 
-def test_gpus_may_join_a_cluster_later() -> None:
-    crew = staff(EncodeCrewOptions(device="cuda", workers=4), [Machine(cpus=4)], is_cluster=True)
+SCALED_TO_ZERO = ([], [Machine(cpus=4)], [Machine(cpus=64), Machine(cpus=8)])
+
+
+@pytest.mark.parametrize("machines", SCALED_TO_ZERO)
+def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
+    crew = staff(EncodeCrewOptions(device="cuda", workers=4), machines, is_cluster=True)
     assert (crew.device, crew.workers, crew.gpus_per_worker) == ("cuda", 4, 1)
+    assert (crew.cpus_per_worker, crew.threads) == (1, 0)  # each node has its own
+    with pytest.raises(UsageError, match="no GPU now, and may get some: --device cuda, .* --device"):
+        staff(EncodeCrewOptions(), machines, is_cluster=True)
+    assert staff(EncodeCrewOptions(device="cpu"), machines, is_cluster=True).threads >= 1
+
+
+def test_cores_that_were_asked_for_are_the_threads_on_a_cluster_too() -> None:
+    crew = staff(EncodeCrewOptions(cpus_per_worker=6), MIXED, is_cluster=True)
+    assert (crew.cpus_per_worker, crew.threads) == (6, 6)
+    assert staff(EncodeCrewOptions(), MIXED, is_cluster=True).threads == 0
 
 
 def test_what_cannot_be_is_refused() -> None:

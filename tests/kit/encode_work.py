@@ -20,6 +20,7 @@ from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import WorkError
 from wdsprep.store import base as store
 
 
@@ -31,6 +32,10 @@ class Making:
     black_raises: bool = False
     pause_s: float = 0.0
     """For each batch, so that there is time for a fault."""
+    fails_at: int = -1
+    """At which batch a worker's GPU fails: 0 for the opening, -1 for none."""
+    bad_places: tuple[str, ...] = ()
+    """The GPUs that do so, as CUDA_VISIBLE_DEVICES names them."""
     chunk_nbytes: int = 0
     """How much of a tar is read at a time."""
     log: str = ""
@@ -42,7 +47,13 @@ class Making:
             store.stream.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
         if self.log:
             Path(self.log, str(os.getpid())).touch()
-        return Plain(self, model, recipe, torch.device(device))
+        if self.fails_at == 0 and self.is_bad:
+            raise WorkError("tiny needs 2 GB of a GPU, which has 1 GB free here")
+        return Plain(self, model, recipe, torch.device(device.replace("cuda", "cpu")))
+
+    @property
+    def is_bad(self) -> bool:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "") in self.bad_places
 
 
 class Plain:
@@ -58,6 +69,7 @@ class Plain:
         self.resolution, self.device = recipe.resolution, device
         self.has_text = recipe.text != "none"
         self._making, self._factor = making, model.factor
+        self._batches = 0
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         length = self.fields[-1].shape[0]
@@ -69,6 +81,9 @@ class Plain:
     ) -> Encoded:
         assert not exact
         time.sleep(self._making.pause_s)
+        self._batches += 1
+        if self._making.is_bad and self._batches == self._making.fails_at:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self._making.white_kills and bool((pixels.amin((1, 2, 3)) == 255).any()):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._making.black_raises and bool((pixels.amax((1, 2, 3)) == 0).any()):

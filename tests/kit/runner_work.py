@@ -204,6 +204,20 @@ class Visible:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Result: the cores that go with one GPU of the node."""
+
+    def open(self) -> Call:
+        return self.call
+
+    def call(self, _unit: Number) -> Generator[float, None, float]:
+        from wdsprep.runners.ray.cluster import node_share
+
+        yield 0.0
+        return node_share(1)
+
+
+@dataclass(frozen=True)
 class Cursed:
     """Workers open everywhere, and at some places die of whatever they get. Elsewhere, units take
     turns with that: up to so many deaths, each waits for one more."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.kit.runner_work import Slow
-from tests.kit.runs import numbers
+from tests.kit.runs import numbers, wait_until
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined
 
@@ -63,6 +68,84 @@ except WorkError as error:
     assert message in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
+
+
+TOKEN = """
+import time
+from wdsprep.errors import WorkError
+from wdsprep.runners.ray.cluster import cluster_resources
+began = time.monotonic()
+try:
+    print(len(cluster_resources({address!r})), "node")
+except WorkError as error:
+    print(error)
+    assert time.monotonic() - began < 5
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a cluster that asks for a token, and a home that has it."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".ray").mkdir()
+    (home / ".ray/auth_token").write_text("5" * 64)
+    environment = {**os.environ, "HOME": str(home)}
+    environment.pop("RAY_ADDRESS", None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # of sockets' names
+        begin = ["start", "--head", "--block", "--port", address.rpartition(":")[2], "--num-cpus=1"]
+        begin += ["--include-dashboard=false", "--disable-usage-stats", "--temp-dir", short]
+        head = subprocess.Popen(
+            [*ray, *begin],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: is_open(address), within_s=60)
+            yield address, home
+        finally:
+            for process in [*psutil.Process(head.pid).children(recursive=True), head]:
+                process.kill()
+            head.wait()
+
+
+def is_open(address: str) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, r'asks for a token: "export RAY_AUTH_MODE=token" sends the one in ~/.ray/auth_token'),
+        ({"RAY_AUTH_MODE": "token"}, "^1 node$"),
+        (
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "6" * 64},
+            "asks for a token: the one here is another: bring its own into",
+        ),
+    ],
+)
+def test_a_cluster_that_asks_for_a_token_gets_it_or_that_is_said(
+    guarded: tuple[str, Path], environment: dict[str, str], told: str
+) -> None:
+    address, home = guarded
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", TOKEN.format(address=address)],
+        env={**unset, "HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert re.search(told, done.stdout)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
 MENDED = """
