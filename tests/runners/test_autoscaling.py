@@ -48,13 +48,15 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
 
 def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(cluster: Any) -> None:
     runner = make_runner("ray", workers=1, gpus_per_worker=1)
-    nodes: list[Any] = []
-    join = threading.Timer(1.0, lambda: nodes.append(cluster.add_node(num_cpus=6, num_gpus=2)))
-    join.start()
-    (finished,) = [e for e in runner.run(Shared(), [Number(0)]) if isinstance(e, Finished)]
-    join.join()
-    cluster.remove_node(*nodes)
-    assert finished.result == 3.0
+    events: list[Any] = []
+    run = runner.run(Shared(), [Number(0)])
+    thread = threading.Thread(target=lambda: events.extend(run), daemon=True)
+    thread.start()
+    time.sleep(1.0)  # until it waits
+    node = cluster.add_node(num_cpus=6, num_gpus=2)
+    thread.join(60)
+    cluster.remove_node(node)
+    assert [event.result for event in events if isinstance(event, Finished)] == [3.0]
 
 
 def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
