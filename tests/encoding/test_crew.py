@@ -88,7 +88,9 @@ def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
     crew = staff(EncodeCrewOptions(device="cuda", workers=4), machines, is_cluster=True)
     assert (crew.device, crew.workers, crew.gpus_per_worker) == ("cuda", 4, 1)
     assert (crew.cpus_per_worker, crew.threads) == (1, 0)  # each node has its own
-    with pytest.raises(UsageError, match="no GPU now, and may get some: --device cuda, .* --device"):
+    with pytest.raises(
+        UsageError, match=r"no GPU now, and may get some: --device cuda, .* --device"
+    ):
         staff(EncodeCrewOptions(), machines, is_cluster=True)
     assert staff(EncodeCrewOptions(device="cpu"), machines, is_cluster=True).threads >= 1
 

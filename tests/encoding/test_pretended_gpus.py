@@ -101,7 +101,7 @@ def test_where_no_gpu_can_be_opened_the_run_ends_with_the_reason(
     images: Path, tmp_path: Path
 ) -> None:
     making = Making(fails_at=0, bad_places=("0", "1"))
-    with pytest.raises(WorkError, match="^tiny needs 2 GB of a GPU, which has 1 GB free here$"):
+    with pytest.raises(WorkError, match=r"^tiny needs 2 GB of a GPU, which has 1 GB free here$"):
         encode(images, tmp_path / "out", making, gpus="01", max_attempts=1)
 
 
@@ -114,4 +114,3 @@ def test_where_the_first_batch_fails_on_all_gpus_each_shard_is_left_out(
     assert {failed.reason for failed in outcome.quarantined} == {
         f"BrokenWorkerError: RuntimeError: {FAILED}"
     }
-

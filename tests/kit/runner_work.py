@@ -310,7 +310,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Unopenable:
-    """Cannot be opened, or not at these places. The others take longer, so they are heard of last."""
+    """Cannot be opened, or not at these places. The others take longer: they are heard of last."""
 
     how: str
     places: frozenset[int] = frozenset()

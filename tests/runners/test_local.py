@@ -140,7 +140,7 @@ def test_a_place_without_a_process_is_given_up_and_the_others_do_its_work(
     no_process(1, monkeypatch)
     assert len(run("local", Square(), numbers(20), gpus=("0", "1"))[1]) == 20
     no_process(0, monkeypatch)
-    with pytest.raises(WorkError, match="a worker process could not be started: .*annot allocate"):
+    with pytest.raises(WorkError, match=r"a worker process could not be started: .*annot allocate"):
         run("local", Square(), numbers(20), gpus=("0", "1"))
 
 

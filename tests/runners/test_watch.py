@@ -1,11 +1,21 @@
 """Which workers a runner gives up: by itself, with a clock that the test turns."""
 
+from pathlib import Path
+
 import pytest
 
+import wdsprep
+from wdsprep.runners import watch
 from wdsprep.runners.schedule import Done, Lost, Ready, Returned, UnitProgress
 from wdsprep.runners.watch import LOOK_S, Watch
 
 PATIENCE_S = 60.0
+PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"
+
+
+def test_the_page_says_how_long_a_worker_may_come_no_further() -> None:
+    told = f"A worker that comes no further for {watch.PATIENCE_S / 60:.0f} minutes is\nended"
+    assert told in PAGE.read_text()
 
 
 class Time:

@@ -67,10 +67,12 @@ class EncodeCrew:
 def staff(
     options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
-    """Return the crew for these machines. On GPUs a worker has one of them, or shares it where there
-    are more workers, and its share of the cores of its machine; on CPUs, where torch computes with
-    all cores, one worker has a whole machine. Machines of a cluster may come later, with other
-    cores: what is asked for there is the least that is known, and a worker on a GPU sizes itself."""
+    """Return the crew for these machines.
+
+    On GPUs a worker has one of them, or shares it where there are more workers, and its share of
+    the cores of its machine; on CPUs, where torch computes with all cores, one worker has a whole
+    machine. Machines of a cluster may come later, with other cores: what is asked for there is the
+    least that is known, and a worker on a GPU sizes itself."""
     with_gpus = [machine for machine in machines if machine.gpus]
     if is_cluster and options.device == "auto" and not with_gpus:
         raise UsageError(

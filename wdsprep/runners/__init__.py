@@ -8,11 +8,13 @@
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
    where all die is given up, and their last attempt is made elsewhere.
-5. A worker whose units come no further for half an hour is ended, and judged as if it had died.
-6. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
+5. A worker whose units come no further for long (`watch`) is ended, and judged as if it had died.
+6. A worker that cannot open costs the run one place, which is given up after `max_attempts`, unless
+   what is wrong is the request, or no worker was ever ready: that ends the run.
+7. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
    `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole
    run cannot go on: everything stops, and the driver raises it.
-7. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
+8. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
    and says what is where (`versions`).
 
 `run` is one run over the units of a dataset. `schedule` decides who gets which unit, and what a

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from wdsprep.runners.schedule import Done, Failed, Lost, Message, Returned, UnitProgress
 
 PATIENCE_S = 2700.0
-"""Longer than eight attempts at a server that never answers."""
+"""Longer than eight attempts at a server that never answers. Pages say it in minutes."""
 LOOK_S = 5.0
 """How often to look, at least."""
 

@@ -94,13 +94,15 @@ def _check_token(address: str) -> None:
     """Check that a cluster at an address takes this process as it is."""
     if address in ("local", "auto"):  # for which Ray itself sees to the token
         return
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 
     try:
         with _without_stderr():
             GcsClient(address=address)
     except AuthenticationError as error:
-        raise WorkError(f"the Ray cluster at {address} asks for a token: {_token_advice()}") from error
+        raise WorkError(
+            f"the Ray cluster at {address} asks for a token: {_token_advice()}"
+        ) from error
     except RayError as error:
         raise WorkError(_failure(address, error)) from error
 
