@@ -1,7 +1,10 @@
 """What a GPU can do, by what torch says of it."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from wdsprep.encoding.choices import dtype_of
 from wdsprep.encoding.encode import make_encoder
+from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
 from wdsprep.encoding.models.device import check_age
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.recipe import Recipe
@@ -55,6 +59,33 @@ def test_text_alone_has_the_dtype_that_it_has_beside_latents(
     path.unlink()
     alone = find_model(str(tmp_path / "model"), text="emb", has_vae=False)
     assert dtype_of("auto", "cuda", alone) == "fp16"
+
+
+@pytest.mark.parametrize("chosen", ["", *ALLOCATOR])
+def test_workers_map_memory_that_grows_unless_the_user_has_chosen(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(chosen, "max_split_size_mb:128")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    prepare_allocator()
+    told = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+    expected = {chosen: "max_split_size_mb:128"} if chosen else None
+    assert told == (expected or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_torch_takes_that_setting_without_a_word() -> None:
+    code = "import torch; print(torch.zeros(1).item(), torch.cuda.is_available() or False)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("is_native", "dtype"), [(True, "bf16"), (False, "fp32")])

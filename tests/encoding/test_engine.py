@@ -300,6 +300,15 @@ def test_waiting_for_the_host_is_not_busy_nor_is_warming_up(
     assert encoder.sizes == [4, 4, 4, 4, 4, 2, 2, 2]
 
 
+def test_a_card_that_gets_slower_is_as_busy_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wdsprep.encoding.models.device.OF_LATE", 3)
+    made = gpu(monkeypatch, Launching(), [60.0, 0.010, 60.0, *[0.010] * 3, *[0.020] * 6])
+    made.warm_up(some(4))
+    for _ in range(9):
+        made.finish(made.launch(some(4)))
+    assert made.stats.busy_s == pytest.approx(3 * 0.010 + 2 * 0.010 + 4 * 0.020)
+
+
 def test_waiting_for_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that blocks gives the core away until it has come."""
     asked: list[dict[str, bool]] = []
