@@ -111,7 +111,8 @@ class Subset:
             if len(name) == 1 and name[0] in table.columns:
                 column = table.column(str(name[0]))[own].astype(object)
                 column[own == LACKING] = None
-                return column.tolist()
+                values: list[Any] = column.tolist()
+                return values
             if len(name) == 1 and name[0] in table.texts:
                 return table.text(str(name[0]), own)
         found = [at_path(one, name) for one in some.facts]
