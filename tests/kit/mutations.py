@@ -1,0 +1,179 @@
+"""Changes to the bytes of a file, as damage or a hostile stranger makes them.
+
+Each is a pure function of bytes and of a `random.Random`, so that a seed tells again what failed.
+`mutate` changes any bytes, `mutate_json` the values of a JSON document, whose text stays JSON.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+Mutator = Callable[[bytes, Random], bytes]
+
+NUMBERS = (0, 1, 0x7F, 0xFF, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+"""Sizes and counts at which arithmetic turns over."""
+MOST_RUN = 64
+DEEP = "@deep@"
+"""A value that is written as lists nested more than Python can read."""
+
+
+def flip_bytes(data: bytes, rng: Random) -> bytes:
+    """Change up to eight single bytes."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 8) if data else 0):
+        changed[rng.randrange(len(data))] ^= rng.randint(1, 255)
+    return bytes(changed)
+
+
+def flip_early_byte(data: bytes, rng: Random) -> bytes:
+    """Change a byte of the first hundred, where formats keep what they claim."""
+    return _with(data, rng.randrange(min(len(data), 100)), bytes([rng.randrange(256)]), rng)
+
+
+def flip_late_byte(data: bytes, rng: Random) -> bytes:
+    """Change a byte of the last hundred, where zip and Parquet keep what they claim."""
+    return _with(data, len(data) - 1 - rng.randrange(min(len(data), 100)), rng.randbytes(1), rng)
+
+
+def write_number(data: bytes, rng: Random) -> bytes:
+    """Put an extreme number of 1, 2, 4 or 8 bytes somewhere."""
+    width = rng.choice((1, 2, 4, 8))
+    number = rng.choice(NUMBERS) & (256**width - 1)
+    at = rng.randrange(min(len(data), rng.choice((64, 512, len(data)))))
+    return _with(data, at, number.to_bytes(width, rng.choice(("little", "big"))), rng)
+
+
+def cut_end(data: bytes, rng: Random) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def cut_out(data: bytes, rng: Random) -> bytes:
+    """Leave out some bytes in the middle."""
+    at = rng.randrange(len(data))
+    return data[:at] + data[at + rng.randint(1, MOST_RUN) :]
+
+
+def put_in(data: bytes, rng: Random) -> bytes:
+    """Put random bytes in the middle."""
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.randbytes(rng.randint(1, MOST_RUN)) + data[at:]
+
+
+def put_zeros(data: bytes, rng: Random) -> bytes:
+    return _with(data, rng.randrange(len(data)), bytes(rng.randint(1, MOST_RUN)), rng)
+
+
+def repeat_run(data: bytes, rng: Random) -> bytes:
+    """Write a run of bytes twice, as of a record that stands there twice."""
+    at = rng.randrange(len(data))
+    end = at + rng.randint(1, 4 * MOST_RUN)
+    return data[:end] + data[at:end] + data[end:]
+
+
+def change_digit(data: bytes, rng: Random) -> bytes:
+    """Make another number of one that is written in digits."""
+    places = [at for at, byte in enumerate(data[:100_000]) if chr(byte).isdigit()]
+    if not places:
+        return flip_bytes(data, rng)
+    at = rng.choice(places)
+    digits = rng.choice((b"-1", b"0", b"9", b"1.5", b"9" * 12, b"9" * 30, b"1e9", b"NaN", b""))
+    return data[:at] + digits + data[at + 1 :]
+
+
+def _with(data: bytes, at: int, part: bytes, _rng: Random) -> bytes:
+    return data[:at] + part[: len(data) - at] + data[at + len(part) :]
+
+
+MUTATORS: tuple[Mutator, ...] = (
+    flip_bytes,
+    flip_early_byte,
+    flip_late_byte,
+    write_number,
+    cut_end,
+    cut_out,
+    put_in,
+    put_zeros,
+    repeat_run,
+    change_digit,
+)
+
+
+def mutate(data: bytes, rng: Random, mutators: Sequence[Mutator] = MUTATORS) -> bytes:
+    """Change a file in one to three ways."""
+    for _ in range(rng.randint(1, 3)):
+        data = rng.choice(mutators)(data, rng) if data else data
+    return data
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def odd_values() -> tuple[Any, ...]:
+    """Values of another type or size than anybody expects."""
+    return (
+        *(None, True, False, 0, 1, -1, 0.5, -0.0, float("nan"), float("inf")),
+        *(2**31, 2**32, 2**53 + 1, 2**63, 10**18, 10**300, -(2**63), 1e308),
+        *("", " ", "0", "1", "x" * 100_000, "../../etc/passwd", "/etc/passwd", "a/../../b"),
+        *("\0", "\ud800", "\u202e", "\x1b[2J", "é" * 100, "\n", "[1]", "None"),
+        *([], {}, [None], [[]], {"": None}, [0] * 1000, nested(60), nested(300), DEEP),
+    )
+
+
+def mutate_json(data: bytes, rng: Random, *, times: int = 0) -> bytes:
+    """Change one to three values, names or lists of a JSON document, which stays JSON."""
+    found = [json.loads(data)]
+    for _ in range(times or rng.randint(1, 3)):
+        if places := _places(found):
+            _change(*rng.choice(places), rng)
+    depth = 100_000
+    text = json.dumps(found[0] if found else None)
+    return text.replace(json.dumps(DEEP), "[" * depth + "]" * depth).encode()
+
+
+def mutate_json_line(data: bytes, rng: Random) -> bytes:
+    """Change one line of JSON lines."""
+    lines = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    lines[at] = mutate_json(lines[at], rng) + b"\n"
+    return b"".join(lines)
+
+
+def _places(value: list[Any]) -> list[tuple[Any, Any]]:
+    """Return each place in lists and objects within each other, by what holds it."""
+    found: list[tuple[Any, Any]] = []
+    holders: list[Any] = [value]
+    for holder in holders:
+        for name in [*holder] if isinstance(holder, dict) else range(len(holder)):
+            found.append((holder, name))
+            if isinstance(holder[name], dict | list):
+                holders.append(holder[name])
+    return found
+
+
+def _change(holder: Any, name: Any, rng: Random) -> None:
+    kind = rng.randrange(8)
+    if kind == 0:
+        del holder[name]
+    elif kind == 1 and isinstance(holder, list):
+        holder.insert(name, copy.deepcopy(holder[name]))
+    elif kind == 1:
+        holder[name + rng.choice((" ", "_", "x"))] = holder.pop(name)
+    elif kind == 2:
+        other = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        holder[name], holder[other] = holder[other], holder[name]
+    elif kind == 3 and isinstance(holder[name], int | float):
+        holder[name] = rng.choice((-holder[name], holder[name] * 10**9, str(holder[name]), 1))
+    elif kind == 3 and isinstance(holder[name], str):
+        holder[name] = mutate(holder[name].encode("utf-8", "replace"), rng).decode(
+            "utf-8", "replace"
+        )
+    elif kind == 4:
+        holder[name] = [holder[name]]
+    else:
+        holder[name] = rng.choice(odd_values())
