@@ -4,7 +4,8 @@ bare bytes. Nothing is unpickled but by torch's reader of weights, which makes t
 
 import io
 import pickle
-from collections.abc import Sequence
+import zipfile
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from wdsprep.dataset.arrays import BFLOAT16, Field, of_bits, to_bits
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.importing.names import CachedColumn
+from wdsprep.importing.names import DTYPES, CachedColumn
+from wdsprep.sources.parsing import parsing_sample
 from wdsprep.sources.tables import RawArray
 
 STORED = {
@@ -30,16 +32,20 @@ STORED = {
 """How we store an array of a dtype. NumPy has no bfloat16, so other caches have its bits as uint16,
 as we have them; no array of latents or text is one of whole numbers up to 65,535."""
 BITS = "uint16"
+MOST_EXPANDED = 16 << 20
+"""A tensor may repeat its values, and so be larger than its file: no more than this."""
 LEAST_STD = 1e-10  # whose logarithm is that of no variance
 
 
 def array_of(column: CachedColumn, value: Any) -> RawArray:
-    """The array in a column, whatever form it has there."""
-    try:
-        return _array_of(column, value)
-    except (ValueError, KeyError, EOFError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {error}"[:160]
-        raise RejectedError(Code.UNREADABLE, f"{column.name} holds no array ({why})") from error
+    """The array in a column, whatever form it has there; one of a dtype that we store has the bytes
+    that its shape asks for."""
+    with parsing_sample(f"{column.name} holds no array: it"):
+        raw = _array_of(column, value)
+        width = DTYPES.get(raw.dtype)
+        if width is not None and len(raw.data) != width * prod(raw.shape):
+            raise ValueError(f"{len(raw.data):,} bytes are not {raw.dtype} {raw.shape}")
+    return raw
 
 
 def _array_of(column: CachedColumn, value: Any) -> RawArray:
@@ -48,7 +54,7 @@ def _array_of(column: CachedColumn, value: Any) -> RawArray:
     if not isinstance(value, bytes):
         raise ValueError(f"it is {type(value).__name__}")
     if value.startswith(b"\x93NUMPY"):
-        return raw_array(np.lib.format.read_array(io.BytesIO(value), allow_pickle=False))
+        return _of_npy(value)
     if column.name.endswith((".pth", ".pt")):
         return _of_torch(value)
     if not column.dtype:
@@ -61,15 +67,51 @@ def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
     return RawArray(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
 
 
+def _of_npy(data: bytes) -> RawArray:
+    """NumPy's own reader makes an array of the shape that a header claims before it reads it."""
+    file = io.BytesIO(data)
+    shape, is_fortran, dtype = _npy_header(file)
+    _check_dtype(dtype.name)
+    nbytes, start = dtype.itemsize * prod(shape), file.tell()
+    if min(shape, default=0) < 0 or nbytes > len(data) - start:
+        raise ValueError(f"{len(data) - start:,} bytes do not make {dtype} {shape}")
+    values = np.frombuffer(data[start : start + nbytes], dtype)
+    return raw_array(values.reshape(shape, order="F" if is_fortran else "C"))
+
+
+def _npy_header(file: io.BytesIO) -> "tuple[tuple[int, ...], bool, np.dtype[Any]]":
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its format is {version[0]}.{version[1]}, which is for names of fields")
+    read = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
+    try:
+        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = getattr(np.lib.format, read)(file)
+    except MemoryError:  # of 10 kB at most: so Python says that they are nested too deep
+        raise ValueError("its header is nested too deep") from None
+    return found
+
+
+def _check_dtype(name: str) -> None:
+    if name not in STORED:
+        raise RejectedError(Code.OTHER_SHAPE, f"{name} is no dtype of latents or text")
+
+
 def _of_torch(data: bytes) -> RawArray:
     import torch
 
+    _check_saved(data)
     try:
         tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError("it is no plain tensor, and nothing else is unpickled") from None
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"it is {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise ValueError(f"it is a tensor of {tensor.layout} on {tensor.device}, not a plain one")
+    _check_dtype(str(tensor.dtype).removeprefix("torch."))
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes > max(len(data), MOST_EXPANDED):
+        raise ValueError(f"{len(data):,} bytes do not hold {nbytes:,}")
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
         bits = tensor.view(torch.int16).numpy().tobytes()
@@ -77,11 +119,24 @@ def _of_torch(data: bytes) -> RawArray:
     return raw_array(tensor.numpy())
 
 
+def _check_saved(data: bytes) -> None:
+    """Check that what torch would make of the bytes is no larger than they are. Its archives are
+    never compressed, and of all that it makes, only a bytearray is as long as a number says."""
+    if b"bytearray" in data:
+        raise ValueError("it is no plain tensor, and nothing else is unpickled")
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            claimed = sum(member.file_size for member in archive.infolist())
+        if claimed > len(data):
+            raise ValueError(f"{len(data):,} bytes unpack to {claimed:,}")
+
+
 def stored(raw: RawArray, sides: int) -> RawArray:
     """With the dtype that we store, and so many sides: one that a batch has left in front goes."""
-    if raw.dtype not in STORED:
-        raise RejectedError(Code.OTHER_SHAPE, f"{raw.dtype} is no dtype of latents or text")
+    _check_dtype(raw.dtype)
     shape = raw.shape
+    if not shape or 0 in shape:
+        raise RejectedError(Code.OTHER_SHAPE, f"an array of shape {shape} holds nothing")
     while len(shape) > sides and shape[0] == 1:
         shape = shape[1:]
     dtype, data = STORED[raw.dtype], raw.data
@@ -146,7 +201,7 @@ def zeros(field: Field) -> RawArray:
     return RawArray(dtype=own.dtype, shape=own.shape, data=bytes(own.array_nbytes))
 
 
-def nested(column: Any) -> "Sequence[RawArray | None]":
+def nested(column: Any) -> list[RawArray | None]:
     """The rows of an Arrow column of lists within lists, as arrays; None for a null, and where
     lists are not all equally long."""
     return [_row(column, number) for number in range(len(column))]

@@ -4,29 +4,33 @@ A row is its columns by their names: arrays, bytes or texts and numbers. A file 
 """
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import nested
-from wdsprep.limits import MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item
+from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
+from wdsprep.sources import Columns, Item, alone
 from wdsprep.sources.captions import decode_facts, decode_text
+from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.image_tables import ArrowSource, MdsSource, TableSource
 from wdsprep.sources.patterns import is_glob, is_tar, table_kind, tar_stem
 from wdsprep.sources.recognise import recognise
+from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
-from wdsprep.sources.tables.mds import read_index, read_samples, shards_there, value_of
-from wdsprep.sources.tables.parquet import open_parquet
+from wdsprep.sources.tables.mds import fields_in, read_samples, value_of
+from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
+from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import opened
@@ -34,22 +38,26 @@ from wdsprep.store.base import Entry, stream
 from wdsprep.text import shown
 
 BATCH_ROWS = 16
+COUNTED_ROWS = 1 << 20
 KEYS = ("__key__", "key")
 """Columns that name a sample."""
 TEXT_MEMBERS = {"json": "json", "txt": "caption", "caption.txt": "caption"}
-MAX_ARRAY_NBYTES = 1 << 30  # of a member of a tar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """`key` is that of a tar, or of a column; else it is made of the file and the number."""
+    """A row, or why it is none. `key` is that of a tar, or of a column; else it is made of the file
+    and the number."""
 
     key: str
     source: str
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    refusal: Refusal | None = None
 
 
-Rows = Iterator[Row | tuple[Row, RejectedError]]
+Values = Mapping[str, Any]
+Made = Callable[[], Values]
+"""Makes the values of a row of what a file holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +84,7 @@ class Foreign:
             )
             for entry in table.files():
                 with open_parquet(opened(self.url), entry.name) as file:
-                    yield _item(entry, samples=file.metadata.num_rows)
+                    yield _item(entry, samples=file.rows)
 
     def columns(self, item: Item) -> list[str]:
         """Of a file; of a tar, those of its first sample."""
@@ -86,61 +94,57 @@ class Foreign:
             return list(arrow_schema(self.url, item.name).names)
         if self.kind == "parquet":
             with open_parquet(opened(self.url), item.name) as file:
-                return list(file.schema_arrow.names)
+                return list(file.schema.names)
         first = next((found for found in self._tar(item.name, ()) if _is_sample(found)), None)
         if not isinstance(first, TarSample):
             raise SourceError(f"{self.url}/{item.name} holds no sample: name another source")
         return [*first.fields, *(first.unread or ())]
 
     def count(self, item: Item) -> int:
-        return item.samples or sum(1 for _ in self.rows(item, ()))
-
-    def rows(self, item: Item, wanted: Sequence[str]) -> Rows:
-        """The rows of a file; of columns of arrays those alone that are wanted."""
+        if item.samples:
+            return item.samples
         if self.kind == "tars":
-            yield from self._of_tar(item.name, wanted)
+            return sum(1 for _ in self._tar(item.name, ()))
+        return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
+
+    def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
+        """The rows of a file: of columns of arrays those alone that are wanted, and the others
+        where `facts` are."""
+        if self.kind == "tars":
+            yield from self._of_tar(item.name, wanted, facts)
             return
         stem = stem_of(item.name).replace(".", "_")
-        for number, columns in enumerate(self._columns(item, wanted)):
-            said = next((columns[name] for name in KEYS if columns.get(name)), "")
-            key = str(said).replace(".", "_") or f"{stem}-{number:07d}"
-            yield Row(key=key, source=f"{shown(item.name)}#{number}", columns=columns)
+        for number, make in enumerate(self._columns(item, wanted, facts)):
+            yield _row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
 
-    def _columns(self, item: Item, wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    def _columns(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[Made]:
         if self.kind == "mds":
             shard = read_index(self.url, item.extra)[item.name]
-            said = shard.encodings
-            names = [n for n, kind in said.items() if n in wanted or not _is_large(kind)]
-            for fields in read_samples(self.url, shard, item.parts[0][0], names):
-                yield {name: _value(said[name], data) for name, data in fields.items()}
+            encodings = shard.encodings.items()
+            names = [n for n, kind in encodings if n in wanted or (facts and not _is_large(kind))]
+            for data in read_samples(self.url, shard, item.parts[0][0]):
+                yield partial(_of_mds, shard, data, names)
         elif self.kind == "arrow":
-            schema = arrow_schema(self.url, item.name)
-            names = _readable(schema, wanted)
+            names = _readable(arrow_schema(self.url, item.name), wanted, facts)
             for batch in arrow_batches(self.url, item.name, BATCH_ROWS):
-                yield from _rows_of(batch.select(names), wanted)
+                yield from _of_batch(batch.select(names), wanted)
         else:
             with open_parquet(opened(self.url), item.name) as file:
-                names = _readable(file.schema_arrow, wanted)
-                for batch in file.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
-                    yield from _rows_of(batch, wanted)
+                names = _readable(file.schema, wanted, facts)
+                for batch in file.batches(BATCH_ROWS, columns=names):
+                    yield from _of_batch(batch, wanted)
 
-    def _of_tar(self, tar: str, wanted: Sequence[str]) -> Rows:
-        for found in self._tar(tar, wanted):
+    def _of_tar(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
+        for found in self._tar(tar, wanted, facts):
             source = shown(f"{tar}/{found.key}" if found.key else tar)
-            if isinstance(found, BadSampleError):
-                refused = RejectedError(Code.named(f"tar_{found.code}"), str(found))
-                yield Row(key=found.key or stem_of(tar), source=source, columns={}), refused
-                continue
-            try:
-                yield Row(key=found.key, source=source, columns=_of_members(found, wanted))
-            except RejectedError as refused:
-                yield Row(key=found.key, source=source, columns={}), refused
+            yield _row(found.key or stem_of(tar), source, partial(_of_members, found, wanted))
 
-    def _tar(self, tar: str, wanted: Sequence[str]) -> Iterator[TarSample | BadSampleError]:
+    def _tar(
+        self, tar: str, wanted: Sequence[str], facts: bool = False
+    ) -> Iterator[TarSample | BadSampleError]:
         def wants(name: str, nbytes: int, _before: object) -> bool:
-            if name in TEXT_MEMBERS:
-                return nbytes <= MAX_TEXT_NBYTES
-            return name in wanted and nbytes <= MAX_ARRAY_NBYTES
+            is_fact = facts and name in TEXT_MEMBERS and name not in wanted
+            return (is_fact or name in wanted) and nbytes <= _most_nbytes(name)
 
         with stream(opened(self.url), tar) as file:
             yield from scan(stream_tape(unzipped(file)), wants=wants)
@@ -185,16 +189,24 @@ def _is_large(encoding: str) -> bool:
     return encoding.partition(":")[0] in ("ndarray", "bytes", "jpeg", "png", "pil")
 
 
-def _value(encoding: str, data: bytes) -> Any:
-    try:
-        return value_of(encoding, data)
-    except ValueError as error:
-        return error  # which whoever wants an array there refuses
+def _row(key: str, source: str, make: Made) -> Row:
+    """Whatever exception its values meet is of this row alone."""
+    found = alone(source, make)
+    if isinstance(found, Refusal):
+        return Row(key=key, source=source, refusal=found)
+    own = next((found[name] for name in KEYS if found.get(name)), "")
+    return Row(key=str(own).replace(".", "_") or key, source=source, columns=found)
 
 
-def _readable(schema: pa.Schema, wanted: Sequence[str]) -> list[str]:
-    """The columns that are wanted, and those of texts and numbers."""
-    return [f.name for f in schema if f.name in wanted or not _is_nested(f.type)]
+def _of_mds(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
+    said = shard.encodings
+    fields = fields_in(shard, data, names) if names else {}
+    return {name: value_of(said[name], value, name) for name, value in fields.items()}
+
+
+def _readable(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
+    """The columns that are wanted, and those of texts and numbers where `facts` are."""
+    return [f.name for f in schema if f.name in wanted or (facts and not _is_nested(f.type))]
 
 
 def _is_nested(kind: pa.DataType) -> bool:
@@ -202,18 +214,32 @@ def _is_nested(kind: pa.DataType) -> bool:
     return bool(is_bytes or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
-def _rows_of(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    found: dict[str, Sequence[Any]] = {}
+def _of_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[Made]:
+    return (partial(_sound, row) for row in rows_in(batch, partial(_values, wanted=wanted)))
+
+
+def _sound(row: TableRow) -> Values:
+    if isinstance(row, RejectedError):
+        raise row
+    return row
+
+
+def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]]:
+    found: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         plain = column.storage if isinstance(column, pa.ExtensionArray) else column
         is_array = name in wanted and hasattr(plain.type, "value_type")
         found[name] = nested(plain) if is_array else plain.to_pylist()
-    for values in zip(*found.values(), strict=True):
-        yield dict(zip(found, values, strict=True))
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-def _of_members(found: TarSample, wanted: Sequence[str]) -> Mapping[str, Any]:
+def _of_members(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
     """The json's fields and the caption beside the arrays."""
+    if isinstance(found, BadSampleError):
+        raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
+    for name, nbytes in (found.unread or {}).items():
+        if name in wanted and isinstance(nbytes, int):
+            check_nbytes(name, nbytes, _most_nbytes(name))
     facts: dict[str, Any] = {}
     for name, data in found.fields.items():
         if TEXT_MEMBERS.get(name) == "json":
@@ -223,7 +249,10 @@ def _of_members(found: TarSample, wanted: Sequence[str]) -> Mapping[str, Any]:
     return {**facts, **{name: found.fields[name] for name in wanted if name in found.fields}}
 
 
+def _most_nbytes(member: str) -> int:
+    return MAX_TEXT_NBYTES if member in TEXT_MEMBERS else MAX_NBYTES
+
+
 def first_rows(foreign: Foreign, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
-    """Of all files, those that can be read."""
-    rows = chain.from_iterable(foreign.rows(item, wanted) for item in items)
-    return (row for row in rows if isinstance(row, Row))
+    """Of all files, with the columns that are wanted alone."""
+    return chain.from_iterable(foreign.rows(item, wanted, facts=False) for item in items)

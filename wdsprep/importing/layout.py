@@ -8,6 +8,7 @@ up to the length of its mask or of `--text-length`. Latents may be of any shape 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from wdsprep.dataset.arrays import EMB as EMB_NPY
@@ -16,10 +17,11 @@ from wdsprep.dataset.arrays import MASK as MASK_NPY
 from wdsprep.dataset.arrays import POOLED as POOLED_NPY
 from wdsprep.dataset.arrays import Field, fields_of, is_finite, layout
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.arrays import BITS, array_of, npy_of, one_behind_other, stored, with_logvar
+from wdsprep.importing.foreign import Row
 from wdsprep.importing.names import (
     CELL,
     EMB,
@@ -31,6 +33,7 @@ from wdsprep.importing.names import (
     POOLED,
     Chosen,
 )
+from wdsprep.sources import alone
 from wdsprep.sources.tables import RawArray
 
 LOOKED_AT = 64
@@ -88,7 +91,7 @@ def arrays_in(chosen: Chosen, columns: Mapping[str, Any]) -> dict[str, RawArray]
 
 def settle_plan(
     chosen: Chosen,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Row],
     *,
     text_length: int,
     sizes: tuple[Size, ...] = (),
@@ -102,19 +105,27 @@ def settle_plan(
             "latent=NAME"
         )
     sound: list[dict[str, RawArray]] = []
-    refused: RejectedError | None = None
+    looked, why = 0, ""
     bits: tuple[str, ...] = ()
-    for columns in rows:
-        try:
-            sound.append(arrays_in(chosen, columns))
-            bits = bits or _bits(chosen, columns)
-        except RejectedError as error:
-            refused = refused or error
+    for row in rows:
+        looked += row.refusal is None
+        if looked > LOOKED_AT:
+            break
+        arrays = partial(arrays_in, chosen, row.columns)
+        found = row.refusal if row.refusal else alone(row.source, arrays)
+        if isinstance(found, Refusal):
+            why = why or found.detail
+        else:
+            sound.append(found)
+            bits = bits or _bits(chosen, row.columns)
     if not sound:
-        why = refused.detail if refused else "it holds no rows"
+        why = why or "it holds no rows"
         raise SourceError(f"{what}: none of its first rows can be taken: {why}")
     names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
-    fields = [_field(name, sound, text_length) for name in names]
+    try:
+        fields = [_field(name, sound, text_length) for name in names]
+    except FormatError as error:
+        raise SourceError(f"{what}: {error}") from error
     if sizes:  # the layout is that of the square
         side = resolution // _cell(sound, sizes, what)
         fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))

@@ -46,7 +46,7 @@ class CachedColumn:
         """The shape of so many bytes; an error where they do not make it."""
         width = DTYPES[self.dtype]
         fixed = width * prod(side for side in self.shape if side != ANY)
-        rest, over = divmod(nbytes, fixed)
+        rest, over = divmod(nbytes, fixed) if fixed else (0, 0)
         if over or not rest or (ANY not in self.shape and rest != 1):
             shown = " x ".join("any" if side == ANY else str(side) for side in self.shape)
             raise ValueError(f"{nbytes:,} bytes are not {self.dtype} of {shown}")
@@ -69,7 +69,7 @@ class Names:
 TRAINERS = (
     Names(
         trainer="mosaicml/diffusion, micro_diffusion",
-        patterns={LATENT: r"latents_(?P<pixels>\d+)", EMB: "caption_latents"},
+        patterns={LATENT: r"latents_(?P<pixels>[1-9][0-9]{0,4})", EMB: "caption_latents"},
         dtype="float16",
     ),
     Names(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from wdsprep.errors import FingerprintError, SourceError, UsageError
@@ -147,15 +146,14 @@ def _plan(
 ) -> "ImportPlan":
     """Settled by the first rows of the first files."""
     from wdsprep.importing.foreign import first_rows
-    from wdsprep.importing.layout import LOOKED_AT, settle_plan
+    from wdsprep.importing.layout import settle_plan
     from wdsprep.importing.names import choose
 
     what = f"{foreign.url}/{shown(items[0].name)}"
     chosen = choose(foreign.columns(items[0]), asked, resolution=resolution, what=what)
     rows = first_rows(foreign, items[:PROBED_FILES], chosen.names)
-    first = (row.columns for row in islice(rows, LOOKED_AT))
     return settle_plan(
-        chosen, first, text_length=text_length, sizes=sizes, resolution=resolution, what=what
+        chosen, rows, text_length=text_length, sizes=sizes, resolution=resolution, what=what
     )
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.state import find_receipt
@@ -21,6 +22,7 @@ from wdsprep.importing.foreign import Row
 from wdsprep.importing.layout import arrays_in, members_of, size_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.sources import alone
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 
@@ -50,26 +52,22 @@ class ImportWorker:
         ):
             told = time.monotonic()
             rows = work.foreign.rows(item, work.plan.names)
-            for found in islice(rows, item.take or None):
-                self._take(output, found)
+            for row in islice(rows, item.take or None):
+                self._take(output, row)
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
                     yield _progress(shard, output)
             yield _progress(shard, output)
             return output.finish(work.settings, self._empty)
 
-    def _take(self, output: LatentShard, found: Row | tuple[Row, RejectedError]) -> None:
-        row, refused = (found, None) if isinstance(found, Row) else found
-        try:
-            if refused:
-                raise refused
-            shape, members = self._members(row)
-            output.add_members(row.key, members, cut=False, shape=shape)
-        except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
-            said = as_rejected(error, Code.UNREADABLE)
-            output.rejects.add(
-                Reject(key=row.key, source=row.source, code=said.code, detail=said.detail)
-            )
+    def _take(self, output: LatentShard, row: Row) -> None:
+        found = row.refusal or alone(row.source, partial(self._add, output, row))
+        if found is not None:
+            output.rejects.add(found.to_reject(row.key))
+
+    def _add(self, output: LatentShard, row: Row) -> None:
+        shape, members = self._members(row)
+        output.add_members(row.key, members, cut=False, shape=shape)
 
     def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
         """The shape of a sample where there are several, and its members."""

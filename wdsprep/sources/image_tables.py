@@ -21,16 +21,9 @@ from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
-from wdsprep.sources.tables.mds import (
-    SCALARS,
-    TEXTS,
-    MdsShard,
-    read_index,
-    read_samples,
-    shards_there,
-    value_of,
-)
-from wdsprep.sources.tables.parquet import open_parquet, rows_in, runs
+from wdsprep.sources.tables.mds import SCALARS, TEXTS, fields_in, read_samples, value_of
+from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
+from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.store import opened
 from wdsprep.store.base import Entry
 from wdsprep.text import columns, shown
@@ -57,8 +50,8 @@ class TableSource:
     def items(self, left_out: Told = untold) -> Iterator[Item]:
         for entry in self.files(left_out):
             with open_parquet(opened(self.url), entry.name) as file:
-                self.check(file.schema_arrow, entry.name)
-                for first, last, rows in runs(file.metadata, self.rows_per_item):
+                self.check(file.schema, entry.name)
+                for first, last, rows in file.runs(self.rows_per_item):
                     yield Item(
                         name=f"{entry.name}[{first}:{last}]",
                         parts=((entry.name, entry.nbytes, entry.stamp),),
@@ -70,9 +63,8 @@ class TableSource:
         """The columns that images and captions come from, in the first file ("" for none)."""
         first = next(self.files())
         with open_parquet(opened(self.url), first.name) as file:
-            schema = file.schema_arrow
-            image = self.check(schema, first.name)
-            return image, self.columns.caption or first_of(NAMES, schema.names)
+            image = self.check(file.schema, first.name)
+            return image, self.columns.caption or first_of(NAMES, file.schema.names)
 
     def check(self, schema: pa.Schema, name: str) -> str:
         return checked_column(self.columns, schema, name, self.url)
@@ -89,12 +81,10 @@ class TableSource:
         name = item.parts[0][0]
         first, last = map(int, item.extra.split(":"))
         with open_parquet(opened(self.url), name) as file:
-            image = self.check(file.schema_arrow, name)
-            before = sum(file.metadata.row_group(group).num_rows for group in range(first))
-            groups = range(first, last)
-            batches = file.iter_batches(BATCH_ROWS, row_groups=groups, use_threads=False)
+            image = self.check(file.schema, name)
+            batches = file.batches(BATCH_ROWS, groups=range(first, last))
             rows = (row for batch in batches for row in rows_in(batch))
-            for number, row in enumerate(rows, before):
+            for number, row in enumerate(rows, sum(file.groups[:first])):
                 source = f"{shown(name)}#{number}"
                 yield alone(source, partial(self._sample, row, image, source))
 
@@ -199,16 +189,14 @@ class MdsSource:
     ) -> Iterator[Sample | Refusal]:
         shard = read_index(self.url, item.extra)[item.name]
         image = self._image(shard)
-        for number, fields in enumerate(read_samples(self.url, shard, item.parts[0][0])):
+        for number, data in enumerate(read_samples(self.url, shard, item.parts[0][0])):
             source = f"{shown(item.name)}#{number}"
-            yield alone(source, partial(self._sample, shard, fields, image, source))
+            yield alone(source, partial(self._sample, shard, data, image, source))
 
-    def _sample(
-        self, shard: MdsShard, fields: Mapping[str, bytes], image: str, source: str
-    ) -> Sample:
+    def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
         """Arrays are no facts of an image: they are passed over."""
-        said = shard.encodings
-        facts = {n: value_of(said[n], data) for n, data in fields.items() if _is_fact(said[n])}
+        said, fields = shard.encodings, fields_in(shard, sample)
+        facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
         data = fields[image]
         row = {**facts, image: png_of_pixels(data) if said[image] == "pil" else data}
         return sample_of(row, image, self.columns.caption, source)

@@ -2,15 +2,18 @@
 split. A file is a stream of batches, and is read from its start to its end.
 """
 
+import io
 import json
 import posixpath
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from wdsprep.errors import SourceError
 from wdsprep.sources import Told, untold
+from wdsprep.sources.parsing import check_columns, check_rows, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import opened
 from wdsprep.store.base import Entry, Store, is_hidden, stream
@@ -41,43 +44,73 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
 
 
 def _named(store: Store, state: str) -> Iterator[str]:
-    try:
-        files = json.loads(store.read(state))["_data_files"]
-        for file in files:
+    data = store.read(state)
+    what = "list of Arrow files, as save_to_disk writes it"
+    with parsing_file(f"{store.url}/{state}", what, "save the dataset again"):
+        for file in json.loads(data)["_data_files"]:
             yield posixpath.join(posixpath.dirname(state), file["filename"])
-    except (ValueError, KeyError, TypeError):
-        raise SourceError(
-            f"{store.url}/{state} does not name its Arrow files, as save_to_disk writes it: save "
-            "the dataset again"
-        ) from None
 
 
 def arrow_schema(url: str, name: str) -> pa.Schema:
-    with closing(stream(opened(url), name)) as file:
-        return _opened(url, name, file).schema
+    with _open_arrow(url, name) as file:
+        return file.schema
 
 
 def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
     """The rows of a file, up to so many at a time."""
-    with closing(stream(opened(url), name)) as file:
-        batches = _opened(url, name, file)
-        try:
-            for batch in batches:
-                for at in range(0, batch.num_rows, rows):
-                    yield batch.slice(at, rows)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise _damaged(url, name, error) from error
+    with _open_arrow(url, name) as file:
+        for batch in file.batches():
+            for at in range(0, batch.num_rows, rows):
+                yield batch.slice(at, rows)
 
 
-def _opened(url: str, name: str, file: object) -> pa.RecordBatchReader:
-    try:
-        return pa.ipc.open_stream(pa.PythonFile(file, "r"))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _damaged(url, name, error) from error
+@contextmanager
+def _open_arrow(url: str, name: str) -> "Iterator[_OpenArrow]":
+    store = opened(url)
+    nbytes = next((entry.nbytes for entry in store.list(name) if entry.name == name), 0)
+    with closing(stream(store, name)) as file:
+        yield _OpenArrow(f"{url}/{name}", file, nbytes)
 
 
-def _damaged(url: str, name: str, error: Exception) -> SourceError:
-    why = str(error).partition(". ")[0].rstrip(".")
-    return SourceError(
-        f"{url}/{name} is no sound Arrow stream ({why}): save the dataset again, or move it away"
-    )
+class _OpenArrow:
+    """A stream of batches whose columns, and the rows of each batch, have been checked.
+
+    Batches may be compressed, which `datasets` never does: what they unpack to is not known before
+    they are read."""
+
+    def __init__(self, what: str, file: BinaryIO, nbytes: int) -> None:
+        self._what, self._nbytes = what, nbytes
+        with self._parsing():
+            self._batches = pa.ipc.open_stream(pa.PythonFile(_Bounded(file, nbytes), "r"))
+            self.schema: pa.Schema = self._batches.schema
+            names = list(self.schema.names)
+        check_columns(what, names)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        with self._parsing():
+            for batch in self._batches:
+                batch.validate()
+                rows += batch.num_rows
+                check_rows(self._what, rows, self._nbytes)
+                yield batch
+
+    def _parsing(self) -> AbstractContextManager[None]:
+        advice = "save the dataset again, or move it away"
+        return parsing_file(self._what, "Arrow stream", advice)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream of which nobody asks for more bytes than it has, whatever it claims."""
+
+    def __init__(self, file: BinaryIO, nbytes: int) -> None:
+        self._file, self._left = file, nbytes
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._left if size is None or size < 0 else min(size, self._left)
+        data = self._file.read(wanted)
+        self._left -= len(data)
+        return data

@@ -1,4 +1,4 @@
-"""MDS shards, as MosaicML streaming writes them: what their `index.json` says, and their samples.
+"""The samples of MDS shards, as MosaicML streaming writes them.
 
 A shard is at most 4 GB, as its offsets have 32 bits, and usually 64 MB: it is read whole, which its
 digests ask for anyway. Nothing in it is ever unpickled.
@@ -7,30 +7,45 @@ digests ask for anyway. Nothing in it is ever unpickled.
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import math
-import posixpath
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import SourceError
-from wdsprep.sources.patterns import MDS_ENDINGS
+from wdsprep.sources.parsing import parsing_file, parsing_sample
 from wdsprep.sources.tables import RawArray
+from wdsprep.sources.tables.mds_index import (
+    OFFSET_NBYTES,
+    MdsColumn,
+    MdsFile,
+    MdsShard,
+    damaged_shard,
+)
 from wdsprep.store import opened
-from wdsprep.store.base import Entry, Store, is_hidden
+from wdsprep.store.base import Store
+from wdsprep.text import shown
 
-INDEX = "index.json"
-VERSION = 2
+STREAMS: dict[str, Callable[[bytes], Any]] = {
+    "br": lambda data: pa.CompressedInputStream(pa.BufferReader(data), "brotli"),
+    "bz2": lambda data: bz2.BZ2File(io.BytesIO(data)),
+    "gz": lambda data: gzip.GzipFile(fileobj=io.BytesIO(data)),
+    "zstd": lambda data: pa.CompressedInputStream(pa.BufferReader(data), "zstd"),
+}
+"""Readers of compressed data that stop where they are told to."""
 DIGESTS: dict[str, Any] = {
-    **{name: getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed)},
+    **{
+        name: getattr(hashlib, name)
+        for name in sorted(hashlib.algorithms_guaranteed)
+        if not name.startswith("shake")  # whose digests are as long as one asks for
+    },
     **{name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)},
 }
 SCALARS = {
@@ -79,150 +94,31 @@ _DTYPES = {
 }
 
 
-class MdsColumn(NamedTuple):
-    """`nbytes` is 0 where that differs from sample to sample."""
-
-    name: str
-    encoding: str
-    nbytes: int
-
-
-class MdsFile(NamedTuple):
-    """One of the forms of a shard: as it is, or compressed."""
-
-    name: str
-    nbytes: int
-    digests: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MdsShard:
-    """What an index says of a shard."""
-
-    index: str
-    samples: int
-    columns: tuple[MdsColumn, ...]
-    raw: MdsFile
-    zipped: MdsFile | None
-    compression: str
-
-    @property
-    def encodings(self) -> dict[str, str]:
-        return {column.name: column.encoding for column in self.columns}
-
-    def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
-        """The form of it that is there, if any."""
-        forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
-        return next((form for form in forms if form.name in there), None)
-
-
-def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
-    """Each index below a place, with the files beside and below it by their names. A merged index
-    speaks for the folders below it."""
-    there = {e.name: e for e in opened(url).list() if not is_hidden(e.name)}
-    found = [name for name in there if posixpath.basename(name) == INDEX]
-    above = [posixpath.dirname(name) for name in found]
-    for name, folder in zip(found, above, strict=True):
-        if not any(_is_below(folder, other) for other in above):
-            yield name, there
-    shards = (name for name in there if name.endswith(MDS_ENDINGS))
-    alone = next((s for s in shards if not any(_is_below(s, folder) for folder in above)), "")
-    if alone:
-        raise SourceError(
-            f"{url} has MDS shards ({alone}) without their {INDEX}: bring it back, as it alone "
-            "says what is in them"
-        )
-
-
-def _is_below(name: str, folder: str) -> bool:
-    return name != folder and (not folder or name.startswith(f"{folder}/"))
-
-
-def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
-    """Each shard that an index names, with its file; an error where it is not there, or has not the
-    size that the index says."""
-    found = False
-    for index, there in indexes_of(url):
-        for shard in read_index(url, index).values():
-            file = shard.file(there)
-            if file is None:
-                name = (shard.zipped or shard.raw).name
-                raise SourceError(
-                    f"{url}/{index} names {name}, which is not there: bring it back, or make the "
-                    "index of those that are there"
-                )
-            entry = there[file.name]
-            if entry.nbytes != file.nbytes:
-                what = f"{entry.nbytes:,} bytes, and {index} says {file.nbytes:,}"
-                raise _damaged(url, file.name, what)
-            found = True
-            yield shard, entry
-    if not found:
-        raise SourceError(f"no MDS shard is in {url}: name another source")
-
-
-@lru_cache(maxsize=4)
-def read_index(url: str, index: str) -> dict[str, MdsShard]:
-    """The shards that an index names, by the names of their files as they are uncompressed."""
-    data = opened(url).read(index)
-    try:
-        said = parse_json(data)
-        if said["version"] != VERSION:
-            raise SourceError(f"{url}/{index} is of version {said['version']}, not {VERSION}")
-        folder = posixpath.dirname(index)
-        shards = [_shard(index, folder, each, f"{url}/{index}") for each in said["shards"]]
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise SourceError(
-            f"{url}/{index} is no index of MDS shards ({why}): bring back the one that was written"
-        ) from None
-    return {shard.raw.name: shard for shard in shards}
-
-
-def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsShard:
-    if said["format"] != "mds":
-        raise SourceError(f"{what} is of {said['format']} shards: only those of MDS are read")
-    columns = zip(said["column_names"], said["column_encodings"], said["column_sizes"], strict=True)
-    return MdsShard(
-        index=index,
-        samples=said["samples"],
-        columns=tuple(MdsColumn(name, encoding, size or 0) for name, encoding, size in columns),
-        raw=_file(folder, said["raw_data"]),
-        zipped=_file(folder, said["zip_data"]) if said.get("zip_data") else None,
-        compression=(said.get("compression") or "").partition(":")[0],
-    )
-
-
-def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
-    name = posixpath.normpath(posixpath.join(folder, said["basename"]))
-    if name.startswith(("..", "/")):
-        raise ValueError(f"{said['basename']} leads out of the folder")
-    return MdsFile(name, said["bytes"], said.get("hashes") or {})
-
-
-def read_samples(
-    url: str, shard: MdsShard, name: str, wanted: Sequence[str] = ()
-) -> Iterator[dict[str, bytes]]:
-    """The samples of a shard in their order, of which only the columns that are wanted (all where
-    none is named), as they are encoded."""
+def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
+    """The samples of a shard in their order, as they lie there."""
     data = _read(opened(url), shard, name)
-    try:
+    with parsing_file(f"{url}/{name}", "MDS shard", "fetch it again, or make it again"):
         (count,) = struct.unpack_from("<I", data)
-        offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
-        if count != shard.samples:
-            raise _damaged(
-                url, name, f"{count:,} samples, and {shard.index} says {shard.samples:,}"
-            )
-        for begin, end in pairwise(offsets):
-            if not begin <= end <= len(data):
-                raise _damaged(url, name, "its offsets lead out of it")
-            yield dict(_fields(shard.columns, data[begin:end], wanted))
-    except (struct.error, ValueError) as error:
-        raise _damaged(url, name, str(error)) from None
+        offsets = struct.unpack_from(f"<{count + 1}I", data, OFFSET_NBYTES)
+    if count != shard.samples:
+        raise damaged_shard(
+            url, name, f"{count:,} samples, and {shard.index} says {shard.samples:,}"
+        )
+    if offsets[-1] > len(data) or any(begin > end for begin, end in pairwise(offsets)):
+        raise damaged_shard(url, name, "its offsets lead out of it")
+    for begin, end in pairwise(offsets):
+        yield data[begin:end]
+
+
+def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the columns of a sample that are wanted (all where none is named) as they are encoded;
+    refuse a sample whose lengths are not its own."""
+    with parsing_sample("the sample"):
+        return dict(_fields(shard.columns, data, wanted))
 
 
 def _fields(
-    columns: Sequence[MdsColumn], data: bytes, wanted: Sequence[str]
+    columns: Sequence[MdsColumn], data: bytes, wanted: Collection[str]
 ) -> Iterator[tuple[str, bytes]]:
     varying = sum(not column.nbytes for column in columns)
     sizes = iter(struct.unpack_from(f"<{varying}I", data))
@@ -242,54 +138,51 @@ def _read(store: Store, shard: MdsShard, name: str) -> bytes:
     zipped = shard.zipped
     if zipped and name == zipped.name:
         _check(store.url, zipped, data)
-        try:
-            data = _unzipped(shard, data)
-        except (ValueError, OSError, EOFError) as error:
-            raise _damaged(store.url, name, str(error)) from None
+        shard.check_unpacked(store.url, len(data))
+        with parsing_file(f"{store.url}/{name}", "MDS shard", "fetch it again, or make it again"):
+            data = _unzipped(shard.compression, data, shard.raw.nbytes)
     _check(store.url, MdsFile(name, shard.raw.nbytes, shard.raw.digests), data)
     return data
 
 
-def _unzipped(shard: MdsShard, data: bytes) -> bytes:
-    kind = shard.compression
-    if kind == "bz2":
-        return bz2.decompress(data)
-    if kind == "gz":
-        return gzip.decompress(data)
-    codec = {"br": "brotli", "zstd": "zstd", "snappy": "snappy"}.get(kind)
-    if codec is None:
-        raise ValueError(f"compressed by {kind}, which cannot be read here")
-    found: bytes = pa.decompress(data, shard.raw.nbytes, codec=codec, asbytes=True)
-    return found
+def _unzipped(kind: str, data: bytes, nbytes: int) -> bytes:
+    """Return the data unpacked, of which no more than a byte above what it should have."""
+    if kind == "snappy":  # which makes 21 bytes of one at most
+        found: bytes = pa.decompress(data, nbytes, codec=kind, asbytes=True)
+        return found
+    if kind not in STREAMS:
+        raise ValueError(f"compressed by {kind!r:.20}, which cannot be read here")
+    with STREAMS[kind](data) as stream:
+        return bytes(stream.read(nbytes + 1))
 
 
 def _check(url: str, file: MdsFile, data: bytes) -> None:
     if len(data) != file.nbytes:
-        raise _damaged(url, file.name, f"{len(data):,} bytes, and the index says {file.nbytes:,}")
+        more = "more than " if len(data) > file.nbytes else ""
+        said = f"{more}{min(len(data), file.nbytes):,} bytes, and the index says {file.nbytes:,}"
+        raise damaged_shard(url, file.name, said)
     for kind, wanted in file.digests.items():
         if kind not in DIGESTS:
-            raise SourceError(f"{url}/{file.name} has a digest of an unknown kind: {kind}")
+            raise SourceError(f"{url}/{file.name} has a digest of an unknown kind: {kind:.20}")
         if DIGESTS[kind](data).hexdigest() != wanted:
-            raise _damaged(url, file.name, f"its {kind} is not what the index says")
+            raise damaged_shard(url, file.name, f"its {kind} is not what the index says")
 
 
-def _damaged(url: str, name: str, why: str) -> SourceError:
-    return SourceError(f"{url}/{name} is damaged ({why}): fetch it again, or make it again")
-
-
-def value_of(encoding: str, data: bytes) -> Any:
+def value_of(encoding: str, data: bytes, column: str = "a column") -> Any:
     """A text, a number or what JSON holds; a `RawArray`; the bytes of an image or of what has no
-    kind; None for all else, pickles among them."""
-    if encoding in TEXTS:
-        return TEXTS[encoding](data.decode())
-    if encoding in SCALARS:
-        return struct.unpack(SCALARS[encoding], data)[0]
-    if encoding == "json":
-        return json.loads(data)
-    if encoding in IMAGES:
-        return data
-    if encoding.partition(":")[0] == "ndarray":
-        return _array(encoding, data)
+    kind; None for all else, pickles among them. A value that is none of its kind is refused."""
+    kind = encoding.partition(":")[0]
+    with parsing_sample(shown(column), Code.BAD_JSON if kind == "json" else Code.UNREADABLE):
+        if encoding in TEXTS:
+            return TEXTS[encoding](data.decode())
+        if encoding in SCALARS:
+            return struct.unpack(SCALARS[encoding], data)[0]
+        if encoding == "json":
+            return json.loads(data)
+        if encoding in IMAGES:
+            return data
+        if kind == "ndarray":
+            return _array(encoding, data)
     return None
 
 
@@ -305,6 +198,6 @@ def _array(encoding: str, data: bytes) -> RawArray:
         code = "BHIQ"[width]
         shape = struct.unpack_from(f"<{sides}{code}", data, start + 1)
         start += 1 + sides * 2**width
-    if len(data) - start != math.prod(shape) * _WIDTHS[dtype]:
+    if min(shape, default=0) < 0 or len(data) - start != math.prod(shape) * _WIDTHS[dtype]:
         raise ValueError(f"{len(data) - start} bytes do not make {dtype} {shape}")
     return RawArray(dtype=dtype, shape=shape, data=data[start:])

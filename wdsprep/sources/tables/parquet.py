@@ -3,16 +3,18 @@ is ever in memory as a whole. Footers alone tell how many rows there are.
 """
 
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError
+from wdsprep.limits import MAX_NBYTES
+from wdsprep.sources.parsing import check_columns, check_rows, parsing_file, parsing_sample
 from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store
 
@@ -34,7 +36,7 @@ class ParquetTable:
     @cached_property
     def schema(self) -> pa.Schema:
         with open_parquet(self.store, self.name) as file:
-            return file.schema_arrow
+            return file.schema
 
     def columns(self) -> list[str]:
         return list(self.schema.names)
@@ -46,12 +48,12 @@ class ParquetTable:
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
         """Some columns as Arrow has them, so many rows at a time."""
         with open_parquet(self.store, self.name) as file:
-            for batch in file.iter_batches(rows, columns=list(columns), use_threads=False):
+            for batch in file.batches(rows, columns=columns):
                 yield {name: batch.column(name) for name in columns}
 
     def values(self, columns: Sequence[str], rows: int) -> Iterator[list[list[Any]]]:
         for batch in self.batches(list(dict.fromkeys(columns)), rows):
-            yield [_values(batch[name]) for name in columns]
+            yield [values_in(batch[name]) for name in columns]
 
     def texts(self) -> list[str]:
         """The columns that may hold URLs."""
@@ -60,7 +62,7 @@ class ParquetTable:
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
         """Up to `rows` rows each: where they are, and how many."""
         with open_parquet(self.store, self.name) as file:
-            for first, last, count in runs(file.metadata, rows):
+            for first, last, count in file.runs(rows):
                 for skipped in range(0, count, rows):
                     taken = min(rows, count - skipped)
                     yield f"{first}:{last}:{skipped}:{taken}", taken
@@ -69,15 +71,8 @@ class ParquetTable:
         """The rows of a part with their numbers in the table; `only` those columns of them."""
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
-            before = sum(file.metadata.row_group(group).num_rows for group in range(first))
-            batches = file.iter_batches(
-                BATCH_ROWS,
-                row_groups=range(first, last),
-                columns=list(only) or None,
-                use_threads=False,
-            )
-            at = 0
-            for batch in batches:
+            before, at = sum(file.groups[:first]), 0
+            for batch in file.batches(BATCH_ROWS, groups=range(first, last), columns=only):
                 start, end = max(skipped - at, 0), min(skipped + taken - at, batch.num_rows)
                 if start < end:
                     rows = rows_in(batch.slice(start, end - start))
@@ -107,56 +102,107 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def rows_in(batch: pa.RecordBatch) -> list[TableRow]:
-    """The rows of a batch. One that Python cannot hold, as a text that is not UTF-8 or a date
-    beyond the year 9999, is refused alone."""
-    try:
-        return list(batch.to_pylist())
-    except (ValueError, OverflowError) as error:
-        if batch.num_rows == 1:
-            return [RejectedError(Code.UNREADABLE, f"{type(error).__name__}: {error}")]
-        return [row for at in range(batch.num_rows) for row in rows_in(batch.slice(at, 1))]
+def rows_in(
+    batch: pa.RecordBatch,
+    convert: Callable[[pa.RecordBatch], list[dict[str, Any]]] = pa.RecordBatch.to_pylist,
+) -> list[TableRow]:
+    """The rows of a batch. One that is damaged, or that Python cannot hold, as a text that is not
+    UTF-8 or a date beyond the year 9999, is refused alone."""
+    return _one_by_one(batch, lambda some: [*convert(some)])
 
 
-def _values(column: pa.Array) -> list[Any]:
+def values_in(column: pa.Array) -> list[Any]:
+    """The values of a column; in place of one that cannot be read, why not."""
+    return _one_by_one(column, lambda some: [*some.to_pylist()])
+
+
+def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the row") -> list[Any]:
+    """Convert what Arrow holds, each part alone where not all can be: Arrow reads out of bounds
+    where what it holds is not valid."""
     try:
-        return list(column.to_pylist())
-    except (ValueError, OverflowError) as error:
-        if len(column) == 1:
-            return [RejectedError(Code.UNREADABLE, f"{type(error).__name__}: {error}")]
-        return [value for at in range(len(column)) for value in _values(column.slice(at, 1))]
+        with parsing_sample(what):
+            some.validate(full=True)
+            return convert(some)
+    except RejectedError as refused:
+        if len(some) == 1:
+            return [refused]
+        return [
+            row for at in range(len(some)) for row in _one_by_one(some.slice(at, 1), convert, what)
+        ]
 
 
 def read_rows(store: Store, name: str) -> Iterator[TableRow]:
     """The rows of a small table."""
     with open_parquet(store, name) as file:
-        for batch in file.iter_batches(1_000, use_threads=False):
+        for batch in file.batches(1_000):
             yield from rows_in(batch)
 
 
-def open_parquet(store: Store, name: str) -> pq.ParquetFile:
-    try:
-        file = StoreFile(store, name)
-        return pq.ParquetFile(pa.PythonFile(file, "r"), buffer_size=BUFFER_NBYTES, pre_buffer=False)
-    except pa.ArrowInvalid as error:
-        why = str(error).partition(". ")[0].rstrip(".")
-        raise SourceError(
-            f"{store.url}/{name} is no sound Parquet file ({why}): fetch it again, or move it away"
-        ) from error
+@contextmanager
+def open_parquet(store: Store, name: str) -> "Iterator[OpenParquet]":
+    with closing(OpenParquet(store, name)) as file:
+        yield file
 
 
-def runs(metadata: pq.FileMetaData, rows: int) -> Iterator[tuple[int, int, int]]:
-    """Runs of row groups with up to `rows` rows each, or of one group that has more: the first
-    group, the one after the last, the rows."""
-    first = taken = 0
-    for group in range(metadata.num_row_groups):
-        here = metadata.row_group(group).num_rows
-        if taken and taken + here > rows:
-            yield first, group, taken
-            first, taken = group, 0
-        taken += here
-    if taken:
-        yield first, metadata.num_row_groups, taken
+class OpenParquet:
+    """A Parquet file whose footer has been checked: the rows of each row group, and the columns.
+
+    What its pages claim is not known before they are read: a page that unpacks to 2 GB does so."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.what = f"{store.url}/{name}"
+        data = StoreFile(store, name)
+        with self._parsing():
+            file = pa.PythonFile(data, "r")
+            self._file = pq.ParquetFile(file, buffer_size=BUFFER_NBYTES, pre_buffer=False)
+            self.schema: pa.Schema = self._file.schema_arrow
+            about = self._file.metadata
+            names = list(self.schema.names)
+            self.groups = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+        check_columns(self.what, names)
+        for rows in (*self.groups, sum(self.groups)):
+            check_rows(self.what, rows, data.nbytes)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.groups)
+
+    def batches(
+        self, rows: int, *, groups: Sequence[int] | None = None, columns: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """So many rows at a time, of some row groups and columns, or of all."""
+        wanted = range(len(self.groups)) if groups is None else groups
+        with self._parsing():
+            self._check_row_sizes(wanted)
+            yield from self._file.iter_batches(
+                rows, row_groups=wanted, columns=list(columns) or None, use_threads=False
+            )
+
+    def runs(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Runs of row groups with up to `rows` rows each, or of one group that has more: the first
+        group, the one after the last, the rows."""
+        first = taken = 0
+        for group, here in enumerate(self.groups):
+            if taken and taken + here > rows:
+                yield first, group, taken
+                first, taken = group, 0
+            taken += here
+        if taken:
+            yield first, len(self.groups), taken
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _check_row_sizes(self, groups: Iterable[int]) -> None:
+        """Check that rows are no larger than a sample may be, as far as the footer says it."""
+        for group in map(self._file.metadata.row_group, groups):
+            for column in map(group.column, range(group.num_columns)):
+                claimed = max(column.num_values, column.total_uncompressed_size)
+                if claimed > group.num_rows * MAX_NBYTES:
+                    raise ValueError(f"{column.path_in_schema} claims {claimed:,} values or bytes")
+
+    def _parsing(self) -> AbstractContextManager[None]:
+        return parsing_file(self.what, "Parquet file", "fetch it again, or move it away")
 
 
 class StoreFile(io.RawIOBase):
@@ -166,7 +212,7 @@ class StoreFile(io.RawIOBase):
         entry = next((e for e in store.list(name) if e.name == name), None)
         if entry is None:
             raise SourceError(f"{store.url}/{name} was listed, then gone: put it back")
-        self._store, self._name, self._nbytes, self._position = store, name, entry.nbytes, 0
+        self._store, self._name, self.nbytes, self._position = store, name, entry.nbytes, 0
 
     def readable(self) -> bool:
         return True
@@ -175,12 +221,12 @@ class StoreFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._nbytes}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.nbytes}[whence]
         self._position = base + offset
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = max(0, self._nbytes - self._position)
+        left = max(0, self.nbytes - self._position)
         nbytes = left if size is None or size < 0 else min(size, left)
         data = self._store.read(self._name, start=self._position, nbytes=nbytes)
         self._position += len(data)

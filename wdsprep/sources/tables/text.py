@@ -21,6 +21,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.errors import SourceError
+from wdsprep.sources.parsing import check_columns
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store, stream
@@ -92,7 +93,15 @@ class TextTable:
         if self._kind == "jsonl":
             first = next(_json_rows(lines), {})
             return list(first) if isinstance(first, dict) else []
-        return next(csv.reader(_decoded(lines), delimiter=DELIMITERS[self._kind]), [])
+        what = f"{self.store.url}/{self.name}"
+        try:
+            found = next(csv.reader(_decoded(lines), delimiter=DELIMITERS[self._kind]), [])
+        except csv.Error as error:
+            raise SourceError(
+                f"{what} begins with no names of columns ({error}): mend its first line"
+            ) from error
+        check_columns(what, found)
+        return found
 
     def _records(self, lines: "_Lines") -> Iterator[None]:
         """Go on by one record a time."""

@@ -1,0 +1,85 @@
+"""Parsing what strangers wrote, whatever that raises: a sample that cannot be read is a reject, a
+file that cannot be is one line that names it.
+
+Libraries raise anything at all over bytes that nobody foresaw. So what parses them stands in one of
+these two blocks, and nothing else does: there a fault of ours would look like one of the file's.
+What a file claims is held against its size before anything of that size is made.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import RejectedError
+from wdsprep.errors import SourceError, WdsprepError
+from wdsprep.text import human_bytes, one_line, shown
+
+LONGEST = 160  # characters of a reason
+LARGE_NBYTES = 1 << 30
+"""Memory that no sound file asks for at once."""
+ROWS_A_BYTE, FEWEST_ROWS = 1_000, 1_000_000
+"""What compression can make of a table: more rows than this are claimed, and not there."""
+
+
+@contextmanager
+def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
+    """Refuse the sample whose bytes raise anything here; a lack of memory is of the machine."""
+    try:
+        yield
+    except (RejectedError, WdsprepError, MemoryError):
+        raise
+    except Exception as error:  # any exception of a parser is about the bytes
+        raise RejectedError(code, f"{what} cannot be read ({reason(error)})") from error
+
+
+@contextmanager
+def parsing_file(what: str, kind: str, advice: str) -> Iterator[None]:
+    """Say that a file is no sound one of its kind where it raises anything here."""
+    try:
+        yield
+    except (RejectedError, WdsprepError):
+        raise
+    except MemoryError as error:
+        if _asked_nbytes(error) < LARGE_NBYTES:
+            raise
+        raise _unsound(what, kind, error, advice) from error
+    except Exception as error:  # any exception of a parser is about the bytes
+        raise _unsound(what, kind, error, advice) from error
+
+
+def _unsound(what: str, kind: str, error: Exception, advice: str) -> SourceError:
+    return SourceError(f"{what} is no sound {kind} ({reason(error)}): {advice}")
+
+
+def _asked_nbytes(error: MemoryError) -> int:
+    """Return how much memory Arrow says that it did not get; 0 where nothing says it."""
+    asked = re.search(r"size (\d+)", str(error))
+    return int(asked[1]) if asked else 0
+
+
+def reason(error: Exception) -> str:
+    """Return the first sentence of an exception, with its type where that says more."""
+    first = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+    is_plain = isinstance(error, ValueError | OSError | EOFError) and first
+    text = first if is_plain else f"{type(error).__name__}: {first}"
+    return shown(one_line(text))[:LONGEST]
+
+
+def check_columns(what: str, names: Sequence[str]) -> None:
+    """Check that no two columns of a table have one name; those without a name hold nothing."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise SourceError(
+            f"{what} has two columns {shown(twice[:LONGEST])!r}: give each a name of its own"
+        )
+
+
+def check_rows(what: str, rows: int, nbytes: int) -> None:
+    """Check that so many rows can be in a file of so many bytes."""
+    if not 0 <= rows <= max(FEWEST_ROWS, ROWS_A_BYTE * nbytes):
+        raise SourceError(
+            f"{what} claims {rows:,} rows in {human_bytes(nbytes)}, which cannot be: fetch it "
+            "again, or move it away"
+        )

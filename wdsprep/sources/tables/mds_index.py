@@ -1,0 +1,194 @@
+"""What the `index.json` of MDS shards says, checked before any of it is believed."""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from wdsprep.dataset.samples import parse_json
+from wdsprep.errors import SourceError
+from wdsprep.sources.parsing import check_columns, parsing_file
+from wdsprep.sources.patterns import MDS_ENDINGS
+from wdsprep.store import opened
+from wdsprep.store.base import Entry, is_hidden
+from wdsprep.text import human_bytes, shown
+
+INDEX = "index.json"
+VERSION = 2
+MOST_NBYTES = 1 << 32
+"""Of a shard: its offsets have 32 bits."""
+OFFSET_NBYTES = 4
+UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
+"""A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than
+both of these is not unpacked in memory."""
+KINDS = {int: "a whole number", str: "a text", list: "a list", dict: "an object"}
+T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
+
+
+class MdsColumn(NamedTuple):
+    """`nbytes` is 0 where that differs from sample to sample."""
+
+    name: str
+    encoding: str
+    nbytes: int
+
+
+class MdsFile(NamedTuple):
+    """One of the forms of a shard: as it is, or compressed."""
+
+    name: str
+    nbytes: int
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MdsShard:
+    """What an index says of a shard."""
+
+    index: str
+    samples: int
+    columns: tuple[MdsColumn, ...]
+    raw: MdsFile
+    zipped: MdsFile | None
+    compression: str
+
+    @property
+    def encodings(self) -> dict[str, str]:
+        return {column.name: column.encoding for column in self.columns}
+
+    def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
+        """The form of it that is there, if any."""
+        forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
+        return next((form for form in forms if form.name in there), None)
+
+    def check_unpacked(self, url: str, nbytes: int) -> None:
+        """Refuse a file of so many bytes that unpacks to far more."""
+        if self.raw.nbytes > max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
+            name = self.zipped.name if self.zipped else self.raw.name
+            raise SourceError(
+                f"{url}/{name} has {human_bytes(nbytes)} and would unpack to "
+                f"{human_bytes(self.raw.nbytes)}: if you trust it, unpack it beside itself as "
+                f"{posixpath.basename(self.raw.name)}"
+            )
+
+
+def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
+    """Each index below a place, with the files beside and below it by their names. A merged index
+    speaks for the folders below it."""
+    there = {e.name: e for e in opened(url).list() if not is_hidden(e.name)}
+    found = [name for name in there if posixpath.basename(name) == INDEX]
+    above = [posixpath.dirname(name) for name in found]
+    for name, folder in zip(found, above, strict=True):
+        if not any(_is_below(folder, other) for other in above):
+            yield name, there
+    shards = (name for name in there if name.endswith(MDS_ENDINGS))
+    alone = next((s for s in shards if not any(_is_below(s, folder) for folder in above)), "")
+    if alone:
+        raise SourceError(
+            f"{url} has MDS shards ({alone}) without their {INDEX}: bring it back, as it alone "
+            "says what is in them"
+        )
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return name != folder and (not folder or name.startswith(f"{folder}/"))
+
+
+def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
+    """Each shard that an index names, with its file; an error where it is not there, or has not the
+    size that the index says."""
+    found = False
+    for index, there in indexes_of(url):
+        for shard in read_index(url, index).values():
+            file = shard.file(there)
+            if file is None:
+                name = (shard.zipped or shard.raw).name
+                raise SourceError(
+                    f"{url}/{index} names {name}, which is not there: bring it back, or make the "
+                    "index of those that are there"
+                )
+            entry = there[file.name]
+            if entry.nbytes != file.nbytes:
+                what = f"{entry.nbytes:,} bytes, and {index} says {file.nbytes:,}"
+                raise damaged_shard(url, file.name, what)
+            if file is shard.zipped:
+                shard.check_unpacked(url, entry.nbytes)
+            found = True
+            yield shard, entry
+    if not found:
+        raise SourceError(f"no MDS shard is in {url}: name another source")
+
+
+def damaged_shard(url: str, name: str, why: str) -> SourceError:
+    return SourceError(f"{url}/{name} is damaged ({why}): fetch it again, or make it again")
+
+
+@lru_cache(maxsize=4)
+def read_index(url: str, index: str) -> dict[str, MdsShard]:
+    """The shards that an index names, by the names of their files as they are uncompressed."""
+    data = opened(url).read(index)
+    what = f"{url}/{index}"
+    with parsing_file(what, "index of MDS shards", "bring back the one that was written"):
+        said = parse_json(data)
+        if said["version"] != VERSION:
+            raise SourceError(f"{what} is of version {said['version']!r:.20}, not {VERSION}")
+        folder = posixpath.dirname(index)
+        shards = [_shard(index, folder, each, what) for each in _get(said, "shards", list)]
+        found = {shard.raw.name: shard for shard in shards}
+        if len(found) != len(shards):
+            raise ValueError("it names a shard twice")
+    return found
+
+
+def _get(said: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = said[name]
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r:.40}, not {KINDS[kind]}")
+    return value
+
+
+def _whole(said: Mapping[str, Any], name: str, most: int) -> int:
+    value = _get(said, name, int)
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}, not 0 to {most:,}")
+    return value
+
+
+def _texts(said: Mapping[str, Any], name: str) -> list[str]:
+    return [_get({name: each}, name, str) for each in _get(said, name, list)]
+
+
+def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsShard:
+    if (form := _get(said, "format", str)) != "mds":
+        raise SourceError(f"{what} is of {form[:20]} shards: only those of MDS are read")
+    names = _texts(said, "column_names")
+    check_columns(what, names)
+    sizes = [
+        0 if nbytes is None else _whole({"column_sizes": nbytes}, "column_sizes", MOST_NBYTES)
+        for nbytes in _get(said, "column_sizes", list)
+    ]
+    columns = zip(names, _texts(said, "column_encodings"), sizes, strict=True)
+    raw = _file(folder, _get(said, "raw_data", dict))
+    least = OFFSET_NBYTES + sum(nbytes or OFFSET_NBYTES for nbytes in sizes)
+    return MdsShard(
+        index=index,
+        samples=_whole(said, "samples", raw.nbytes // least),
+        columns=tuple(MdsColumn(*column) for column in columns),
+        raw=raw,
+        zipped=_file(folder, _get(said, "zip_data", dict)) if said.get("zip_data") else None,
+        compression=(_get(said, "compression", str) if said.get("compression") else "").partition(
+            ":"
+        )[0],
+    )
+
+
+def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
+    base = _get(said, "basename", str)
+    name = posixpath.normpath(posixpath.join(folder, base))
+    if name.startswith(("..", "/")):
+        raise ValueError(f"{shown(base)} leads out of the folder")
+    digests = _get(said, "hashes", dict) if said.get("hashes") else {}
+    for kind in digests:
+        _get(digests, kind, str)
+    return MdsFile(name, _whole(said, "bytes", MOST_NBYTES), digests)
