@@ -95,7 +95,9 @@ class Foreign:
         if self.kind == "parquet":
             with open_parquet(opened(self.url), item.name) as file:
                 return list(file.schema.names)
-        first = next((found for found in self._tar(item.name, ()) if _is_sample(found)), None)
+        first = next(
+            (found for found in self._tar(item.name, (), facts=True) if _is_sample(found)), None
+        )
         if not isinstance(first, TarSample):
             raise SourceError(f"{self.url}/{item.name} holds no sample: name another source")
         return [*first.fields, *(first.unread or ())]
@@ -135,12 +137,12 @@ class Foreign:
                     yield from _of_batch(batch, wanted)
 
     def _of_tar(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
-        for found in self._tar(tar, wanted, facts):
+        for found in self._tar(tar, wanted, facts=facts):
             source = shown(f"{tar}/{found.key}" if found.key else tar)
             yield _row(found.key or stem_of(tar), source, partial(_of_members, found, wanted))
 
     def _tar(
-        self, tar: str, wanted: Sequence[str], facts: bool = False
+        self, tar: str, wanted: Sequence[str], *, facts: bool = False
     ) -> Iterator[TarSample | BadSampleError]:
         def wants(name: str, nbytes: int, _before: object) -> bool:
             is_fact = facts and name in TEXT_MEMBERS and name not in wanted
