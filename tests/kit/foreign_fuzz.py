@@ -2,8 +2,8 @@
 
     python -m tests.kit.foreign_fuzz FOREIGN FIRST COUNT [KIND]
 
-FOREIGN is what `tests.kit.foreign_sets` has written. Each case copies one of its datasets, changes a
-file of it, and runs a command in this process, whose address space may grow by 1.5 GB and no more.
+FOREIGN is what `tests.kit.foreign_sets` has written. Each case copies one of its datasets, changes
+a file of it, and runs a command in this process, whose address space may grow by 1.5 GB, no more.
 What goes wrong is a line of JSON: a bug, a traceback, an exit code that no command has, a dataset
 that `verify` finds fault with, a run that takes too long, or a file outside that was touched.
 """
@@ -31,7 +31,14 @@ import torch
 
 import wdsprep
 from tests.kit.damaged import packing_here
-from tests.kit.mutations import change_digit, mutate, mutate_json, mutate_json_line
+from tests.kit.mutations import (
+    Mutator,
+    change_digit,
+    mutate,
+    mutate_in_place,
+    mutate_json,
+    mutate_json_line,
+)
 from tests.kit.packs import BUCKETS, jpeg
 from wdsprep.cli import main
 from wdsprep.encoding.caption_table import CaptionTable, _Pairs
@@ -67,7 +74,7 @@ def _copy(name: str) -> Callable[[Path, Path], Path]:
     return make
 
 
-def _change(pattern: str, *ways: Callable[[bytes, Random], bytes]) -> Callable[[Path, Random], None]:
+def _change(pattern: str, *ways: Mutator) -> Callable[[Path, Random], None]:
     def change(place: Path, rng: Random) -> None:
         path = rng.choice(sorted(place.rglob(pattern)))
         path.write_bytes(rng.choice(ways)(path.read_bytes(), rng))
@@ -82,7 +89,7 @@ def _change_shard(place: Path, rng: Random) -> None:
     shard = rng.choice(said["shards"])
     kind = "zip_data" if shard["zip_data"] else "raw_data"
     path = place / shard[kind]["basename"]
-    path.write_bytes(mutate(path.read_bytes(), rng))
+    path.write_bytes(rng.choice(ANY)(path.read_bytes(), rng))
     for each in ("zip_data", "raw_data"):
         if shard[each]:
             shard[each]["hashes"] = {}
@@ -115,7 +122,9 @@ def _change_member(*endings: str) -> Callable[[Path, Random], None]:
             members = [(m.name, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
         chosen = rng.choice([n for n, (name, _) in enumerate(members) if name.endswith(endings)])
         name, data = members[chosen]
-        ways = [mutate, change_digit] + ([mutate_json] if name.endswith("json") else [])
+        ways = [mutate_in_place, mutate, change_digit] + (
+            [mutate_json] if name.endswith("json") else []
+        )
         members[chosen] = name, rng.choice(ways)(data, rng)
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as tar:
@@ -202,12 +211,12 @@ def _keyed(place: Path, out: Path) -> int:
         for _ in _Pairs(CaptionTable.find(str(path), "key", "caption")):
             pass
     except WdsprepError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
 
 
-ANY = (mutate, mutate, change_digit)
+ANY: tuple[Mutator, ...] = (mutate_in_place, mutate_in_place, mutate, change_digit)
 FLUX = _import("--resolution", "64")
 PRX = _import("--resolution", "64", "--scale", "0.18215", "--shift", "0")
 BYTES = _import("--resolution", "256")
@@ -263,7 +272,7 @@ def run_case(foreign: Path, scratch: Path, seed: int, kind: Kind) -> list[str]:
     before = _names(scratch, out)
     said = io.StringIO()
     began = time.monotonic()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    with limited_memory(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         code = kind.read(place, out)
     took, text = time.monotonic() - began, said.getvalue()
     for path in out.rglob("*.jsonl"):
@@ -295,7 +304,7 @@ def run_cases(
 ) -> int:
     """Run each kind with each seed, in little memory; how many went wrong."""
     faults = 0
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch, limited_memory():
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         for seed in seeds:
             for kind in KINDS:
                 if names and kind.name not in names:
@@ -314,4 +323,4 @@ if __name__ == "__main__":
     first, count = map(int, sys.argv[2:4])
     found = run_cases(Path(sys.argv[1]), range(first, first + count), tuple(sys.argv[4:]))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"{found} faults, {most / 1e6:.2f} GB at most")
+    sys.stdout.write(f"{found} faults, {most / 1e6:.2f} GB at most\n")

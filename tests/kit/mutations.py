@@ -100,11 +100,19 @@ MUTATORS: tuple[Mutator, ...] = (
 )
 
 
+IN_PLACE = (flip_bytes, flip_early_byte, flip_late_byte, write_number, put_zeros)
+"""Those after which all else lies where it was."""
+
+
 def mutate(data: bytes, rng: Random, mutators: Sequence[Mutator] = MUTATORS) -> bytes:
     """Change a file in one to three ways."""
     for _ in range(rng.randint(1, 3)):
         data = rng.choice(mutators)(data, rng) if data else data
     return data
+
+
+def mutate_in_place(data: bytes, rng: Random) -> bytes:
+    return mutate(data, rng, IN_PLACE)
 
 
 def nested(depth: int) -> list[Any]:

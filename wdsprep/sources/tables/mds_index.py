@@ -22,6 +22,8 @@ OFFSET_NBYTES = 4
 UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
 """A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than
 both of these is not unpacked in memory."""
+LONGEST = 1000
+"""Characters of a name or another text."""
 KINDS = {int: "a whole number", str: "a text", list: "a list", dict: "an object"}
 T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
 
@@ -155,12 +157,19 @@ def _whole(said: Mapping[str, Any], name: str, most: int) -> int:
     return value
 
 
+def _text(said: Mapping[str, Any], name: str) -> str:
+    value = _get(said, name, str)
+    if len(value) > LONGEST:
+        raise ValueError(f"{name} is {len(value):,} characters long")
+    return value
+
+
 def _texts(said: Mapping[str, Any], name: str) -> list[str]:
-    return [_get({name: each}, name, str) for each in _get(said, name, list)]
+    return [_text({name: each}, name) for each in _get(said, name, list)]
 
 
 def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsShard:
-    if (form := _get(said, "format", str)) != "mds":
+    if (form := _text(said, "format")) != "mds":
         raise SourceError(f"{what} is of {form[:20]} shards: only those of MDS are read")
     names = _texts(said, "column_names")
     check_columns(what, names)
@@ -177,18 +186,18 @@ def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsSh
         columns=tuple(MdsColumn(*column) for column in columns),
         raw=raw,
         zipped=_file(folder, _get(said, "zip_data", dict)) if said.get("zip_data") else None,
-        compression=(_get(said, "compression", str) if said.get("compression") else "").partition(
-            ":"
-        )[0],
+        compression=(_text(said, "compression") if said.get("compression") else "").partition(":")[
+            0
+        ],
     )
 
 
 def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
-    base = _get(said, "basename", str)
+    base = _text(said, "basename")
     name = posixpath.normpath(posixpath.join(folder, base))
     if name.startswith(("..", "/")):
         raise ValueError(f"{shown(base)} leads out of the folder")
     digests = _get(said, "hashes", dict) if said.get("hashes") else {}
     for kind in digests:
-        _get(digests, kind, str)
+        _text(digests, kind)
     return MdsFile(name, _whole(said, "bytes", MOST_NBYTES), digests)

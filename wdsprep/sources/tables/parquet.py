@@ -3,7 +3,7 @@ is ever in memory as a whole. Footers alone tell how many rows there are.
 """
 
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError
-from wdsprep.limits import MAX_NBYTES
 from wdsprep.sources.parsing import check_columns, check_rows, parsing_file, parsing_sample
 from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store
@@ -145,9 +144,11 @@ def open_parquet(store: Store, name: str) -> "Iterator[OpenParquet]":
 
 
 class OpenParquet:
-    """A Parquet file whose footer has been checked: the rows of each row group, and the columns.
+    """A Parquet file whose columns and rows have been checked, as its footer has them.
 
-    What its pages claim is not known before they are read: a page that unpacks to 2 GB does so."""
+    What pages claim is not known before they are read: one that unpacks to 2 GB does so, and so
+    does a list of as many values. What the footer says of column chunks is not asked for: over
+    damaged ones pyarrow ends the process."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.what = f"{store.url}/{name}"
@@ -173,7 +174,6 @@ class OpenParquet:
         """So many rows at a time, of some row groups and columns, or of all."""
         wanted = range(len(self.groups)) if groups is None else groups
         with self._parsing():
-            self._check_row_sizes(wanted)
             yield from self._file.iter_batches(
                 rows, row_groups=wanted, columns=list(columns) or None, use_threads=False
             )
@@ -192,14 +192,6 @@ class OpenParquet:
 
     def close(self) -> None:
         self._file.close()
-
-    def _check_row_sizes(self, groups: Iterable[int]) -> None:
-        """Check that rows are no larger than a sample may be, as far as the footer says it."""
-        for group in map(self._file.metadata.row_group, groups):
-            for column in map(group.column, range(group.num_columns)):
-                claimed = max(column.num_values, column.total_uncompressed_size)
-                if claimed > group.num_rows * MAX_NBYTES:
-                    raise ValueError(f"{column.path_in_schema} claims {claimed:,} values or bytes")
 
     def _parsing(self) -> AbstractContextManager[None]:
         return parsing_file(self.what, "Parquet file", "fetch it again, or move it away")

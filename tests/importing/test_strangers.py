@@ -1,0 +1,307 @@
+"""A sample that somebody made oddly is a reject: it ends no import, and takes no memory."""
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.mds import write_mds
+from tests.kit.packs import tar_bytes
+from tests.kit.paths import ROOT
+from wdsprep.errors import SourceError
+from wdsprep.importing.arrays import array_of
+from wdsprep.importing.names import CachedColumn
+
+SHAPE = (4, 8, 8)
+GOOD = np.arange(256, dtype="<f4").reshape(SHAPE)
+FEW_NBYTES = 64 << 20
+
+
+def npy(array: Any = GOOD, **options: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, **options)
+    return out.getvalue()
+
+
+def npy_with(shape: str, dtype: str = "'<f4'") -> bytes:
+    """A small file whose header claims another shape or dtype."""
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(10 + len(header) + 1) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(1024)
+
+
+def pth(tensor: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(tensor, out)
+    return out.getvalue()
+
+
+def zipped_pth() -> bytes:
+    """What torch saves of 256 MB of zeros, compressed to a few hundred kB."""
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(pth(torch.zeros(64 << 20)))) as saved,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as small,
+    ):
+        for name in saved.namelist():
+            small.writestr(name, saved.read(name))
+    return out.getvalue()
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return print, ("this ran",)
+
+
+class Long:
+    def __reduce__(self) -> Any:
+        return bytearray, (10**15,)
+
+
+ODD_NPY = {
+    "huge": npy_with("(99999999999, 8, 8)"),
+    "huge-and-empty": npy_with("(0, 99999999999)"),
+    "overflowing": npy_with(f"({2**62}, {2**62})"),
+    "negative": npy_with("(-4, -8, 8)"),
+    "no-number": npy_with("(4, 'x')"),
+    "many-sides": npy_with(f"({'1, ' * 100})"),
+    "no-sides": npy_with("()"),
+    "objects": npy_with("(4, 8, 8)", "'|O'"),
+    "fields": npy_with("(4, 8, 8)", "[('a', '<f4')]"),
+    "zero-wide": npy_with("(4, 8, 8)", "'<V0'"),
+    "complex": npy(GOOD.astype(np.complex64)),
+    "texts": npy(np.full(SHAPE, "x")),
+    "cut": npy()[:-1],
+    "cut-in-its-header": npy()[:40],
+    "deep": npy_with(f"{'-' * 9000}1"),
+    "brackets": npy_with(f"{'(' * 4000}{')' * 4000}"),
+    "version-9": b"\x93NUMPY\x09\x00" + npy()[8:],
+    "nothing": b"",
+    "other": b"no array",
+}
+ODD_PTH: dict[str, Callable[[], bytes]] = {
+    "float8": lambda: pth(torch.zeros(SHAPE).to(torch.float8_e4m3fn)),
+    "quantised": lambda: pth(torch.quantize_per_tensor(torch.zeros(SHAPE), 0.1, 0, torch.qint8)),
+    "meta": lambda: pth(torch.zeros(SHAPE, device="meta")),
+    "sparse": lambda: pth(torch.zeros(SHAPE).to_sparse()),
+    "complex": lambda: pth(torch.zeros(SHAPE, dtype=torch.complex64)),
+    "stride-0": lambda: pth(torch.zeros(1).expand(60_000, 60_000)),
+    "cut": lambda: pth(torch.zeros(SHAPE))[:-100],
+    "no-numbers": lambda: pth(torch.zeros(0)),
+    "list": lambda: pth([torch.zeros(SHAPE)]),
+    "code": lambda: pth({"x": Code()}),
+    "long": lambda: pth(Long()),
+    "bomb": zipped_pth,
+    "other": lambda: b"no tensor",
+}
+
+
+def import_three(place: Path, name: str, good: bytes, odd: bytes) -> "tuple[Any, list[Any]]":
+    """Take in a good sample, an odd one, and a good one."""
+    (place / "cache").mkdir()
+    members = [(f"{key}.{name}", data) for key, data in (("a", good), ("b", odd), ("c", good))]
+    (place / "cache/x.tar").write_bytes(tar_bytes(members))
+    imported = wdsprep.import_(place / "cache", place / "out", resolution=64)
+    rejects = [
+        json.loads(line)
+        for path in (place / "out/rejects").rglob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    return imported, rejects
+
+
+def check_one_reject(place: Path, name: str, good: bytes, odd: bytes) -> None:
+    imported, rejects = import_three(place, name, good, odd)
+    assert imported.manifest.samples == 2
+    assert [reject["key"] for reject in rejects] == ["b"]
+    assert rejects[0]["code"] in ("unreadable", "other_shape")
+    assert "a bug" not in rejects[0]["detail"]
+    assert len(rejects[0]["detail"]) < 300
+    assert not wdsprep.verify(str(place / "out")).findings
+
+
+@pytest.mark.parametrize("kind", ODD_NPY)
+def test_an_odd_npy_is_a_reject_and_the_rest_is_taken(tmp_path: Path, kind: str) -> None:
+    check_one_reject(tmp_path, "latent.npy", npy(), ODD_NPY[kind])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ODD_PTH)
+def test_an_odd_pth_is_a_reject_and_the_rest_is_taken(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_one_reject(tmp_path, "latent.pth", pth(torch.tensor(GOOD)), ODD_PTH[kind]())
+    assert "this ran" not in capsys.readouterr().out
+
+
+LITTLE_MEMORY = """
+import resource, sys, wdsprep, torch, pyarrow.parquet, wdsprep.importing.worker
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 500_000_000,) * 2)
+print(wdsprep.import_(*sys.argv[1:], resolution=64).manifest.samples)
+"""
+
+
+def test_what_an_array_claims_takes_no_memory(tmp_path: Path) -> None:
+    """Each asks for 14 GB or more; there are 0.5."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    expanded = pth(torch.zeros(1).expand(60_000, 60_000))
+    good = pth(torch.tensor(GOOD))
+    for name, good_one, odd in (("npy", npy(), ODD_NPY["huge"]), ("pth", good, expanded)):
+        place = cache / name
+        place.mkdir()
+        members = [(f"{key}.latent.{name}", good_one) for key in "ab"]
+        members.append((f"c.latent.{name}", odd))
+        (place / "x.tar").write_bytes(tar_bytes(members))
+        words = [sys.executable, "-c", LITTLE_MEMORY, str(place), str(tmp_path / name)]
+        run = subprocess.run(
+            words, check=False, cwd=ROOT, timeout=120, capture_output=True, text=True
+        )
+        assert run.stdout.split() == ["2"], run.stderr
+
+
+def test_fortran_order_and_other_byte_order_are_taken() -> None:
+    for form in (np.asfortranarray(GOOD), GOOD.astype(">f4")):
+        raw = array_of(CachedColumn(role="latent", name="latent.npy"), npy(form))
+        assert (raw.dtype, raw.shape, raw.data) == ("float32", SHAPE, GOOD.tobytes())
+
+
+def test_a_small_tensor_may_repeat_its_values() -> None:
+    column = CachedColumn(role="latent", name="latent.pth")
+    raw = array_of(column, pth(torch.zeros(1).expand(64, 64, 64)))
+    assert (raw.shape, len(raw.data)) == ((64, 64, 64), 1 << 20)
+
+
+def of_mds(code: int, shape: tuple[int, ...], data: bytes) -> bytes:
+    """An array as MDS has it: its dtype, how many sides of how many bytes, the sides, values."""
+    return struct.pack(f"<BB{len(shape)}I", code, len(shape) * 4 + 2, *shape) + data
+
+
+def of_tags(number: int) -> bytes:
+    return json.dumps({"tags": [number]}).encode()
+
+
+FLOAT32 = 34
+GOOD_ROW = [of_mds(FLOAT32, SHAPE, GOOD.tobytes()), b"a picture", b"5", b"{}"]
+MDS = {"latent": "ndarray", "caption": "str", "width": "str_int", "more": "json"}
+ODD_ROWS = {
+    "unknown-dtype": {0: of_mds(99, SHAPE, GOOD.tobytes())},
+    "empty-array": {0: b""},
+    "no-values": {0: of_mds(FLOAT32, (0, 8, 8), b"")},
+    "huge-array": {0: of_mds(FLOAT32, (2**31, 2**31), b"1234")},
+    "wide-sides": {0: bytes([FLOAT32, 255]) + bytes(100)},
+    "no-utf-8": {1: b"\xff\xfe"},
+    "no-number": {2: b"five"},
+    "long-number": {2: b"9" * 5000},
+    "deep-json": {3: b"[" * 100_000 + b"]" * 100_000},
+    "no-json": {3: b"{"},
+}
+
+
+@pytest.mark.parametrize("kind", ODD_ROWS)
+def test_an_odd_sample_of_mds_is_a_reject_and_the_rest_is_taken(tmp_path: Path, kind: str) -> None:
+    odd = [ODD_ROWS[kind].get(number, value) for number, value in enumerate(GOOD_ROW)]
+    write_mds(tmp_path / "mds", MDS, [odd, GOOD_ROW, GOOD_ROW])
+    imported = wdsprep.import_(tmp_path / "mds", tmp_path / "out", resolution=64)
+    assert imported.manifest.samples == 2
+    (code,) = imported.manifest.rejects
+    assert code in ("unreadable", "other_shape", "bad_json")
+    (path,) = (tmp_path / "out/rejects").rglob("*.jsonl")
+    assert "a bug" not in path.read_text()
+
+
+def test_lengths_that_are_not_a_samples_own_are_its_reject(tmp_path: Path) -> None:
+    place = write_mds(tmp_path / "mds", MDS, [GOOD_ROW] * 3)
+    path = place / "shard.00000.mds"
+    data = bytearray(path.read_bytes())
+    second = struct.unpack_from("<I", data, 8)[0]
+    data[second : second + 4] = struct.pack("<I", 2**31)
+    path.write_bytes(data)
+    imported = wdsprep.import_(place, tmp_path / "out", resolution=64)
+    assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"unreadable": 1})
+
+
+def test_columns_that_nobody_reads_are_not_parsed(tmp_path: Path) -> None:
+    """What settles the arrays looks at them alone; a large column besides is never parsed."""
+    columns = {"latent": "ndarray", "clip": "ndarray:float99:4", "old": "pkl"}
+    row = [GOOD_ROW[0], b"nothing", b"cos\nsystem\n."]
+    write_mds(tmp_path / "mds", columns, [row] * 3)
+    imported = wdsprep.import_(tmp_path / "mds", tmp_path / "out", resolution=64)
+    assert (imported.manifest.samples, imported.manifest.rejects) == (3, {})
+
+
+def test_a_member_that_is_too_large_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("wdsprep.importing.foreign.MAX_NBYTES", 2000)
+    _, rejects = import_three(tmp_path, "latent.npy", npy(), npy(np.zeros(1000)))
+    assert rejects[0]["code"] == "too_many_bytes"
+    assert "latent.npy has 8,128 bytes, more than 2,000" in rejects[0]["detail"]
+
+
+def test_texts_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
+    latents = pa.array([GOOD.tobytes()] * 3)
+    texts = pa.array([b"one", b"\xff\xfe", b"three"]).view(pa.string())
+    place = tmp_path / "cache"
+    place.mkdir()
+    pq.write_table(pa.table({"latent": latents, "caption": texts}), place / "t.parquet")
+    options: dict[str, Any] = {"resolution": 64, "columns": "latent=latent:float32:4x8x8"}
+    imported = wdsprep.import_(place, tmp_path / "out", **options)
+    assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"unreadable": 1})
+
+
+@pytest.mark.parametrize("form", ["mlperf.parquet", "mlperf/data-00000-of-00002.arrow"])
+def test_damage_within_a_table_names_the_file(
+    foreign_sets: Path, tmp_path: Path, form: str
+) -> None:
+    """In its middle, where no one looks when it is opened: the file is damaged, or rows of it."""
+    data = (foreign_sets / "latents" / form).read_bytes()
+    name, rng, said = Path(form).name, Random(40), set[str]()
+    for number in range(12):
+        place = tmp_path / str(number)
+        place.mkdir()
+        changed = bytearray(data)
+        for _ in range(30):
+            changed[rng.randrange(2000, len(data) - 4000)] ^= rng.randint(1, 255)
+        (place / name).write_bytes(changed)
+        with suppress(SourceError), noting(said):
+            wdsprep.import_(place, tmp_path / f"out-{number}", resolution=64)
+    assert any(f"{name} is no sound" in line for line in said)
+    assert all(name in line for line in said)
+
+
+@contextmanager
+def noting(said: set[str]) -> Iterator[None]:
+    """Note what a SourceError says on its way."""
+    try:
+        yield
+    except SourceError as error:
+        said.add(str(error))
+        raise
+
+
+def test_a_tar_may_begin_with_what_cannot_be_read(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.mkdir()
+    with tarfile.open(place / "x.tar", "w") as tar:
+        for number in range(3):
+            for name, data in (("latent.npy", npy()), ("json", b"{" if number < 1 else b"{}")):
+                info = tarfile.TarInfo(f"{number}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    imported = wdsprep.import_(place, tmp_path / "out", resolution=64)
+    assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"bad_json": 1})
