@@ -1,10 +1,13 @@
 """What the `index.json` of MDS shards says, checked before any of it is believed."""
 
+import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+
+import xxhash
 
 from wdsprep.dataset.samples import parse_json
 from wdsprep.errors import SourceError
@@ -16,6 +19,14 @@ from wdsprep.text import human_bytes, shown
 
 INDEX = "index.json"
 VERSION = 2
+DIGESTS: dict[str, Any] = {
+    **{
+        name: getattr(hashlib, name)
+        for name in sorted(hashlib.algorithms_guaranteed)
+        if not name.startswith("shake")  # whose digests are as long as one asks for
+    },
+    **{name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)},
+}
 MOST_NBYTES = 1 << 32
 """Of a shard: its offsets have 32 bits."""
 OFFSET_NBYTES = 4
@@ -199,5 +210,7 @@ def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
         raise ValueError(f"{shown(base)} leads out of the folder")
     digests = _get(said, "hashes", dict) if said.get("hashes") else {}
     for kind in digests:
+        if kind not in DIGESTS:
+            raise ValueError(f"a digest of an unknown kind: {kind:.20}")
         _text(digests, kind)
     return MdsFile(name, _whole(said, "bytes", MOST_NBYTES), digests)

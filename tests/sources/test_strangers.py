@@ -1,0 +1,362 @@
+"""A file that somebody made oddly is one line that names it, and takes no more than it has."""
+
+import bz2
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wdsprep
+from tests.kit.mds import write_mds, zip_shard
+from tests.kit.packs import jpeg, rows_of, source_of
+from wdsprep.cli import main
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.encoding.caption_table import CaptionTable
+from wdsprep.errors import SourceError, WdsprepError
+from wdsprep.loading.shelves.cache import CacheDir
+from wdsprep.loading.tables import keyed_table
+from wdsprep.sources.parsing import parsing_file
+
+COLUMNS = {"image": "jpeg", "caption": "str"}
+ROWS = [[jpeg(n), b"a picture"] for n in range(3)]
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def mds(place: Path) -> Path:
+    return write_mds(place, COLUMNS, ROWS)
+
+
+def changed_index(place: Path, change: Callable[[Any], Any]) -> Path:
+    mds(place)
+    index = json.loads((place / "index.json").read_bytes())
+    change(index["shards"][0])
+    (place / "index.json").write_text(json.dumps(index))
+    return place
+
+
+def put(*path: Any, value: Any) -> Callable[[Any], Any]:
+    def change(shard: Any) -> None:
+        for name in path[:-1]:
+            shard = shard[name]
+        shard[path[-1]] = value
+
+    return change
+
+
+ODD_INDEXES = {
+    "samples-text": put("samples", value="3"),
+    "samples-true": put("samples", value=True),
+    "samples-nan": put("samples", value=float("nan")),
+    "samples-none": put("samples", value=None),
+    "samples-negative": put("samples", value=-3),
+    "samples-huge": put("samples", value=10**18),
+    "samples-half": put("samples", value=2.5),
+    "no-samples": lambda shard: shard.pop("samples"),
+    "no-columns": lambda shard: shard.pop("column_names"),
+    "no-raw": lambda shard: shard.pop("raw_data"),
+    "raw-list": put("raw_data", value=[1]),
+    "raw-none": put("raw_data", value=None),
+    "bytes-huge": put("raw_data", "bytes", value=10**18),
+    "bytes-text": put("raw_data", "bytes", value="1"),
+    "bytes-other": put("raw_data", "bytes", value=5),
+    "name-number": put("raw_data", "basename", value=7),
+    "name-empty": put("raw_data", "basename", value=""),
+    "name-outside": put("raw_data", "basename", value="../../etc/passwd"),
+    "name-absolute": put("raw_data", "basename", value="/etc/passwd"),
+    "name-nul": put("raw_data", "basename", value="\0"),
+    "name-half": put("raw_data", "basename", value="\ud800"),
+    "name-long": put("raw_data", "basename", value="x" * 1_000_000),
+    "hashes-list": put("raw_data", "hashes", value=["sha1"]),
+    "hashes-number": put("raw_data", "hashes", value={"sha1": 1}),
+    "hashes-shake": put("raw_data", "hashes", value={"shake_128": "00"}),
+    "names-text": put("column_names", value="image"),
+    "names-number": put("column_names", value=[1, 2]),
+    "names-fewer": put("column_names", value=["image"]),
+    "names-twice": put("column_names", value=["image", "image"]),
+    "encodings-none": put("column_encodings", value=[None, None]),
+    "encodings-lists": put("column_encodings", value=[["jpeg"], ["str"]]),
+    "sizes-negative": put("column_sizes", value=[-5, None]),
+    "sizes-text": put("column_sizes", value=["1", None]),
+    "sizes-huge": put("column_sizes", value=[10**30, None]),
+    "format-number": put("format", value=1),
+    "zip-text": put("zip_data", value="zip"),
+    "compression-number": put("compression", value=7),
+}
+
+
+def said_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command says on its way out, in one line."""
+    code = main(arguments)
+    said = capsys.readouterr().err.strip()
+    assert code in (1, 2), said
+    assert "a bug" not in said
+    assert "\n" not in said
+    assert len(said) < 1000
+    return said
+
+
+@pytest.mark.parametrize("kind", ODD_INDEXES)
+def test_an_odd_index_of_mds_is_one_line_that_names_it(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = changed_index(tmp_path / "mds", ODD_INDEXES[kind])
+    for command in ("pack", "import"):
+        said = said_by([command, str(place), str(tmp_path / command)], capsys)
+        assert "index.json" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "7", '{"version": 2, "shards": 5}', DEEP])
+def test_what_is_no_index_is_one_line_that_names_it(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = mds(tmp_path / "mds")
+    (place / "index.json").write_text(text)
+    assert "index.json" in said_by(["import", str(place), str(tmp_path / "out")], capsys)
+
+
+ZEROS = bytes(200 << 20)
+PACKED = {
+    "gz": lambda data: gzip.compress(data, 1),
+    "bz2": bz2.compress,
+    "zstd": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+    "br": lambda data: pa.Codec("brotli", compression_level=1).compress(data, asbytes=True),
+    "snappy": lambda data: pa.compress(data, codec="snappy", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_shard_that_unpacks_to_more_than_its_index_says_takes_no_memory(
+    tmp_path: Path, kind: str
+) -> None:
+    place = mds(tmp_path / "mds")
+    zip_shard(place, kind, PACKED[kind](ZEROS), 1000)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|no sound MDS)"):
+        rows_of(place)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 40 << 20
+    assert pa.total_allocated_bytes() - before < 40 << 20
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_shard_that_is_said_to_unpack_to_far_more_is_not_read(tmp_path: Path, kind: str) -> None:
+    place = mds(tmp_path / "mds")
+    data = (place / "shard.00000.mds").read_bytes()
+    zip_shard(place, kind, PACKED[kind](data), 2**31)
+    with pytest.raises(SourceError, match=r"would unpack to 2.1 GB: .* beside itself as shard"):
+        rows_of(place)
+    (place / "shard.00000.mds").write_bytes(data)
+    index = (place / "index.json").read_text().replace(str(2**31), str(len(data)))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "index.json").write_text(index)
+    (other / "shard.00000.mds").write_bytes(data)
+    assert len(rows_of(other)) == 3
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_cut_data_names_its_shard(tmp_path: Path, kind: str) -> None:
+    place = mds(tmp_path / "mds")
+    data = (place / "shard.00000.mds").read_bytes()
+    packed = PACKED[kind](data)
+    zip_shard(place, kind, packed[: len(packed) // 2], len(data))
+    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|no sound MDS)"):
+        rows_of(place)
+
+
+def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path) -> None:
+    place = mds(tmp_path / "mds")
+    path = place / "shard.00000.mds"
+    data = bytearray(path.read_bytes())
+    start = int.from_bytes(data[8:12], "little")
+    data[start : start + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    found = rows_of(place)
+    assert [isinstance(row, Refusal) for row in found] == [False, True, False]
+    assert isinstance(found[1], Refusal)
+    assert found[1].detail == "the sample cannot be read (column image leads out of its sample)"
+
+
+# --- tables
+
+
+def doubled(place: Path, kind: str) -> Path:
+    place.mkdir()
+    path = place / f"t.{kind}"
+    if kind == "parquet":
+        columns = [pa.array(["http://127.0.0.1/1.jpg"]), pa.array(["a"]), pa.array(["k"])]
+        table = pa.Table.from_arrays([*columns, columns[1]], ["url", "caption", "key", "caption"])
+        pq.write_table(table, path)
+        return path
+    mark = "\t" if kind == "tsv" else ","
+    lines = [["url", "caption", "key", "caption"], ["http://127.0.0.1/1.jpg", "a", "k", "b"]]
+    path.write_text("".join(mark.join(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_two_columns_of_one_name_are_one_line(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = doubled(tmp_path / "tables", kind)
+    said = said_by(["pack", str(path), str(tmp_path / "out")], capsys)
+    assert f"t.{kind} has two columns 'caption': give each a name of its own" in said
+    if kind == "parquet":
+        assert "two columns" in said_by(["import", str(path), str(tmp_path / "in")], capsys)
+    with pytest.raises(SourceError, match="two columns 'caption'"):
+        CaptionTable.find(str(path), "key", "caption")
+    with pytest.raises(SourceError, match="two columns 'caption'"):
+        keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
+
+
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("url,caption,,\nhttp://127.0.0.1/1.jpg,a,x,y\n")
+    assert len(rows_of(tmp_path / "t.csv")) == 1
+
+
+ODD_TABLES = {
+    "t.csv": b"u" * 200_000 + b",caption\n1,2\n",
+    "t.tsv": b'"' + b"u" * 200_000,
+    "t.parquet": b"PAR1" + bytes(100) + b"PAR1",
+    "u.parquet": b"",
+    "v.parquet": b"PAR1\xff\xff\xff\x7fPAR1",
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_a_table_that_cannot_be_opened_is_one_line(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(ODD_TABLES[name])
+    assert name in said_by(["pack", str(tmp_path / name), str(tmp_path / "out")], capsys)
+    with pytest.raises(WdsprepError, match=name):
+        keyed_table(str(tmp_path / name), CacheDir(folder=tmp_path, nbytes=1 << 20))
+
+
+def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path) -> None:
+    lines = [
+        '{"url": "http://127.0.0.1/1.jpg", "caption": "a"}',
+        DEEP,
+        '{"url": 5}',
+        "\0",
+        "9" * 5000,
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    found = rows_of(tmp_path / "t.jsonl")
+    assert [isinstance(row, Refusal) for row in found] == [False, True, True, True, True]
+    assert not any("a bug" in row.detail for row in found if isinstance(row, Refusal))
+    (tmp_path / "t.csv").write_bytes(b"url,caption\nhttp://127.0.0.1/1.jpg,a\0b\n,\0\n")
+    assert len(rows_of(tmp_path / "t.csv")) == 2
+
+
+def parquet_with_rows(path: Path, rows: int) -> None:
+    """A table of one row whose footer claims more of them."""
+    pq.write_table(pa.table({"image": [jpeg(1)], "n": [1]}), path, write_statistics=False)
+    data, claimed = path.read_bytes(), varint(2 * rows)
+    nbytes = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - nbytes : -8].replace(b"\x16\x02", b"\x16" + claimed)
+    path.write_bytes(data[: -8 - nbytes] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def test_rows_that_a_footer_claims_are_held_against_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.parquet"
+    parquet_with_rows(path, 10**15)
+    said = said_by(["pack", str(path), str(tmp_path / "out")], capsys)
+    assert "t.parquet claims 1,000,000,000,000,000 rows in" in said
+
+
+def damaged_within(path: Path) -> None:
+    """Pages that cannot be unpacked; the footer is sound."""
+    image = pa.array([jpeg(n) * 20 for n in range(8)])
+    pq.write_table(pa.table({"image": image}), path, compression="zstd", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[200:2000] = bytes(1800)
+    path.write_bytes(data)
+
+
+def test_damaged_pages_name_their_file(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "tables/t.parquet"
+    damaged_within(path)
+    with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file \("):
+        rows_of(path)
+
+
+def test_an_arrow_batch_that_points_out_of_itself_is_refused_row_by_row(tmp_path: Path) -> None:
+    """Arrow itself would read there."""
+    images = pa.array([jpeg(n) for n in range(3)], pa.binary())
+    offsets = bytearray(images.buffers()[1].to_pybytes())
+    offsets[4:8] = (2**30).to_bytes(4, "little")
+    bad = pa.Array.from_buffers(
+        pa.binary(), 3, [None, pa.py_buffer(bytes(offsets)), images.buffers()[2]]
+    )
+    place = tmp_path / "saved"
+    place.mkdir()
+    with pa.OSFile(str(place / "data.arrow"), "w") as file:
+        batch = pa.RecordBatch.from_arrays([bad], ["image"])
+        with pa.ipc.new_stream(file, batch.schema) as writer:
+            writer.write_batch(batch)
+    found = rows_of(place)
+    assert [isinstance(row, Refusal) for row in found] == [True, True, False]
+    assert not any("a bug" in row.detail for row in found if isinstance(row, Refusal))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", DEEP, '{"_data_files": 5}', '{"_data_files": [{"filename": 5}]}', '{"a": 1}']
+)
+def test_an_odd_state_of_datasets_is_one_line(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "saved"
+    place.mkdir()
+    (place / "data.arrow").write_bytes(b"")
+    (place / "state.json").write_text(text)
+    assert "state.json" in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
+
+
+def test_a_lack_of_memory_is_not_a_files_fault() -> None:
+    """Unless the file asks for far more than any sound one does."""
+    for error in (MemoryError(), pa.ArrowMemoryError("malloc of size 65536 failed")):
+        with pytest.raises(MemoryError), parsing_file("t", "table", "mend it"):
+            raise error
+    with (
+        pytest.raises(SourceError, match="t is no sound table"),
+        parsing_file("t", "table", "mend"),
+    ):
+        raise pa.ArrowMemoryError("malloc of size 68719476736 failed")
+
+
+def test_import_says_which_table_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "cache/t.parquet"
+    path.parent.mkdir()
+    latents = pa.array([bytes(1024) for _ in range(8)])
+    pq.write_table(pa.table({"latent": latents}), path, use_dictionary=False, compression=None)
+    data = bytearray(path.read_bytes())
+    data[10:40] = b"\xff" * 30
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file"):
+        wdsprep.import_(
+            path, tmp_path / "out", resolution=64, columns="latent=latent:float32:4x8x8"
+        )
+
+
+def test_an_index_is_read_before_any_shard(tmp_path: Path) -> None:
+    assert [item.samples for item in source_of(mds(tmp_path / "mds")).items()] == [3]
