@@ -324,3 +324,4 @@ if __name__ == "__main__":
     found = run_cases(Path(sys.argv[1]), range(first, first + count), tuple(sys.argv[4:]))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.write(f"{found} faults, {most / 1e6:.2f} GB at most\n")
+    sys.exit(found > 0 or most > MORE_NBYTES / 1000)

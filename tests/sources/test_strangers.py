@@ -217,6 +217,14 @@ def test_two_columns_of_one_name_are_one_line(
         keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
 
 
+def test_keys_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
+    keys = pa.array([b"a", b"\xff\xfe", b"c"]).view(pa.string())
+    pq.write_table(pa.table({"key": keys, "n": [1, 2, 3]}), tmp_path / "t.parquet")
+    table = keyed_table(str(tmp_path / "t.parquet"), CacheDir(folder=tmp_path, nbytes=1 << 20))
+    assert table.of_keys(["a", "c"])["n"].tolist() == [1, 3]
+    assert table.rows == 2
+
+
 def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("url,caption,,\nhttp://127.0.0.1/1.jpg,a,x,y\n")
     assert len(rows_of(tmp_path / "t.csv")) == 1
@@ -335,11 +343,11 @@ def test_an_odd_state_of_datasets_is_one_line(
 def test_a_lack_of_memory_is_not_a_files_fault() -> None:
     """Unless the file asks for far more than any sound one does."""
     for error in (MemoryError(), pa.ArrowMemoryError("malloc of size 65536 failed")):
-        with pytest.raises(MemoryError), parsing_file("t", "table", "mend it"):
+        with pytest.raises(MemoryError), parsing_file("t", "is no table", "mend it"):
             raise error
     with (
-        pytest.raises(SourceError, match="t is no sound table"),
-        parsing_file("t", "table", "mend"),
+        pytest.raises(SourceError, match="t is no table"),
+        parsing_file("t", "is no table", "mend"),
     ):
         raise pa.ArrowMemoryError("malloc of size 68719476736 failed")
 

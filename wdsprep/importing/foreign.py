@@ -103,11 +103,12 @@ class Foreign:
         return [*first.fields, *(first.unread or ())]
 
     def count(self, item: Item) -> int:
-        if item.samples:
-            return item.samples
         if self.kind == "tars":
             return sum(1 for _ in self._tar(item.name, ()))
-        return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
+        if self.kind == "arrow":
+            batches = arrow_batches(self.url, item.name, COUNTED_ROWS)
+            return sum(batch.num_rows for batch in batches)
+        return item.samples
 
     def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
         """The rows of a file: of columns of arrays those alone that are wanted, and the others

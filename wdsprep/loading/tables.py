@@ -251,13 +251,13 @@ def _numbers(values: Sequence[Any]) -> NDArray[Any] | None:
 def _check_keys(place: str, keys: Sequence[Any]) -> None:
     if wrong := next((key for key in keys if not isinstance(key, str)), None):
         raise UsageError(
-            f"{place}: its keys are no texts, as {wrong!r}: write them as the shards have them, "
-            "such as '000000000012'"
+            f"{place}: its keys are no texts, as {wrong!r:.40}: write them as the shards have "
+            "them, such as '000000000012'"
         )
 
 
 def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Read:
-    from wdsprep.sources.tables.parquet import NUMBERS
+    from wdsprep.sources.tables.parquet import NUMBERS, values_in
 
     kinds = table.kinds()
     if kinds[KEY] != "text":
@@ -270,13 +270,13 @@ def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Re
     columns: Columns = {name: [] for name in numbers}
     keys: list[NDArray[Any]] = []
     for batch in table.batches([KEY, *numbers, *others], AT_ONCE):
-        keys.append(_held([key or "" for key in batch[KEY].to_pylist()]))
+        keys.append(_held(_texts(values_in(batch[KEY]))))
         good = np.ones(len(keys[-1]), np.bool_)
         for name in numbers:
             columns[name].append(_as_stored(place, name, batch[name], NUMBERS[kinds[name]], good))
         keys[-1][~good] = b""
         for name, lines in others.items():
-            lines += [line or "" for line in batch[name].to_pylist()]
+            lines += _texts(values_in(batch[name]))
     width = max((some.dtype.itemsize for some in keys), default=1)
     joined = [some.astype(f"S{width}") for some in keys]
     empty = np.empty(0, f"S{width}")
@@ -285,6 +285,11 @@ def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Re
         for name, some in columns.items()
     }
     return np.concatenate([empty, *joined]), found, others
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    """Texts, with nothing in place of a null and of what is not UTF-8."""
+    return [value if isinstance(value, str) else "" for value in values]
 
 
 def _as_stored(

@@ -35,8 +35,8 @@ def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
 
 
 @contextmanager
-def parsing_file(what: str, kind: str, advice: str) -> Iterator[None]:
-    """Say that a file is no sound one of its kind where it raises anything here."""
+def parsing_file(what: str, fault: str, advice: str) -> Iterator[None]:
+    """Say that a file "is no sound Parquet file", or another fault, where it raises anything."""
     try:
         yield
     except (RejectedError, WdsprepError):
@@ -44,13 +44,13 @@ def parsing_file(what: str, kind: str, advice: str) -> Iterator[None]:
     except MemoryError as error:
         if _asked_nbytes(error) < LARGE_NBYTES:
             raise
-        raise _unsound(what, kind, error, advice) from error
+        raise _unsound(what, fault, error, advice) from error
     except Exception as error:  # any exception of a parser is about the bytes
-        raise _unsound(what, kind, error, advice) from error
+        raise _unsound(what, fault, error, advice) from error
 
 
-def _unsound(what: str, kind: str, error: Exception, advice: str) -> SourceError:
-    return SourceError(f"{what} is no sound {kind} ({reason(error)}): {advice}")
+def _unsound(what: str, fault: str, error: Exception, advice: str) -> SourceError:
+    return SourceError(f"{what} {fault} ({reason(error)}): {advice}")
 
 
 def _asked_nbytes(error: MemoryError) -> int:

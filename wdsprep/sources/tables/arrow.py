@@ -45,8 +45,8 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
 
 def _named(store: Store, state: str) -> Iterator[str]:
     data = store.read(state)
-    what = "list of Arrow files, as save_to_disk writes it"
-    with parsing_file(f"{store.url}/{state}", what, "save the dataset again"):
+    fault = "does not name its Arrow files, as save_to_disk writes it"
+    with parsing_file(f"{store.url}/{state}", fault, "save the dataset again"):
         for file in json.loads(data)["_data_files"]:
             yield posixpath.join(posixpath.dirname(state), file["filename"])
 
@@ -97,7 +97,7 @@ class _OpenArrow:
 
     def _parsing(self) -> AbstractContextManager[None]:
         advice = "save the dataset again, or move it away"
-        return parsing_file(self._what, "Arrow stream", advice)
+        return parsing_file(self._what, "is no sound Arrow stream", advice)
 
 
 class _Bounded(io.RawIOBase):

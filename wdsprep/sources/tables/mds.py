@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -87,7 +88,7 @@ _DTYPES = {
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
     """The samples of a shard in their order, as they lie there."""
     data = _read(opened(url), shard, name)
-    with parsing_file(f"{url}/{name}", "MDS shard", "fetch it again, or make it again"):
+    with _parsing(url, name):
         (count,) = struct.unpack_from("<I", data)
         offsets = struct.unpack_from(f"<{count + 1}I", data, OFFSET_NBYTES)
     if count != shard.samples:
@@ -129,10 +130,15 @@ def _read(store: Store, shard: MdsShard, name: str) -> bytes:
     if zipped and name == zipped.name:
         _check(store.url, zipped, data)
         shard.check_unpacked(store.url, len(data))
-        with parsing_file(f"{store.url}/{name}", "MDS shard", "fetch it again, or make it again"):
+        with _parsing(store.url, name):
             data = _unzipped(shard.compression, data, shard.raw.nbytes)
     _check(store.url, MdsFile(name, shard.raw.nbytes, shard.raw.digests), data)
     return data
+
+
+def _parsing(url: str, name: str) -> AbstractContextManager[None]:
+    advice = "fetch it again, or make it again"
+    return parsing_file(f"{url}/{name}", "is no sound MDS shard", advice)
 
 
 def _unzipped(kind: str, data: bytes, nbytes: int) -> bytes:

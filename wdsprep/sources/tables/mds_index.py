@@ -142,7 +142,7 @@ def read_index(url: str, index: str) -> dict[str, MdsShard]:
     """The shards that an index names, by the names of their files as they are uncompressed."""
     data = opened(url).read(index)
     what = f"{url}/{index}"
-    with parsing_file(what, "index of MDS shards", "bring back the one that was written"):
+    with parsing_file(what, "is no index of MDS shards", "bring back the one that was written"):
         said = parse_json(data)
         if said["version"] != VERSION:
             raise SourceError(f"{what} is of version {said['version']!r:.20}, not {VERSION}")

@@ -194,7 +194,8 @@ class OpenParquet:
         self._file.close()
 
     def _parsing(self) -> AbstractContextManager[None]:
-        return parsing_file(self.what, "Parquet file", "fetch it again, or move it away")
+        advice = "fetch it again, or move it away"
+        return parsing_file(self.what, "is no sound Parquet file", advice)
 
 
 class StoreFile(io.RawIOBase):
