@@ -291,6 +291,25 @@ def test_rows_that_a_footer_claims_are_held_against_its_size(
     assert "t.parquet claims 1,000,000,000,000,000 rows in" in said
 
 
+def test_what_unpacks_to_far_more_than_its_file_is_refused(tmp_path: Path) -> None:
+    """A row group by its footer, and lists of one value by what came of them."""
+    zeros = pa.array([bytes(300 << 20)])
+    pq.write_table(pa.table({"image": zeros}), tmp_path / "t.parquet", compression="zstd")
+    with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to 314.6 MB"):
+        rows_of(tmp_path / "t.parquet")
+    place = tmp_path / "saved"
+    place.mkdir()
+    batch = pa.record_batch({"image": zeros})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(place / "data.arrow"), "w") as file,
+        pa.ipc.new_stream(file, batch.schema, options=options) as writer,
+    ):
+        writer.write_batch(batch)
+    with pytest.raises(SourceError, match=r"data.arrow has .* a part of it unpacks to 314.6 MB"):
+        rows_of(place)
+
+
 def damaged_within(path: Path) -> None:
     """Pages that cannot be unpacked; the footer is sound."""
     image = pa.array([jpeg(n) * 20 for n in range(8)])

@@ -21,6 +21,8 @@ LARGE_NBYTES = 1 << 30
 """Memory that no sound file asks for at once."""
 ROWS_A_BYTE, FEWEST_ROWS = 1_000, 1_000_000
 """What compression can make of a table: more rows than this are claimed, and not there."""
+UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 64
+"""A part of a table that unpacks to more than both of these is made to fill memory."""
 
 
 @contextmanager
@@ -82,4 +84,14 @@ def check_rows(what: str, rows: int, nbytes: int) -> None:
         raise SourceError(
             f"{what} claims {rows:,} rows in {human_bytes(nbytes)}, which cannot be: fetch it "
             "again, or move it away"
+        )
+
+
+def check_unpacked(what: str, unpacked: int, nbytes: int) -> None:
+    """Check that a part of a file of so many bytes does not unpack to far more of them."""
+    if not 0 <= unpacked <= max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
+        raise SourceError(
+            f"{what} has {human_bytes(nbytes)}, and a part of it unpacks to "
+            f"{human_bytes(unpacked)}: write it anew without compression if you trust it, or move "
+            "it away"
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from wdsprep.errors import SourceError
 from wdsprep.sources import Told, untold
-from wdsprep.sources.parsing import check_columns, check_rows, parsing_file
+from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import opened
 from wdsprep.store.base import Entry, Store, is_hidden, stream
@@ -76,7 +76,7 @@ class _OpenArrow:
     """A stream of batches whose columns, and the rows of each batch, have been checked.
 
     Batches may be compressed, which `datasets` never does: what they unpack to is not known before
-    they are read."""
+    they have been."""
 
     def __init__(self, what: str, file: BinaryIO, nbytes: int) -> None:
         self._what, self._nbytes = what, nbytes
@@ -93,6 +93,7 @@ class _OpenArrow:
                 batch.validate()
                 rows += batch.num_rows
                 check_rows(self._what, rows, self._nbytes)
+                check_unpacked(self._what, batch.nbytes, self._nbytes)
                 yield batch
 
     def _parsing(self) -> AbstractContextManager[None]:

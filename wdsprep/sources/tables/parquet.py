@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError
-from wdsprep.sources.parsing import check_columns, check_rows, parsing_file, parsing_sample
+from wdsprep.sources.parsing import (
+    check_columns,
+    check_rows,
+    check_unpacked,
+    parsing_file,
+    parsing_sample,
+)
 from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store
 
@@ -146,9 +152,9 @@ def open_parquet(store: Store, name: str) -> "Iterator[OpenParquet]":
 class OpenParquet:
     """A Parquet file whose columns and rows have been checked, as its footer has them.
 
-    What pages claim is not known before they are read: one that unpacks to 2 GB does so, and so
-    does a list of as many values. What the footer says of column chunks is not asked for: over
-    damaged ones pyarrow ends the process."""
+    A footer may lie, and what pages hold is not known before they are read: one that unpacks to
+    2 GB does so, and so does a list of as many values, before they are refused. What a footer says
+    of column chunks is not asked for: over damaged ones pyarrow ends the process."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.what = f"{store.url}/{name}"
@@ -159,10 +165,15 @@ class OpenParquet:
             self.schema: pa.Schema = self._file.schema_arrow
             about = self._file.metadata
             names = list(self.schema.names)
-            self.groups = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+            groups = [about.row_group(group) for group in range(about.num_row_groups)]
+            self.groups = [group.num_rows for group in groups]
+            unpacked = [group.total_byte_size for group in groups]
+        self._nbytes = data.nbytes
         check_columns(self.what, names)
         for rows in (*self.groups, sum(self.groups)):
             check_rows(self.what, rows, data.nbytes)
+        for nbytes in unpacked:
+            check_unpacked(self.what, nbytes, data.nbytes)
 
     @property
     def rows(self) -> int:
@@ -174,9 +185,12 @@ class OpenParquet:
         """So many rows at a time, of some row groups and columns, or of all."""
         wanted = range(len(self.groups)) if groups is None else groups
         with self._parsing():
-            yield from self._file.iter_batches(
+            batches = self._file.iter_batches(
                 rows, row_groups=wanted, columns=list(columns) or None, use_threads=False
             )
+            for batch in batches:
+                check_unpacked(self.what, batch.nbytes, self._nbytes)
+                yield batch
 
     def runs(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """Runs of row groups with up to `rows` rows each, or of one group that has more: the first
