@@ -5,6 +5,7 @@ split. A file is a stream of batches, and is read from its start to its end.
 import io
 import json
 import posixpath
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import BinaryIO
@@ -16,7 +17,7 @@ from wdsprep.sources import Told, untold
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import opened
-from wdsprep.store.base import Entry, Store, is_hidden, stream
+from wdsprep.store.base import CHUNK_NBYTES, Entry, Store, is_hidden, stream
 
 
 def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
@@ -66,10 +67,8 @@ def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _open_arrow(url: str, name: str) -> "Iterator[_OpenArrow]":
-    store = opened(url)
-    nbytes = next((entry.nbytes for entry in store.list(name) if entry.name == name), 0)
-    with closing(stream(store, name)) as file:
-        yield _OpenArrow(f"{url}/{name}", file, nbytes)
+    with closing(stream(opened(url), name)) as file:
+        yield _OpenArrow(f"{url}/{name}", file)
 
 
 class _OpenArrow:
@@ -78,10 +77,10 @@ class _OpenArrow:
     Batches may be compressed, which `datasets` never does: what they unpack to is not known before
     they have been."""
 
-    def __init__(self, what: str, file: BinaryIO, nbytes: int) -> None:
-        self._what, self._nbytes = what, nbytes
+    def __init__(self, what: str, file: BinaryIO) -> None:
+        self._what, self._file = what, _ReadInChunks(file)
         with self._parsing():
-            self._batches = pa.ipc.open_stream(pa.PythonFile(_Bounded(file, nbytes), "r"))
+            self._batches = pa.ipc.open_stream(pa.PythonFile(self._file, "r"))
             self.schema: pa.Schema = self._batches.schema
             names = list(self.schema.names)
         check_columns(what, names)
@@ -92,8 +91,8 @@ class _OpenArrow:
             for batch in self._batches:
                 batch.validate()
                 rows += batch.num_rows
-                check_rows(self._what, rows, self._nbytes)
-                check_unpacked(self._what, batch.nbytes, self._nbytes)
+                check_rows(self._what, rows, self._file.nbytes)
+                check_unpacked(self._what, batch.nbytes, self._file.nbytes)
                 yield batch
 
     def _parsing(self) -> AbstractContextManager[None]:
@@ -101,17 +100,21 @@ class _OpenArrow:
         return parsing_file(self._what, "is no sound Arrow stream", advice)
 
 
-class _Bounded(io.RawIOBase):
-    """A stream of which nobody asks for more bytes than it has, whatever it claims."""
+class _ReadInChunks(io.RawIOBase):
+    """A stream that is asked for no more than a chunk at once: a file may claim more than it has.
+    `nbytes` have been read."""
 
-    def __init__(self, file: BinaryIO, nbytes: int) -> None:
-        self._file, self._left = file, nbytes
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.nbytes = file, 0
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        wanted = self._left if size is None or size < 0 else min(size, self._left)
-        data = self._file.read(wanted)
-        self._left -= len(data)
-        return data
+        left = sys.maxsize if size is None or size < 0 else size
+        chunks = []
+        while chunk := self._file.read(min(left, CHUNK_NBYTES)):
+            chunks.append(chunk)
+            left -= len(chunk)
+            self.nbytes += len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
