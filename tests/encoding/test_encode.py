@@ -28,6 +28,7 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
+from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.models.find import TINY
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 
@@ -252,9 +253,31 @@ def test_a_limited_run_can_be_completed_to_the_same_bytes(
 
 
 def test_a_limit_may_grow(images: Path, tmp_path: Path) -> None:
-    encode_here(images, tmp_path / "out", limit=2)
-    encode_here(images, tmp_path / "out", limit=8)
-    assert len(latents_of(tmp_path / "out")) == 8
+    """Of shards that were cut it is said that they are made anew, not that images have changed."""
+    told: list[str] = []
+    out, listener = tmp_path / "out", EncodeListener(told=told.append)
+    goes_on = "the trial goes on: 1 shard that --limit had cut is encoded anew"
+    for limit, lines in ((2, []), (9, [goes_on]), (9, []), (0, [goes_on])):
+        told.clear()
+        encode_here(images, out, limit=limit, listener=listener)
+        assert [line for line in told if "shard" in line] == lines
+        assert len(latents_of(out)) == (limit or COUNT)
+
+
+def test_a_trial_of_images_that_have_changed_says_what_is_removed(
+    own: Path, tmp_path: Path
+) -> None:
+    out, told = tmp_path / "out", list[str]()
+    encode_here(own, out, limit=9)
+    write_files(own.parent / "downloads", {"photo-0000.txt": "another caption"})
+    (own / "receipts/000000.json").unlink()
+    packed(own.parent / "downloads", own, "--overwrite")
+    listener = EncodeListener(told=told.append)
+    encode_here(own, out, redo_changed=True, listener=listener)
+    assert [line for line in told if "shard" in line] == [
+        "the trial goes on: 1 shard that --limit had cut is encoded anew",
+        "1 shard of latents removed: their images changed or went",
+    ]
 
 
 def test_appended_images_are_encoded_by_the_next_run(tmp_path: Path) -> None:

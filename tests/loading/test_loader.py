@@ -265,6 +265,38 @@ def test_homogeneous_batches_keep_shapes_apart(data: str, tmp_path: Path) -> Non
     assert seen == {(LATENT, False), ((4, 16, 16), True)}
 
 
+OTHER_TEXTS = {
+    "none": (),
+    "of another length": (field("emb", (9, 16)),),
+    "as long as captions": (field("emb", (9, 16), is_variable=True),),
+    "more": (field("pooled", (3,)), field("emb", EMB)),
+}
+
+
+@pytest.mark.parametrize("texts", OTHER_TEXTS.values(), ids=OTHER_TEXTS)
+@pytest.mark.parametrize("moments", [False, True])
+def test_a_mixture_has_alike_what_is_asked_for(
+    data: str, tmp_path: Path, texts: Any, moments: bool
+) -> None:
+    """Whatever else either of them has."""
+    latent = field("latent", LATENT)
+    one = write_latents(str(tmp_path / "one"), [60], moments=True) if moments else data
+    fields = (latent, *texts)
+    other = write_latents(str(tmp_path / "two"), [90], base=10**6, fields=fields, moments=moments)
+    with pytest.raises(UsageError, match=r"or not the same ones \((emb|pooled).*name in fields="):
+        load([one, other])
+    for names in (("latent", "key"), ("key", "txt", "latent")):
+        came = {}
+        for batch in load([one, other], fields=names, drop_text=0.5, epochs=2):
+            assert [*batch] == [*names]
+            if not moments:
+                came |= dict(zip(batch["key"], batch["latent"], strict=True))
+        for key, values in came.items():
+            assert np.array_equal(values.numpy(), array_of(key, latent))
+    with pytest.raises(UsageError, match=r"or not the same ones"):
+        load([one, other], fields=("latent", *("emb", "pooled")[: 1 + (len(texts) > 1)]))
+
+
 def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
     url = write_latents(str(tmp_path), [40, 40])
     assert len(load(Stream(url, buckets=[256])).urls()) == 2

@@ -67,7 +67,7 @@ from wdsprep.runners.run import (
 from wdsprep.runners.track import check_tracker, tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute
-from wdsprep.text import at_least, command, names, plural
+from wdsprep.text import at_least, command, names
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -452,9 +452,8 @@ def _runs(
     lefts = [_left_to_do(phase, dataset, how, run_options, listener) for phase, dataset in both]
     for (phase, dataset), left in zip(both, lefts, strict=True):
         take_back(dataset.edition, left.stale)
-        if gone := len(left.stale):
-            went = f"{plural(gone, 'shard')} of latents removed"
-            listener.told(f"{went}: their images changed or went")
+        for line in left.lines:
+            listener.told(line)
         run = Run(
             dataset.edition,
             left.manifest,

@@ -31,6 +31,19 @@ class Left:
     shards: list[ImageShard]
     stale: Mapping[str, str]
     """The units that go, with the input that each was made of."""
+    cut: int
+    """How many of these an earlier --limit has cut, of images that are as they were."""
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Say what goes, and why."""
+        if self.cut:
+            what = plural(
+                self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
+            )
+            yield f"the trial goes on: {what} encoded anew"
+        if gone := len(self.stale) - self.cut:
+            yield f"{plural(gone, 'shard')} of latents removed: their images changed or went"
 
 
 def pending_shards(
@@ -65,12 +78,14 @@ def pending_shards(
     if not is_whole:
         stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
-    stale.update(shard.name for shard in pending if shard.name in done)
+    cut = {shard.name for shard in pending if shard.name in done} - stale
+    stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]
     return Left(
         manifest=replace(manifest, receipts=ledger.with_lines(kept)),
         shards=largest_first(pending),
         stale={name: done[name] for name in sorted(stale)},
+        cut=len(cut),
     )
 
 

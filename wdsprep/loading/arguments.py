@@ -16,7 +16,7 @@ from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.loading.taking import TEXTS, check_choices, measured
+from wdsprep.loading.taking import TEXTS, check_choices, measured, shapes_of
 from wdsprep.text import examples, plural, whole
 
 if TYPE_CHECKING:
@@ -78,15 +78,24 @@ class LoadPlan:
         _check_captions(self.datasets, self.names, self.effects, raw=self.raw)
         for dataset in self.datasets:
             if not self.raw:
-                _check_alike(
-                    self.datasets[0],
-                    dataset,
-                    pixels=self.effects.pixels,
-                    homogeneous=self.order.homogeneous,
-                )
+                _check_kind(self.datasets[0], dataset, pixels=self.effects.pixels)
+                if not self.order.homogeneous:
+                    self._check_alike(dataset)
 
     def __repr__(self) -> str:
         return f"<LoadPlan {self.summary}>"
+
+    def _check_alike(self, dataset: Dataset) -> None:
+        """Check that what is to stand in one batch is of one shape."""
+        first = self.datasets[0]
+        flips = (short(FLIPPED),) if self.effects.flip else ()
+        own, others = (shapes_of(each, (*self.names, *flips)) for each in (dataset, first))
+        if other := sorted(n for n in {*own, *others} if own.get(n) != others.get(n)):
+            raise UsageError(
+                f"{dataset.store.url} has arrays of other shapes than {first.store.url}, or not "
+                f"the same ones ({examples(other)}): name in fields= what both have alike, or "
+                "homogeneous=True keeps each batch to one stream"
+            )
 
     @property
     def summary(self) -> str:
@@ -243,19 +252,14 @@ def _check_captions(
             )
 
 
-def _check_alike(first: Dataset, dataset: Dataset, *, pixels: int, homogeneous: bool) -> None:
-    """What is to stand in one batch must be of one kind and shape."""
+def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
+    """Check that what is to stand in one batch is of one kind."""
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
         )
     if (dataset.kind == "latents") != (first.kind == "latents"):
         raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
-    if dataset.arrays != first.arrays and not homogeneous:
-        raise UsageError(
-            f"{dataset.store.url} has arrays of other shapes than {first.store.url}: "
-            "homogeneous=True keeps each batch to one stream"
-        )
     if pixels and dataset.kind == "latents":
         raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
 

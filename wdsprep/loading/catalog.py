@@ -225,12 +225,6 @@ class Dataset:
         return self.latents.settings.get("latents") == "moments"
 
     @property
-    def arrays(self) -> tuple[object, ...]:
-        """What decides the shapes of arrays in a batch of it, and which there are, in any order."""
-        columns = frozenset(self.columns.items())
-        return frozenset(self.served), self.has_moments and self.patch, columns
-
-    @property
     def patch(self) -> int:
         """The cells a side that latents have as channels."""
         return int(self.latents.settings.get("patch", 1))

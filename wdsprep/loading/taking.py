@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import FLIPPED, MASK, Field, text_fields
+from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.encoding.captions import OWN
 from wdsprep.errors import UsageError
 from wdsprep.loading.grid import short
@@ -81,6 +81,17 @@ def measured(dataset: "Dataset", names: Sequence[str]) -> list[Field]:
     variable = [field for field in dataset.served if field.is_variable]
     wanted = [field for field in variable if short(field.name) in names]
     return wanted or (variable if short(MASK) in names else [])
+
+
+def shapes_of(dataset: "Dataset", names: Sequence[str]) -> dict[str, object]:
+    """Return what decides the shape of each tensor of a batch, of those that are named."""
+    fields = {field for field in dataset.served if short(field.name) in names}
+    found: dict[str, object] = {
+        short(field.name): field for field in fields.union(measured(dataset, names))
+    }
+    if short(LATENT) in found and dataset.has_moments:
+        found[short(LATENT)] = (found[short(LATENT)], dataset.patch)
+    return found | {name: kind for name, kind in dataset.columns.items() if name in names}
 
 
 def texts_served(parts: Sequence["Dataset"], choice: str = "") -> list[tuple[Field, ...]]:
