@@ -16,6 +16,8 @@ from tests.kit.joined_sets import LATENTS, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat
 from tests.kit.packs import jpeg, tar_bytes, write_files
 from wdsprep.dataset.reindex import index
+from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.captions import CaptionSource
 from wdsprep.errors import FingerprintError, UsageError
 
 BATCH = 8
@@ -159,6 +161,28 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
     (line,) = [record.getMessage() for record in caplog.records]
     assert "none has a text at meta.typo in its json" in line
     assert 'ask for "txt"' in refused(url, weights, pixels=32, fields="key")
+
+
+def test_a_caption_out_of_the_json_is_the_one_that_encode_takes(tmp_path: Path) -> None:
+    """Without white space around it, the first of several; a blank one is none."""
+    given: list[Any] = ["  a car\n", " \t", "", 7, ["", " one ", "two"], [], True, None, {"x": "y"}]
+    given += ["\u3000\u96ea\u3000", 0.5, [3, "three"]]
+    parts: list[tuple[str, bytes]] = []
+    for number, value in enumerate(given):
+        facts = {"caption": "own", "meta": {"long": value}}
+        parts += [(f"{number:02d}.jpg", jpeg(number)), (f"{number:02d}.txt", b"own")]
+        parts.append((f"{number:02d}.json", json.dumps(facts).encode()))
+    url = str(write_files(tmp_path, {"0.tar": tar_bytes(parts)}))
+    dict(index(url))
+    loader = load(url, captions={"long": 1}, fields=("key", "txt"), pixels=32, global_batch=1)
+    served = {batch["key"][0]: batch["txt"][0] for batch in loader}
+    captions = CaptionSource(field="long").open()
+    for number, value in enumerate(given):
+        sample = Sample(source="", image=b"", facts={"caption": "own", "meta": {"long": value}})
+        found = captions.find("", sample, is_packed=True)
+        assert served[f"{number:02d}"] == ("own" if found is None else found.caption)
+    assert [*served.values()].count("own") == 6
+    assert {"a car", "7", "one", "\u96ea", "0.5", "three"} <= {*served.values()}
 
 
 # What cannot be

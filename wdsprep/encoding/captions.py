@@ -16,7 +16,7 @@ from wdsprep.dataset.samples import Sample, at_path
 from wdsprep.encoding.lookup import OpenLookup, open_lookup
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.captions import captions_of
+from wdsprep.sources.captions import caption_at
 from wdsprep.text import EXAMPLES, names, one_of
 
 OWN = "caption"
@@ -146,8 +146,8 @@ class FieldCaptions(Captions):
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
         del key, is_packed
-        found = captions_of({OWN: at_path(sample.facts, self._path)}, OWN)
-        return Named(found[0]) if found else None
+        found = caption_at(sample.facts, self._path)
+        return None if found is None else Named(found)
 
 
 class TableCaptions(Captions):

@@ -6,8 +6,10 @@ torch scales, for these reasons:
 
 - Pillow is as fast as torchvision once its pixels are taken where they lie, as four bytes each
   (through Arrow, without a copy); torch scales four channels as fast as three. Its own scaling is
-  three to five times slower than torch's, which gives the same levels but for rare ones, seldom
-  more than a thousandth, that are off by one.
+  three to five times slower than torch's. The two round differently: of 126 images (like photos,
+  noise, text, ramps; torch 2.14, Pillow 13.0) 0 to 0.8 % of the levels are others, 0.25 % in the
+  median, by 1 and seldom by 2. Of fine regular patterns, whose mean lies halfway between two
+  levels, it is up to half of them, by 1.
 - torchvision 0.29 crashes the process on a PNG with a wrong checksum, and its libjpeg prints a line
   for every slightly damaged JPEG. With Pillow a file is damaged here when it is damaged to `pack`.
 """

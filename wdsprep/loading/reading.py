@@ -27,7 +27,7 @@ import torch
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import at_path, facts_bytes, parse_json
+from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
@@ -42,6 +42,7 @@ from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf
 from wdsprep.loading.tables import DTYPES
 from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
 from wdsprep.loading.worker_memory import Bytes
+from wdsprep.sources.captions import caption_at
 from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
@@ -472,8 +473,8 @@ class Reader:
         """That of the sample, or what its json has in the place that was picked."""
         if paths := self.effects.paths:
             path = paths[batch.choice[row]]
-            found = at_path(parse_json(sample.fields.get("json", b"{}")), path)
-            if isinstance(found, str):
+            found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
+            if found is not None:
                 self._lacking[path] = -1
                 return found
             self._tell_of_path(batch, row, path)

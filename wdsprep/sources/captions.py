@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import at_path, parse_json
 from wdsprep.text import shown
 
 MAX_DEPTH = 64
@@ -59,6 +59,13 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
         if captions:
             return captions
     return ()
+
+
+def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
+    """Return the caption that stands at a path in the facts, the first where there are several; by
+    the rule of `captions_of`, so without white space around it."""
+    captions = captions_of({path: at_path(facts, path)}, path)
+    return captions[0] if captions else None
 
 
 def first_of(names: Sequence[str], there: Sequence[str]) -> str:
