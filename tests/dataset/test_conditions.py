@@ -327,11 +327,11 @@ def nested(depth: int) -> str:
     ],
 )
 def test_a_condition_takes_time_by_its_length_alone(text: str, right: bool) -> None:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     condition = Filter(text)
     for _ in range(10):
         assert condition(FACTS) is right
-    assert time.perf_counter() - begun < 3  # by 2 to the depth it would be hours
+    assert time.thread_time() - begun < 5  # by 2 to the depth it would be hours
 
 
 @pytest.mark.parametrize(
