@@ -180,4 +180,4 @@ def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Mom
     # `tools/bench encode --only encode-layouts` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
-    return moments.to(memory_format=layout).to(device)
+    return moments.to(memory_format=moments.layout).to(device)

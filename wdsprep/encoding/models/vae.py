@@ -5,6 +5,7 @@ stored is (patchify(z) - shift) * scale, where z is a sample or the mean of the 
 or, of a VAE that has none, what it gives.
 """
 
+import logging
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from wdsprep.dataset.latents import normalised
 from wdsprep.encoding.models.find import Model, rule_of
 from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.one_frame import flatten_frames
+
+_log = logging.getLogger("wdsprep")
 
 
 class Moments(nn.Module):
@@ -20,12 +24,20 @@ class Moments(nn.Module):
     is no distribution. No decoder is kept."""
 
     def __init__(self, vae: Any, layout: torch.memory_format) -> None:
+        """`layout` is that of images on the device; a network that needs videos cannot have it."""
         super().__init__()
-        self.layout = layout
         self.encoder = vae.encoder
         self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
         self.dtype = vae.dtype
         self.takes_frames = isinstance(self._first_convolution(), nn.Conv3d)
+        kept = flatten_frames(self)
+        self.layout = torch.contiguous_format if kept else layout
+        if self.layout is not layout:
+            _log.warning(
+                "%s: %s needs more than one frame, so all of it is computed as a video: slower",
+                type(vae).__name__,
+                kept[0],
+            )
 
     def _first_convolution(self) -> nn.Module:
         kinds = nn.Conv2d | nn.Conv3d
