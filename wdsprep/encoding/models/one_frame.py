@@ -7,8 +7,8 @@ needs much memory in several versions of cuDNN (pytorch#163539, #163581).
 
 No class is known here by its name. Each Conv3d is tried with one frame, and is replaced where the
 convolution of images gives the same. One that fails with one frame is never called with it, and is
-left out. Figures of Qwen-Image's encoder, which is Wan's too, with random weights at 256 pixels: 152
-of 436 GFLOP are left, the results differ by 8e-7 where the largest is 0.8, and on two busy cores in
+left out. Figures of Qwen-Image's encoder, which is Wan's too, with random weights at 256 pixels: of
+436 GFLOP 152 are left, results differ by 8e-7 where the largest is 0.8, and on two busy cores in
 fp32 an image took 4.0 to 6.4 s in place of 10.6 to 12.4, measured in turns. No GPU has measured it.
 """
 

@@ -1,0 +1,138 @@
+"""What is stored of a caption does not depend on the captions that it meets on the way."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import wdsprep
+from tests.kit.encodes import encode_here, latents_of, packed, pictures
+from tests.kit.families import NAMES
+from wdsprep.dataset.arrays import text_fields
+from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.models.base import Tokens
+from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
+from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import UsageError
+
+SIDE = 64
+WORDS = ("a", "big", "red", "house")
+ORDERS = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS if len({a, b, c}) == 3]
+CAPTIONS = (
+    "a photo of a cat",
+    "",
+    "word " * 1500,
+    'a sign that says "OPEN"',
+    "犬が走る、海辺で",
+    "A  <b>photo</b> of M&amp;Ms",
+    "a",
+    "two dogs and 'a cat'",
+    'привет мир “цитата” "and another"',
+    "x" * 3000,
+    "\n",
+    "🦊🦊 été",
+    "a red house by the sea " * 7,
+    *ORDERS[:15],
+    *(f'{text} "{text}"' for text in ORDERS[:4]),
+)
+"""32 of many lengths, with quotes and without, in several scripts; some of one length."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Family = Callable[[str], Path]
+
+
+@cache
+def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
+    wanted = Recipe(**{"resolution": SIDE, "latents": "none", **recipe})
+    wanted, model = settled_for(wanted, find_model(str(folder), text=wanted.text), "cpu")
+    made = load_encoder(model, wanted, "cpu")
+    assert isinstance(made, LatentEncoder)
+    return made
+
+
+def batches(texts: Sequence[Tokens]) -> list[list[Tokens]]:
+    """Those that the engine would put into one, on a device that takes 32 at a time."""
+    by_shape: dict[tuple[int, ...], list[Tokens]] = {}
+    for text in texts:
+        by_shape.setdefault(text.shape, []).append(text)
+    return list(by_shape.values())
+
+
+def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]]:
+    """What is stored of each, as long as it is."""
+    found = made.encode_texts(texts)
+    assert found.ok.all()
+    return [
+        {field.name: made._own(field, found, row) for field in text_fields(made.fields)}
+        for row in range(len(texts))
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
+    made = encoder(family(name))
+    alone = [made.tokens([caption])[0] for caption in CAPTIONS]
+    assert made.tokens(CAPTIONS) == alone
+    assert made.tokens(CAPTIONS[::-1]) == alone[::-1]
+    for one, other in zip(CAPTIONS, CAPTIONS[1:], strict=False):
+        assert made.tokens([one, other]) == made.tokens([one]) + made.tokens([other])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arrays_of_32_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
+    """Within what kernels differ by for batches of other sizes."""
+    made = encoder(family(name))
+    some = batches(made.tokens(CAPTIONS))
+    assert max(map(len, some)) > 1
+    for batch in some:
+        for text, found in zip(batch, rows(made, batch), strict=True):
+            (wanted,) = rows(made, [text])
+            assert found.keys() == wanted.keys()
+            for member, value in wanted.items():
+                assert found[member].shape == value.shape, (member, text.caption)
+                torch.testing.assert_close(found[member], value, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
+    try:
+        made = encoder(family(name), text="tokens")
+    except UsageError as refused:
+        assert "leave --text tokens out" in str(refused)  # noqa: PT017  that is all it may say
+        return
+    together = rows(made, made.tokens(CAPTIONS))
+    for caption, found in zip(CAPTIONS, together, strict=True):
+        (wanted,) = rows(made, made.tokens([caption]))
+        assert all(torch.equal(found[member], value) for member, value in wanted.items())
+
+
+def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(
+    family: Family,
+) -> None:
+    made = encoder(family("Flux2Klein"))
+    long, short = made.tokens(["word " * 3000, "a cat"])
+    assert (long.cut, short.cut) == (True, False)
+    assert long.count > 12_000
+    assert long.shape == short.shape
+
+
+def test_captions_with_and_without_quotes_meet_in_one_step_of_training(
+    family: Family, tmp_path: Path
+) -> None:
+    made = pictures(tmp_path / "downloads", range(8))
+    for number, path in enumerate(sorted(made.glob("*.txt"))):
+        path.write_text(f'a sign that says "{number}"' if number % 2 else "two dogs")
+    images, model = packed(made, tmp_path / "images"), str(family("HunyuanImage"))
+    how = wdsprep.Encode(resolution=SIDE, model=model, device="cpu", batch_size=4)
+    (batch, *_) = wdsprep.load(str(images), encode=how, global_batch=8, epochs=1)
+    encode_here(images, tmp_path / "stored", model=model, resolution=SIDE)
+    stored = latents_of(tmp_path / "stored")
+    assert {*batch["key"]} == {*stored}
+    assert {bool(sample["mask_2.npy"].any()) for sample in stored.values()} == {False, True}
+    for key, mask in zip(batch["key"], batch["mask_2"], strict=True):
+        assert mask.tolist() == stored[key]["mask_2.npy"].tolist()
