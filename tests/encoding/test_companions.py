@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: 
     alone = [made.tokens([caption])[0] for caption in CAPTIONS]
     assert made.tokens(CAPTIONS) == alone
     assert made.tokens(CAPTIONS[::-1]) == alone[::-1]
-    for one, other in zip(CAPTIONS, CAPTIONS[1:], strict=False):
+    for one, other in pairwise(CAPTIONS):
         assert made.tokens([one, other]) == made.tokens([one]) + made.tokens([other])
 
 
