@@ -1,8 +1,18 @@
 """What differs between two settings is said in the words of the options, and shortly."""
 
+from pathlib import Path
 from typing import Any
 
-from wdsprep.dataset.settings import allowed_more, changed_options, loosened
+import pytest
+
+from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.names import receipt_name
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.settings import allowed_more, as_json, changed_options, is_same, loosened
+from wdsprep.dataset.state import find_receipt
+from wdsprep.errors import FingerprintError
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
 
 URLS: dict[str, Any] = {"source": "urls", "max_bytes": 50, "opt_outs": True, "robots": True}
 
@@ -60,3 +70,36 @@ def test_of_other_sources_the_size_of_an_image_decides_as_before() -> None:
     assert changed_options({"source": "tars"}, {"source": "tars", "max_bytes": 9}) == [
         "--max-bytes 9 (was not given)"
     ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(9, 18, 27), {"layers": (1, (2, 3))}, [(1.0, 2)], {1: "a"}, float("nan"), [float("nan"), ()]],
+)
+def test_settings_that_a_file_has_given_back_are_the_same(value: Any) -> None:
+    new = {"a": 1, "value": value}
+    old = as_json(new)
+    assert changed_options(old, new) == changed_options(new, old) == []
+    assert is_same(old, new)
+    for one, other in ((old, new), (new, old)):
+        assert [*map(len, changed_options({**one, "a": 2}, other))] == [len("--a 1 (was 2)")]
+
+
+def test_values_that_differ_in_a_file_are_told_of() -> None:
+    for old, new in (((9, 18), (9, 27)), (float("nan"), 1.0), (None, ()), ({"a": (1,)}, {"a": 1})):
+        assert len(changed_options({"value": old}, {"value": new})) == 1
+        assert not is_same(old, new)
+
+
+def test_a_receipt_is_found_by_settings_that_hold_a_tuple(tmp_path: Path) -> None:
+    settings = {**FORM, "value": (9, (18, float("nan")))}
+    receipt = Receipt(
+        dataset="images", unit="000000", generation=0, settings=settings, input="i", inputs=0,
+        shards=(), rejects={},
+    )  # fmt: skip
+    store = open_store(str(tmp_path))
+    write_bytes(store, receipt_name("000000"), receipt.to_bytes())
+    found = find_receipt(store, "000000", "i", settings)
+    assert found is not None
+    with pytest.raises(FingerprintError, match="made with other settings"):
+        find_receipt(store, "000000", "i", {**settings, "value": (9,)})

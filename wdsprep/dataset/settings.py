@@ -5,12 +5,14 @@ than the dataset was begun with, and never less. So the settings say what each s
 least, and the receipt of a slice that was allowed more counts that (`ALLOWED_MORE`).
 """
 
+import json
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.sealed import canonical
 
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
 """What may be loosened, besides the size of a download, and the option that does it."""
@@ -36,11 +38,26 @@ OF_SELECTIONS = {
 }
 
 
+def as_json(settings: Settings) -> dict[str, Any]:
+    """Return the settings as their file gives them back, with lists in place of tuples."""
+    found: dict[str, Any] = json.loads(canonical(dict(settings)))
+    return found
+
+
+def is_same(old: Any, new: Any) -> bool:
+    """Check that two settings, or values of them, are the same in a file. NaN is NaN there."""
+    if old == new:  # of a million receipts, all are
+        return True
+    before, now = canonical(old), canonical(new)
+    return before == now or bool(json.loads(before) == json.loads(now))
+
+
 def changed_options(old: Settings, new: Settings) -> list[str]:
     """What differs between two settings, one option each: `--resolution 512 (was 256)`. What is
     only loosened is none of it."""
+    old, new = as_json(old), as_json(new)
     looser = loosened(old, new)
-    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    names = [name for name in sorted({*old, *new}) if not is_same(old.get(name), new.get(name))]
     names = [name for name in names if name not in looser]
     if "source" in names and {"source"} <= old.keys() & new.keys():
         names = ["source"]  # which decides what else is a setting

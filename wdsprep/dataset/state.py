@@ -40,7 +40,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
-from wdsprep.dataset.settings import changed_options
+from wdsprep.dataset.settings import changed_options, is_same
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
@@ -264,8 +264,8 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
             raise
         again = f"delete it, and run the same command again to redo {unit}"
         raise FormatError(f"{error}: {again}") from error
-    if settings not in (None, found.settings):
-        changed = changed_options(found.settings, settings or {}) or ["no option"]
+    if settings is not None and not is_same(dict(found.settings), dict(settings)):
+        changed = changed_options(found.settings, settings) or ["no option"]
         raise FingerprintError(
             f"{store.url}/{name} was made with other settings, by another run (here: "
             f"{'; '.join(changed)}): let that run end, then run {command('repair', store.url)}"
@@ -351,7 +351,7 @@ def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
 
 
 def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:
-    if old is None or old.settings != rebuilt.settings:
+    if old is None or not is_same(dict(old.settings), dict(rebuilt.settings)):
         return rebuilt
     same = old.complete and old.receipts == rebuilt.receipts
     return replace(rebuilt, generations=old.generations, complete=same, extra=old.extra)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
@@ -87,7 +88,7 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
     of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
     if recipe.is_of_text:
         of_images, limits = {}, {"max_bytes": recipe.max_bytes}
-    return {
+    settings = {
         **form,
         "dtype": recipe.dtype,
         "latents": recipe.latents,
@@ -100,3 +101,4 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
         **({"flip": True} if recipe.flip else {}),
         **{name: limit for name, limit in limits.items() if limit != usual[name]},
     }
+    return as_json(settings)
