@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import BFLOAT16, Field, is_of_text, text_fields
+from wdsprep.encoding.models.batch_size import is_out_of_memory
+from wdsprep.errors import WorkError
 
 T = TypeVar("T")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -133,19 +135,37 @@ class Encoder(Protocol):
         """What stands for no caption, on the host: a tensor for each field made of text."""
 
 
+class NoRoomError(RuntimeError):
+    """A network in fp32 for which there is no memory: a smaller batch would need it too."""
+
+
 class InTwoPrecisions(Generic[T]):
-    """Something in the precision that it works in, and in fp32: each is loaded when wanted."""
+    """Something in the precision that it works in, and in fp32: each is loaded when wanted. What
+    there was no room for in fp32 is not tried again: it may be 19 GB."""
 
     def __init__(self, load: Callable[[str], T], dtype: str) -> None:
         self._load, self._lock, self._dtype = load, Lock(), dtype
         self._loaded: dict[str, T] = {}
+        self._has_room = True
 
     def get(self, *, exact: bool = False) -> T:
         dtype = "fp32" if exact else self._dtype
         with self._lock:
             if dtype not in self._loaded:
-                self._loaded[dtype] = self._load(dtype)
+                is_usual = dtype == self._dtype
+                self._loaded[dtype] = self._load(dtype) if is_usual else self._load_exact(dtype)
             return self._loaded[dtype]
+
+    def _load_exact(self, dtype: str) -> T:
+        if self._has_room:
+            try:
+                return self._load(dtype)
+            except (RuntimeError, MemoryError, WorkError) as error:
+                cause = error.__cause__ if isinstance(error, WorkError) else None
+                if not is_out_of_memory(cause or error, free=0, wanted=0):
+                    raise
+            self._has_room = False
+        raise NoRoomError(f"there is no memory for a network in {dtype}")  # nor for what was loaded
 
     def release(self) -> None:
         """Give its memory back until it is wanted again."""

@@ -1,10 +1,12 @@
 """How many images a device takes at a time, and whether it was memory that they lacked."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
-from wdsprep.encoding.models.base import Encoder
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.base import Encoder
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
@@ -28,7 +30,7 @@ PERHAPS_OUT_OF_MEMORY = (
 )
 
 
-def auto_batch_size(encoder: Encoder, gpu_share: float = 1.0) -> int:
+def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
     """On the CPU always the same, so that everybody's bytes are; on a GPU what fits. Of a GPU that
     others use as well, no more than its share: they may not have begun."""
     if encoder.device.type != "cuda":
@@ -67,7 +69,7 @@ def free_nbytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
 
 
-def is_out_of_memory(error: Exception, *, free: int, wanted: int) -> bool:
+def is_out_of_memory(error: BaseException, *, free: int, wanted: int) -> bool:
     """Libraries below torch run out of memory in words of their own. Where these may mean something
     else, it is what is `free` that tells, beside what the batch wanted: where that is plenty, a
     smaller batch would fail too."""

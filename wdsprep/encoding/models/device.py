@@ -22,7 +22,7 @@ import torch
 
 from wdsprep.dataset.arrays import is_of_text
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.models.base import Encoded, Encoder, Tokens
+from wdsprep.encoding.models.base import Encoded, Encoder, NoRoomError, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
     TEXT_NBYTES,
@@ -214,6 +214,8 @@ class Device:
             if self._is_to_warm_up(batch, exact=exact):
                 self._warm_up(batch, exact=exact)
             return [self._timed(batch, exact=exact)]
+        except NoRoomError:
+            raise
         except (RuntimeError, MemoryError) as error:
             if batch.size == 1 or not self._is_out_of_memory(error, batch, exact=exact):
                 raise
@@ -342,7 +344,8 @@ class Device:
                 for one in self.launch(part, exact=True):
                     made += self._finish(one, may_retry=False)
             except (RuntimeError, MemoryError) as error:
-                if not self._is_out_of_memory(error, part, exact=True):
+                has_no_room = isinstance(error, NoRoomError)
+                if not has_no_room and not self._is_out_of_memory(error, part, exact=True):
                     raise
                 self._inexact.add(type(part))
                 made += [None] * part.count
