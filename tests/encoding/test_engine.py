@@ -300,7 +300,7 @@ def test_what_there_is_no_memory_for_in_fp32_is_loaded_once(error: Exception) ->
 def test_what_fails_to_load_for_another_reason_is_told_of(error: Exception) -> None:
     made, _ = cannot_load(error)
     with pytest.raises(EngineError, match=str(error)):
-        fed(made, [150, *range(40)])
+        fed(made, [150, *range(100)])
     made.close()
 
 

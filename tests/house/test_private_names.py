@@ -29,6 +29,7 @@ from tests.kit.faultproxy import FaultProxy
 from tests.kit.s3 import S3Server
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.encoding.models.compiled import NAMES
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
 from wdsprep.loading.streaming.trainer import _reason
@@ -42,6 +43,7 @@ from wdsprep.store.s3 import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
+    "encoding.models.compiled": {"_dynamo"},
     "loading.memory": {"_version"},
     "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
@@ -135,6 +137,19 @@ def read_all(store: S3Store, proxy: FaultProxy) -> list[bool]:
     assert store.read_into("f", memoryview(buffer), start=4) == 3
     assert buffer == b"456"
     return ["X-Amz-Signature" in path for _, path in proxy.requests[before:]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
+def test_torch_compiles_no_more_than_it_is_allowed_and_says_so() -> None:
+    """Otherwise batches of further shapes would be slow, and nobody would know."""
+    torch.compiler.reset()
+    network = torch.compile(torch.nn.Identity(), dynamic=False, backend="eager")
+    with torch._dynamo.config.patch(dict(zip(NAMES, (2, 2, True), strict=True))):
+        network(torch.ones(1))
+        network(torch.ones(2))
+        with pytest.raises(Exception, match="Hard failure") as refused:
+            network(torch.ones(3))
+    assert type(refused.value).__name__.endswith("LimitHit")
 
 
 def test_boto3_and_urllib3_have_what_reads_take_from_them(

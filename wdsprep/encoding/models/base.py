@@ -143,8 +143,12 @@ class InTwoPrecisions(Generic[T]):
     """Something in the precision that it works in, and in fp32: each is loaded when wanted. What
     there was no room for in fp32 is not tried again: it may be 19 GB."""
 
-    def __init__(self, load: Callable[[str], T], dtype: str) -> None:
+    def __init__(
+        self, load: Callable[[str], T], dtype: str, prepare: Callable[[T], T] | None = None
+    ) -> None:
+        """`prepare` makes the usual one ready for many batches; the other one gets few."""
         self._load, self._lock, self._dtype = load, Lock(), dtype
+        self._prepare = prepare or (lambda loaded: loaded)
         self._loaded: dict[str, T] = {}
         self._has_room = True
 
@@ -152,8 +156,11 @@ class InTwoPrecisions(Generic[T]):
         dtype = "fp32" if exact else self._dtype
         with self._lock:
             if dtype not in self._loaded:
-                is_usual = dtype == self._dtype
-                self._loaded[dtype] = self._load(dtype) if is_usual else self._load_exact(dtype)
+                self._loaded[dtype] = (
+                    self._prepare(self._load(dtype))
+                    if dtype == self._dtype
+                    else self._load_exact(dtype)
+                )
             return self._loaded[dtype]
 
     def _load_exact(self, dtype: str) -> T:

@@ -4,7 +4,8 @@ It is what the pipeline's `encode_prompt` gives, to the bit, without the pipelin
 known from the configs, so a driver need not import torch, and a batch is one call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from wdsprep.dataset.arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
+from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.recipe import Recipe
 
 
 class ClipTokens:
@@ -47,21 +50,19 @@ class ClipText:
 
     batch_size, has_shapes = 0, False
 
-    def __init__(
-        self, model: Model, dtype: str, device: torch.device, prepare: Callable[[Any], Any]
-    ) -> None:
-        """`prepare` makes a network ready to compute."""
+    def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         tokens = ClipTokens(model)
         self.tokens, self._device = tokens.tokens, device
 
         def load(dtype: str) -> Any:
             options = {"dtype": DTYPES[dtype]}
             tower = load_weights(CLIPTextModel, model, model.towers[0].folder, options)
-            return prepare(_States(tower, tokens.pad, tokens.end).to(device))
+            return _States(tower, tokens.pad, tokens.end).to(device)
 
         from transformers import CLIPTextModel
 
-        self.network = InTwoPrecisions(load, dtype)
+        compiled = partial(CompiledNetwork, shapes=1) if recipe.compile else None
+        self.network = InTwoPrecisions(load, recipe.dtype, compiled)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before

@@ -10,7 +10,8 @@ torch is imported with this module, diffusers and transformers when models are l
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from wdsprep.encoding.models.base import (
     Tokens,
 )
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
+from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_vae, silence
@@ -61,12 +63,14 @@ class LatentEncoder:
         self._rule = Rule(model, recipe.latents)
         dtype = dtype_of_vae(model, recipe.dtype)
         self.itemsize = DTYPES[dtype].itemsize
-        prepare = _compiled if recipe.compile else _fixed
-        self._moments = InTwoPrecisions(
-            lambda wanted: prepare(_load_moments(model, DTYPES[wanted], device)), dtype
+        shapes = len({*recipe.sizes, (recipe.resolution, recipe.resolution)})
+        self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
+            lambda wanted: _load_moments(model, DTYPES[wanted], device),
+            dtype,
+            partial(CompiledNetwork, shapes=shapes) if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
-        self._text = _text_encoder(model, recipe, device, prepare) if self.has_text else None
+        self._text = _text_encoder(model, recipe, device) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
         of_images = None if is_of_text(self.fields) else self._moments
@@ -152,24 +156,13 @@ def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
     return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
 
 
-def _text_encoder(
-    model: Model, recipe: Recipe, device: torch.device, prepare: Callable[[Any], Any]
-) -> TextEncoder:
+def _text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
     if recipe.text == "tokens":
         tokens = ClipTokens(model).tokens if model.towers else token_source(model, recipe)
         return TokenIds(tokens, device)
     if model.towers:
-        return ClipText(model, recipe.dtype, device, prepare)
+        return ClipText(model, recipe, device)
     return PipelineText(model, recipe, device)
-
-
-def _fixed(network: Any) -> Any:
-    return network
-
-
-def _compiled(network: Any) -> Any:
-    """Shapes are fixed, so that each is compiled once; a halved batch is compiled again."""
-    return torch.compile(network, dynamic=False)
 
 
 def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Moments:

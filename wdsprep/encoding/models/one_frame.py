@@ -64,20 +64,21 @@ def _frame(conv: nn.Conv3d) -> Tensor:
 def _flattened(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
     """The last moment of a convolution. Subclasses pad by themselves, so how much is told by the
     size of what one has `made` of a frame."""
-    padding = []
-    for axis in (1, 2):
-        reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
-        missing = (made.shape[axis + 2] - 1) * conv.stride[axis] + reach + 1 - frame.shape[axis + 2]
-        padding.append(max(0, (missing + 1) // 2))
     if made.shape[2] != 1 or conv.padding_mode != "zeros":
         return None
+
+    def padding(axis: int) -> int:
+        reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
+        missing = (made.shape[axis + 2] - 1) * conv.stride[axis] + reach + 1 - frame.shape[axis + 2]
+        return max(0, (missing + 1) // 2)
+
     flat = FrameConv(
         conv.in_channels,
         conv.out_channels,
-        conv.kernel_size[1:],
-        stride=conv.stride[1:],
-        padding=tuple(padding),
-        dilation=conv.dilation[1:],
+        (conv.kernel_size[1], conv.kernel_size[2]),
+        stride=(conv.stride[1], conv.stride[2]),
+        padding=(padding(1), padding(2)),
+        dilation=(conv.dilation[1], conv.dilation[2]),
         groups=conv.groups,
         bias=conv.bias is not None,
         device="meta",
