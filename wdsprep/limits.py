@@ -9,3 +9,5 @@ MAX_DOWNLOAD_NBYTES = 50_000_000
 """Bytes of an image behind a URL."""
 MAX_TEXT_NBYTES = 16 << 20
 """Bytes of a caption file or a json."""
+MAX_ARRAY_NBYTES = 1 << 30
+"""Bytes of an array of a latent sample."""

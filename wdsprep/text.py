@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from operator import index
+from reprlib import Repr
 from typing import Any
 
 from wdsprep.errors import UsageError
@@ -137,6 +138,17 @@ def examples(names: Sequence[str]) -> str:
 
 
 COLUMNS, LONGEST = 12, 40
+_BRIEF = Repr()
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
+
+
+def brief(value: object) -> str:
+    """A value of somebody else's, as Python writes it, in few characters however large it is."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = bytes(value[:LONGEST])
+    elif isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write some
+        return f"a number of {value.bit_length():,} bits"
+    return _BRIEF.repr(value)
 
 
 def columns(names: Sequence[str]) -> str:

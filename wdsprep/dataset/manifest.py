@@ -16,6 +16,9 @@ from typing import Any
 
 from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.known import ManifestHead, check_settings
+from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import (
     CONTENT,
     Receipt,
@@ -24,9 +27,12 @@ from wdsprep.dataset.receipts import (
     Shard,
     cut,
     fingerprint,
+    kind_of_bodies,
     line_of,
 )
+from wdsprep.dataset.records import check_record
 from wdsprep.dataset.sealed import check_seal, seal, unseal
+from wdsprep.text import command
 
 UNITS = b',"units":['  # the last that it says
 
@@ -114,18 +120,29 @@ class Manifest:
     def from_bytes(cls, data: bytes, what: str) -> "Manifest":
         check_seal(data, what)
         head, lines = cut(data, UNITS)
-        body = unseal("manifest", head, what)
+        body = unseal("manifest", ManifestHead, head, what)
         dataset, settings = body["dataset"], body["settings"]
-        for unit in body.get("units", ()):
+        check_settings(dataset, settings, what)
+        units = body.get("units", [])
+        check_record(list[kind_of_bodies(dataset, DigestKind.of(settings))], units, what)  # type: ignore[misc]
+        for unit in units:
             lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
         return cls(
             dataset=dataset,
             settings=settings,
-            receipts=Receipts(dataset, settings, lines),
+            receipts=Receipts(dataset, settings, lines, what, rebuild_hint(what)),
             generations=tuple(body["generations"]),
             complete=body["complete"],
             extra=body["extra"],
         )
+
+
+def rebuild_hint(what: str) -> str:
+    """What makes a manifest again, by the place of its file."""
+    url = what.removesuffix(f"/{MANIFEST}")
+    return (
+        "" if url == what else f"run {command('rebuild', url)} to make it again from the receipts"
+    )
 
 
 @contextlib.contextmanager

@@ -5,19 +5,37 @@ is asked for: as objects they would take three times the memory, and who opens a
 wants to know of its shards alone.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import chain, islice
 from operator import eq, itemgetter
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.known import CountName, ReceiptHead, check_settings
+from wdsprep.dataset.records import (
+    Count,
+    Fields,
+    Hex,
+    Name,
+    Nbytes,
+    Rule,
+    Text,
+    WrongValueError,
+    check_record,
+    check_values,
+    decode_json,
+    matching,
+)
 from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.errors import FormatError
+from wdsprep.text import brief
 
 Settings = Mapping[str, Any]
 Part = TypeVar("Part")
-AT_ONCE = 100
+AT_ONCE = 400
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
@@ -32,10 +50,10 @@ class Shard(NamedTuple):
     """One tar, by its name in the dataset, such as 256/000000.tar. A tuple, since a manifest may
     hold hundreds of thousands: they are made and sorted in a third of a dataclass's time."""
 
-    name: str
-    samples: int
-    nbytes: int
-    digest: str
+    name: Name
+    samples: Count
+    nbytes: Nbytes
+    digest: Hex
 
     @property
     def bucket(self) -> int:
@@ -51,15 +69,15 @@ class Receipt:
     of the files beside the shards that stand nowhere else, and `CONTENT`."""
 
     dataset: str
-    unit: str
-    generation: int
+    unit: Name
+    generation: Nbytes
     settings: Settings
-    input: str
-    inputs: int
+    input: Annotated[str, matching("[0-9a-f]*(?::[0-9]{1,9})?", "a digest, and a number of samples")]
+    inputs: Count
     shards: tuple[Shard, ...]
-    rejects: Mapping[str, int]
-    counts: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    rejects: Mapping[Text, Count]
+    counts: Mapping[CountName, Count] = field(default_factory=dict)
+    files: Mapping[Text, Text] = field(default_factory=dict)
 
     @property
     def content(self) -> str:
@@ -73,7 +91,9 @@ class Receipt:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Receipt":
         check_seal(data, what)
-        body = unseal("receipt", data, what)
+        body = unseal("receipt", ReceiptHead, data, what)
+        check_settings(body["dataset"], body["settings"], what)
+        check_record(kind_of_bodies(body["dataset"], DigestKind.of(body["settings"])), body, what)
         return cls.from_body(body, body["dataset"], body["settings"])
 
     def body(self) -> dict[str, Any]:
@@ -114,20 +134,72 @@ def _shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[S
     return map(Shard._make, map(fields, said))
 
 
+_SLICE, _STEM = "[0-9]{6,18}", r"[0-9]{1,9}/[^\0]+"
+UNITS: Mapping[str, Any] = {
+    "images": Annotated[str, matching(_SLICE, "the number of a slice")],
+    "latents": Annotated[Name, matching(_STEM, "the name of an image shard")],
+}
+SHARDS: Mapping[str, Any] = {
+    "images": Annotated[
+        str, matching(rf"[0-9]{{1,9}}/{_SLICE}(?:_[0-9]{{1,9}})?\.tar", "the name of a shard")
+    ],
+    "latents": Annotated[Name, matching(rf"{_STEM}\.tar", "the name of a shard")],
+}
+
+
+@cache
+def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
+    """What a receipt says beside its dataset and settings, as `records` checks it."""
+    shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
+    shard[digest.value] = shard.pop("digest")
+    holds_samples = Rule("a shard that is large enough for its samples", _are_large_enough)
+    kinds = get_type_hints(Receipt, include_extras=True)
+    shards: Any = list[Fields(shard, (holds_samples,))]  # type: ignore[misc]
+    kinds |= {"unit": UNITS[dataset], "shards": shards}
+    rules = (Rule("a unit whose shards have its name", partial(_have_names, dataset)),)
+    return Fields({name: kinds[name] for name in FIELDS}, rules)
+
+
+def _are_large_enough(shards: Sequence[Mapping[str, Any]]) -> bool:
+    return all(shard["samples"] * BLOCK <= shard["nbytes"] for shard in shards)
+
+
+def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether shards are called like their unit, of which a unit of latents has one at most."""
+    if dataset == "latents":
+        both = ((body["unit"], body["shards"]) for body in bodies)
+        return all(not some or [s["name"] for s in some] == [f"{unit}.tar"] for unit, some in both)
+    for body in bodies:
+        one, several = f"/{body['unit']}.", f"/{body['unit']}_"
+        for shard in body["shards"]:
+            if one not in (name := shard["name"]) and several not in name:
+                return False
+    return True
+
+
 class Receipts(Sequence[Receipt]):
-    """Receipts of one dataset, in the order they were given in; read each time they are asked
-    for."""
+    """Receipts of one dataset, in the order they were given in; read and checked each time they
+    are asked for."""
 
-    __slots__ = ("_dataset", "_lines", "_settings")
+    __slots__ = ("_dataset", "_lines", "_next_step", "_settings", "_what")
 
-    def __init__(self, dataset: str, settings: Settings, lines: Sequence[bytes] = ()) -> None:
-        """Lines are what stands between `START` and `END`."""
+    def __init__(
+        self,
+        dataset: str,
+        settings: Settings,
+        lines: Sequence[bytes] = (),
+        what: str = "",
+        next_step: str = "",
+    ) -> None:
+        """Lines are what stands between `START` and `END` in the file `what`; of one that is
+        damaged `next_step` is what is to be done."""
         self._dataset, self._settings, self._lines = dataset, settings, lines
+        self._what, self._next_step = what, next_step
 
     @classmethod
     def of(cls, dataset: str, settings: Settings, receipts: Iterable[Receipt]) -> "Receipts":
         if isinstance(receipts, cls):
-            return cls(dataset, settings, receipts._lines)
+            return cls(dataset, settings, receipts._lines, receipts._what, receipts._next_step)
         return cls(dataset, settings, [line_of(receipt) for receipt in receipts])
 
     def to_json(self) -> Iterator[bytes]:
@@ -139,20 +211,19 @@ class Receipts(Sequence[Receipt]):
 
     def with_lines(self, lines: Sequence[bytes]) -> "Receipts":
         """Others of the same dataset."""
-        return Receipts(self._dataset, self._settings, lines)
+        return Receipts(self._dataset, self._settings, lines, self._what, self._next_step)
+
+    def check(self) -> None:
+        """Look at all now: else one that no receipt can be is an error when it is asked for."""
+        for _ in self._read():
+            pass
 
     def named_lines(self) -> Iterator[tuple[str, bytes]]:
         return zip(self.units(), self._lines, strict=True)
 
     def column(self, name: str) -> Iterator[Any]:
         """One field of each, in a fraction of the time that reading all of it takes."""
-        begin, end = (b',"%s":' % each.encode() for each in _with_next(name))
-
-        def part(line: bytes) -> bytes:
-            start = line.index(begin) + len(begin) if name != FIELDS[0] else 0
-            return line[start : line.index(end, start) if name != FIELDS[-1] else None]
-
-        return _decoded(self._lines, part)
+        return chain.from_iterable(self._read(name))
 
     def units(self) -> Iterator[str]:
         return self.column("unit")
@@ -164,7 +235,7 @@ class Receipts(Sequence[Receipt]):
         return len(self._lines)
 
     def __iter__(self) -> Iterator[Receipt]:
-        for body in _decoded(self._lines, lambda line: START + line + END):
+        for body in chain.from_iterable(self._read()):
             yield Receipt.from_body(body, self._dataset, self._settings)
 
     @overload
@@ -184,6 +255,29 @@ class Receipts(Sequence[Receipt]):
         return len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _read(self, name: str = "") -> Iterator[list[Any]]:
+        """One field of each, or all; many read as one list: that takes half the time."""
+        bodies = kind_of_bodies(self._dataset, DigestKind.of(self._settings))
+        kind = bodies.kinds[name] if name else bodies
+        for some in _batches(self._lines):
+            try:
+                found = _read_lines(some, name, kind)
+            except (ValueError, WrongValueError):
+                raise self._damaged(some, name, kind) from None
+            yield found
+
+    def _damaged(self, lines: Sequence[bytes], name: str, kind: Any) -> FormatError:
+        """What is wrong with the first of the lines that is damaged."""
+        why = "its units are not as they are written"
+        for line in lines:
+            try:
+                _read_lines([line], name, kind)
+            except (ValueError, WrongValueError) as error:
+                why = f"{name or 'a field'} of unit {_unit_in(line)}: {error}"
+                break
+        next_step = f": {self._next_step}" if self._next_step else ""
+        return FormatError(f"{self._what or 'a receipt'} is damaged: {why}{next_step}")
 
 
 def fingerprint(settings: Settings) -> str:
@@ -212,8 +306,8 @@ def cut(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
 
 def _is_whole(line: bytes) -> bool:
     try:
-        return tuple(json.loads(START + line + END)) == FIELDS
-    except ValueError:
+        return tuple(decode_json(START + line + END)) == FIELDS
+    except (ValueError, TypeError):
         return False
 
 
@@ -222,15 +316,31 @@ def by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
     return [lines[unit] for unit in sorted(sorted(lines), key=len)]
 
 
+def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
+    """A field of each line, or all of them; an error where a line is no receipt."""
+    begin, end = (b',"%s":' % each.encode() for each in _with_next(name)) if name else (b"", b"")
+
+    def part(line: bytes) -> bytes:
+        if not name:
+            return START + line + END
+        start = line.index(begin) + len(begin) if name != FIELDS[0] else 0
+        return line[start : line.index(end, start) if name != FIELDS[-1] else None]
+
+    found: list[Any] = decode_json(b"[" + b",".join(map(part, lines)) + b"]")
+    if len(found) != len(lines):
+        raise ValueError("it is no receipt")
+    check_values(kind, found)
+    return found
+
+
 def _with_next(name: str) -> tuple[str, str]:
     """A field, and the one that stands after it; nothing after the last."""
     return name, (*FIELDS, "")[FIELDS.index(name) + 1]
 
 
-def _decoded(lines: Sequence[bytes], part: Callable[[bytes], bytes]) -> Iterator[Any]:
-    """A part of each line, many of them read as one list: that takes half the time."""
-    lists = (b"[" + b",".join(map(part, some)) + b"]" for some in _batches(lines))
-    return chain.from_iterable(map(json.loads, lists))
+def _unit_in(line: bytes) -> str:
+    """The unit that a damaged line seems to be of."""
+    return brief(line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace"))
 
 
 def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:

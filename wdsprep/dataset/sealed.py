@@ -7,10 +7,12 @@ bit anywhere is found. A large one is written piece by piece.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from wdsprep.dataset.digests import FORMAT, DigestKind, format_of
+from wdsprep.dataset.records import Count, Text, check_record, read_record
 from wdsprep.errors import FormatError, NewerFormatError
+from wdsprep.text import brief
 
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
@@ -18,8 +20,16 @@ _FORMAT = re.compile(rb'"format":(\d{1,9}),"')
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
+class Sealed(TypedDict):
+    """What all files of this form say."""
+
+    format: Count
+    kind: Text
+
+
 def canonical(body: object) -> bytes:
-    return _encode(body).encode()
+    """JSON of which equal values have one form. A path in it may be bytes that are no UTF-8."""
+    return _encode(body).encode("utf-8", "surrogatepass")
 
 
 def seal(
@@ -59,10 +69,11 @@ def check_format(found: int, what: str) -> None:
         )
 
 
-def unseal(kind: str, data: bytes, what: str) -> dict[str, Any]:
-    """What a file says whose seal is checked."""
-    body: dict[str, Any] = json.loads(data)
+def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
+    """What a file says whose seal is checked, which has to have the fields of `head`."""
+    body: dict[str, Any] = read_record(Sealed, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:
-        raise FormatError(f"{what} holds a {body['kind']} where a {kind} should be")
+        raise FormatError(f"{what} holds a {brief(body['kind'])[1:-1]} where a {kind} should be")
+    check_record(head, body, what)
     return body

@@ -16,7 +16,7 @@ from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.names import (
     BESIDE,
     HUB_FILES,
@@ -78,10 +78,11 @@ def read_manifest(store: Store) -> Manifest | None:
         data = store.read(MANIFEST)
     except NotFoundError:
         return None
+    what = f"{store.url}/{MANIFEST}"
     try:
-        return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
+        return Manifest.from_bytes(data, what)
     except FormatError as error:
-        hint = f"run {command('rebuild', store.url)} to make it again from the receipts"
+        hint = rebuild_hint(what)
         raise type(error)(
             f"{error}: {hint}" if type(error) is FormatError else str(error)
         ) from error

@@ -1,0 +1,221 @@
+"""What manifests and receipts say, as kinds of values that `records` checks where they are read.
+
+Settings are here by their names and types, as the rooms above write them. One that is not here is
+of a newer version, or of a test, and nothing reads it.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from typing import Annotated, Any, Literal, TypedDict
+
+from wdsprep.dataset.arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.records import (
+    Count,
+    Hex,
+    Length,
+    Nbytes,
+    Rule,
+    Text,
+    Whole,
+    between,
+    check_record,
+    matching,
+)
+from wdsprep.dataset.shapes import fields_by_shape, shapes_of
+from wdsprep.errors import FormatError
+from wdsprep.limits import MAX_ARRAY_NBYTES
+
+
+def _count_edges(names: Any) -> bool:
+    """Whether what is counted below an edge says a number for it."""
+    edges = (name.partition("<") for name in names)
+    return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
+
+
+CountName = Annotated[Text, Rule("the name of a count", _count_edges)]
+Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
+
+
+def _rises(values: Any) -> bool:
+    return all(each and all(a < b for a, b in pairwise(each)) for each in values)
+
+
+def _differ(values: Any) -> bool:
+    return all(each and len({*map(str, each)}) == len(each) for each in values)
+
+
+class Form(TypedDict, total=False):
+    digest: Text
+    format: Count
+
+
+class _ImageNeeds(Form):
+    buckets: Annotated[list[Length], Rule("rising sizes", _rises)]
+
+
+class ImageSettings(_ImageNeeds, total=False):
+    """Of a dataset of images that were packed, or selected."""
+
+    source: Text
+    allow_s3: bool
+    caption_col: Text
+    check: Text
+    compute_hash: Text
+    filter: Text
+    image_col: Text
+    max_area: Pixels
+    max_aspect_ratio: float
+    max_bytes: Nbytes
+    max_caption: Nbytes
+    max_shard_size: Nbytes
+    max_side: Nbytes
+    min_caption: Nbytes
+    min_size: Nbytes
+    opt_outs: bool
+    reencode: Text
+    robots: bool
+    samples_per_shard: Nbytes
+    save_additional_columns: list[Text]
+    url_col: Text
+    verify_hash: Text
+    count: Whole | None
+    keys: Text
+    of: Text
+    part: Text
+    prefix: bool
+    seed: Whole
+    split: list[list[Text]]
+    where: Text
+
+
+class _LayoutNeeds(TypedDict):
+    dtype: Text
+    name: Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.npy", "the name of an array")]
+    offset: Nbytes
+    shape: list[Length]
+
+
+class LayoutLine(_LayoutNeeds, total=False):
+    variable: bool
+
+
+class _LatentNeeds(Form):
+    layout: list[LayoutLine]
+    resolution: Length
+
+
+class LatentSettings(_LatentNeeds, total=False):
+    """Of latents, or of text, that were encoded or taken in."""
+
+    latents: Text
+    text: Text
+    caption_col: Text
+    caption_field: Text
+    caption_name: Text
+    captions: Hex
+    captions_by: Text
+    columns: dict[Text, Text]
+    compile: bool
+    crop: Text
+    dtype: Text
+    empty: Text
+    flip: bool
+    max_area: Pixels
+    max_bytes: Nbytes
+    max_crop: float
+    patch: Annotated[int, between(1, 64, "a size of patches")]
+    pipeline: Text
+    scale: float | list[float]
+    seed: Whole
+    shapes: Annotated[list[tuple[Length, Length]], Rule("different shapes", _differ)]
+    shift: float | list[float]
+    source: Text
+    template: Text
+    text_arguments: dict[Text, Any]
+    weights: Text
+
+
+class Trial(TypedDict, total=False):
+    busy: float
+    device: Text
+    each: float
+    launching: float
+
+
+class Extra(TypedDict, total=False):
+    """What a run says beside the settings; `model` may be a folder whose name is no UTF-8."""
+
+    left_out: dict[Text, Count]
+    limit: Nbytes
+    model: str
+    selection: Text
+    trial: Trial
+
+
+class ReceiptHead(TypedDict):
+    dataset: Literal["images", "latents"]
+    settings: dict[str, Any]
+
+
+class ManifestHead(ReceiptHead):
+    complete: bool
+    extra: Extra
+    generations: Annotated[list[Nbytes], Rule("rising numbers of units", _rises)]
+
+
+def check_settings(dataset: str, settings: Mapping[str, Any], what: str) -> None:
+    """Refuse settings that no dataset of this kind can have, by the file that says them."""
+    check_record(_SETTINGS[dataset], {"settings": settings}, what)
+    try:
+        DigestKind.of(settings)
+        if dataset == "latents":
+            _check_layout(settings)
+    except FormatError as error:
+        raise FormatError(f"{what} is damaged: settings have {error}") from None
+
+
+class _OfImages(TypedDict):
+    settings: ImageSettings
+
+
+class _OfLatents(TypedDict):
+    settings: LatentSettings
+
+
+_SETTINGS = {"images": _OfImages, "latents": _OfLatents}
+
+
+def _check_layout(settings: Mapping[str, Any]) -> None:
+    fields = fields_of(settings["layout"])
+    names = {field.name for field in fields}
+    if not fields or len(names) < len(fields):
+        raise FormatError("a layout of no arrays, or with one twice")
+    if shapes_of(settings) and is_of_text(fields):
+        raise FormatError("shapes, and no latents")
+    in_shapes = fields_by_shape(settings) if LATENT in names else {}
+    for field in (*fields, *(each for some in in_shapes.values() for each in some)):
+        if prod(field.shape) * DTYPES[field.dtype] > MAX_ARRAY_NBYTES:
+            raise FormatError(f"{field.name} of {field}, which is too large for a sample")
+    for field in fields:
+        if field.name in (LATENT, FLIPPED):
+            _check_latents(field, settings)
+
+
+def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
+    """Channels that a shift and a scale are for, where there are lists of these."""
+    if field.is_variable or len(field.shape) != 3:
+        raise FormatError(f"{field.name} of {field}, which are no latents")
+    channels, high, wide = field.shape
+    patch = settings.get("patch", 1)
+    if settings.get("latents") == "moments":
+        if channels % 2 or high % patch or wide % patch:
+            raise FormatError(f"{field.name} of {field}, which are no mean and log-variance")
+        channels = channels // 2 * patch**2
+    elif channels % patch**2:
+        raise FormatError(f"{field.name} of {field}, which have no patches of {patch}")
+    for name in ("scale", "shift"):
+        given = settings.get(name, 1.0)
+        if isinstance(given, list) and len(given) != channels:
+            raise FormatError(f"a {name} for {len(given)} channels, of {channels}")

@@ -1,0 +1,332 @@
+"""Whether what a file of JSON says is what it can say, by the annotations of what it becomes.
+
+A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
+that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
+tuple or a TypedDict, lists and mappings of kinds, and `Annotated` ones with a `Rule`. All that
+comes after may rely on it. Fields that a kind does not have are let be: a newer version may have
+them.
+
+Many values are checked at once, one field after the other: of a million shards that takes a tenth
+of the time that reading their JSON takes.
+"""
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import chain
+from operator import itemgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from wdsprep.errors import FormatError
+from wdsprep.text import brief
+
+Values = Sequence[Any]
+Check = Callable[[Values], None]
+NOTHING = object()
+LARGEST = 1e300  # so that no sum and no product of two is infinite, or no number
+FEW = 1 << 31
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fields:
+    """A kind of object that has these fields, each of its kind, and is by some rules."""
+
+    kinds: Mapping[str, Any]
+    rules: tuple["Rule", ...] = ()
+
+
+class WrongValueError(Exception):
+    """A value that is not of its kind; `path` leads to it."""
+
+    def __init__(self, value: Any, wanted: str) -> None:
+        super().__init__(value, wanted)
+        self.value, self.wanted, self.path = value, wanted, ""
+
+    def __str__(self) -> str:
+        if self.value is NOTHING:
+            return f"it has no {self.path}"
+        return f"{self.path or 'it'} is {brief(self.value)}, not {self.wanted}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rule:
+    """What values of a kind must be beside that; `holds` tells it of many at once."""
+
+    wanted: str
+    holds: Callable[[Values], bool]
+
+    def __call__(self, values: Values) -> None:
+        if not self.holds(values):
+            _refuse(values, lambda value: self.holds([value]), self.wanted)
+
+
+def between(least: int, end: int, wanted: str) -> Rule:
+    return Rule(wanted, lambda values: not values or (min(values) >= least and max(values) < end))
+
+
+def matching(pattern: str, wanted: str) -> Rule:
+    """The pattern matches no zero character, so that many texts can be matched at once."""
+    match = re.compile(rf"(?:(?:{pattern})\0)*").fullmatch
+
+    def holds(values: Values) -> bool:
+        joined = "\0".join(values) + "\0" if values else ""
+        return match(joined) is not None and joined.count("\0") == len(values)
+
+    return Rule(wanted, holds)
+
+
+def _are_hex(values: Values) -> bool:
+    joined = "".join(values).encode("utf-8", "surrogatepass")
+    return not joined.translate(None, b"0123456789abcdef") and all(values)
+
+
+def _is_text(values: Values) -> bool:
+    """Whether no half of a pair is in it, which no file and no store can have."""
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _are_names(values: Values) -> bool:
+    """Whether they are names of files in a store: none is a way up or out of it."""
+    joined = "/" + "/\0/".join(values or "_") + "/"
+    is_inside = not any(way in joined for way in ("//", "/./", "/../"))
+    return is_inside and joined.count("\0") == max(0, len(values) - 1)
+
+
+TEXT = Rule("a text in UTF-8", _is_text)
+Text = Annotated[str, TEXT]
+Name = Annotated[Text, Rule("a name in a dataset", _are_names)]
+Count = Annotated[int, between(0, FEW, "a count")]
+"""Of samples: rows have 32 bits for the number of one."""
+Length = Annotated[int, between(1, FEW, "a length")]
+Nbytes = Annotated[int, between(0, 1 << 53, "a number of bytes")]
+Whole = Annotated[int, between(-1 << 63, 1 << 63, "a whole number of 64 bits")]
+Hex = Annotated[str, Rule("a digest", _are_hex)]
+
+
+def decode_json(data: bytes) -> Any:
+    """What a file of ours says; a ValueError where it is no JSON, or is nested without end."""
+    try:
+        return _DECODER.decode(data.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(brief(text))
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+
+
+def read_record(kind: Any, data: bytes, what: str) -> Any:
+    """The JSON in a file's bytes, known to be of a kind; an error that names the file `what`."""
+    try:
+        found = decode_json(data)
+    except ValueError as error:
+        raise FormatError(f"{what} is damaged: {error}") from None
+    check_record(kind, found, what)
+    return found
+
+
+def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
+    """The same of lines of JSON."""
+    try:
+        found = [decode_json(line) for line in data.splitlines()]
+    except ValueError as error:
+        raise FormatError(f"{what} is damaged: a line of it is no JSON ({error})") from None
+    try:
+        check_values(kind, found)
+    except WrongValueError as error:
+        raise FormatError(f"{what} is damaged: {error}") from None
+    return found
+
+
+def check_record(kind: Any, value: Any, what: str) -> None:
+    """Refuse a value that is not of this kind, by the file that has it."""
+    try:
+        check_values(kind, [value])
+    except WrongValueError as error:
+        raise FormatError(f"{what} is damaged: {error}") from None
+
+
+def check_values(kind: Any, values: Values) -> None:
+    """Raise a WrongValueError for the first of the values that is not of this kind."""
+    check_of(kind)(values)
+
+
+@functools.cache
+def check_of(kind: Any) -> Check:
+    """What checks values of a kind."""
+    if kind in (Any, object):
+        return lambda _values: None
+    if kind is float:
+        return _check_reals
+    if kind in _PLAIN:
+        return _of_types((kind,), _PLAIN[kind])
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _all_of([check_of(parts[0]), *parts[1:]])
+    if origin is Literal:
+        return Rule(f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts))
+    if origin in (Union, UnionType):
+        return functools.partial(_check_any, [check_of(part) for part in parts])
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return _all_of([_of_types((list,), "a list"), _fixed(tuple(map(check_of, parts)))])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _all_of([_of_types((dict,), "an object"), _mapping(*map(check_of, parts))])
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        return _all_of([_of_types((list,), "a list"), _list(check_of(parts[0]))])
+    rules = kind.rules if isinstance(kind, Fields) else ()
+    return _all_of([_of_types((dict,), "an object"), *_fields_of(kind), *rules])
+
+
+_PLAIN = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    NoneType: "null",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _all_of(checks: Sequence[Check]) -> Check:
+    def check(values: Values) -> None:
+        for each in checks:
+            each(values)
+
+    return check
+
+
+def _refuse(values: Values, is_right: Callable[[Any], bool], wanted: str) -> NoReturn:
+    raise WrongValueError(next(value for value in values if not is_right(value)), wanted)
+
+
+def _of_types(types: tuple[type, ...], wanted: str) -> Check:
+    allowed = frozenset(types)
+
+    def check(values: Values) -> None:
+        if not allowed.issuperset(map(type, values)):
+            _refuse(values, lambda value: type(value) in allowed, wanted)
+
+    return check
+
+
+_check_numbers = _of_types((int, float), "a number")
+_is_finite = Rule("a number", lambda values: all(-LARGEST < value < LARGEST for value in values))
+
+
+def _check_reals(values: Values) -> None:
+    _check_numbers(values)
+    _is_finite(values)
+
+
+def _are_among(known: Sequence[Any], values: Values) -> bool:
+    both = {(type(value), value) for value in known}
+    return all(type(value) in (str, int, bool) for value in values) and both.issuperset(
+        (type(value), value) for value in values
+    )
+
+
+def _check_any(checks: Sequence[Check], values: Values) -> None:
+    for value in values:
+        wanted = []
+        for check in checks:
+            try:
+                check([value])
+                break
+            except WrongValueError as error:
+                wanted.append(error)
+        else:
+            raise max(wanted, key=lambda error: len(error.path))
+
+
+def _below(path: str, check: Check, values: Values) -> None:
+    try:
+        check(values)
+    except WrongValueError as error:
+        error.path = f"{path}.{error.path}".rstrip(".") if path else error.path
+        raise
+
+
+def _list(check: Check) -> Check:
+    return lambda values: check(list(chain.from_iterable(values)))
+
+
+def _fixed(checks: tuple[Check, ...]) -> Check:
+    count = len(checks)
+    has_all = Rule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
+
+    def check(values: Values) -> None:
+        has_all(values)
+        for at, each in enumerate(checks):
+            each([value[at] for value in values])
+
+    return check
+
+
+def _mapping(check_name: Check, check_value: Check) -> Check:
+    def check(values: Values) -> None:
+        check_name(list({name for value in values for name in value}))
+        try:
+            check_value(list(chain.from_iterable(value.values() for value in values)))
+        except WrongValueError:
+            for value in values:  # which says of which name it is
+                for name, one in value.items():
+                    _below(brief(name)[1:-1], check_value, [one])
+
+    return check
+
+
+def _fields_of(kind: Any) -> list[Check]:
+    if isinstance(kind, Fields):
+        hints, needed = kind.kinds, kind.kinds.keys()
+    else:
+        hints = get_type_hints(kind, include_extras=True)
+        needed = _needed(kind, hints)
+    return [_field(name, check_of(hint), is_needed=name in needed) for name, hint in hints.items()]
+
+
+def _needed(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
+    """The fields that have to be there."""
+    if is_dataclass(kind):
+        both = ((f.default, f.default_factory) for f in fields(kind))
+        return {
+            field.name
+            for field, defaults in zip(fields(kind), both, strict=True)
+            if defaults == (MISSING, MISSING)
+        }
+    if hasattr(kind, "_field_defaults"):
+        return hints.keys() - kind._field_defaults
+    needed: frozenset[str] = kind.__required_keys__
+    return needed
+
+
+def _field(name: str, check: Check, *, is_needed: bool) -> Check:
+    get = itemgetter(name)
+
+    def check_field(values: Values) -> None:
+        try:
+            found = list(map(get, values))
+        except KeyError:
+            if is_needed:
+                missing = WrongValueError(NOTHING, "")
+                missing.path = name
+                raise missing from None
+            found = [value[name] for value in values if name in value]
+        _below(name, check, found)
+
+    return check_field
