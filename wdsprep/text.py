@@ -138,8 +138,14 @@ def examples(names: Sequence[str]) -> str:
 
 
 COLUMNS, LONGEST = 12, 40
+LONG = 200  # characters of somebody else's, in a message
 _BRIEF = Repr()
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
+
+
+def shortened(text: str) -> str:
+    """A text of somebody else's as a message has it."""
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
 
 
 def brief(value: object) -> str:

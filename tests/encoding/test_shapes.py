@@ -197,7 +197,7 @@ def test_images_come_from_each_bucket_that_may_hold_one_large_enough(
 
 def test_rejects_stay_in_the_order_of_their_shard(images: Path, latents: Path) -> None:
     for receipt in manifest_of(latents).receipts:
-        lost = read_rejects((latents / f"rejects/{receipt.unit}.jsonl").read_bytes())
+        lost = read_rejects((latents / f"rejects/{receipt.unit}.jsonl").read_bytes(), "rejects")
         order = [*members(images / f"{receipt.unit}.tar")]
         places = [order.index(reject.key) for reject in lost]
         assert places == sorted(places)
@@ -211,7 +211,7 @@ def test_a_key_that_no_tar_takes_is_rejected_where_it_comes(tmp_path: Path) -> N
     write_files(tmp_path / "tars", {"0.tar": tar_bytes(data)})
     encode_here(f"{tmp_path}/tars/*.tar", tmp_path / "out", shapes=NEAREST)
     assert [*members(tmp_path / "out/64/0.tar")] == ["d", "b"]
-    rejects = [*read_rejects((tmp_path / "out/rejects/64/0.jsonl").read_bytes())]
+    rejects = [*read_rejects((tmp_path / "out/rejects/64/0.jsonl").read_bytes(), "rejects")]
     assert [(one.key, one.code.value) for one in rejects] == [(long, "bad_key"), ("c", "too_small")]
 
 

@@ -29,9 +29,8 @@ from tests.kit.packs import jpeg
 from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep.dataset.names import rejects_name
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.state import read_manifest, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.store import open_store
@@ -311,7 +310,7 @@ class Meeting:
             rows.update(self._packed(shard.name))
         packed = set(rows)
         for receipt in manifest.receipts:
-            for reject in read_rejects(store.read(rejects_name(receipt.unit))):
+            for reject in rejects_in(store, receipt.unit):
                 if reject.source and reject.code is not Code.REMOVED:
                     rows[self._row(reject.source)] += 1
         lost = manifest.rejects.get("record_lost", 0) + manifest.rejects.get("removed", 0)

@@ -96,7 +96,7 @@ def test_a_name_that_is_no_utf8_is_read_and_shown_replaced(tmp_path: Path) -> No
     assert (found.caption, found.facts["n"], found.image) == ("old name", "7", jpeg(1))
     (tmp_path / "metadata.csv").unlink()
     item = next(source_of(tmp_path).items())
-    assert Item.from_json(item.to_json()) == item
+    assert Item.from_line(json.loads(item.to_json())) == item
 
 
 def test_several_images_of_one_stem_are_samples_each(tmp_path: Path) -> None:

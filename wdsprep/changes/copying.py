@@ -7,6 +7,7 @@ reader in a thread of its own is ahead of the writer, and the digest is made in 
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -20,6 +21,7 @@ from wdsprep.changes.finding import image_digests
 from wdsprep.changes.selection import Numbers
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -28,7 +30,7 @@ from wdsprep.dataset.names import inputs_name, rejects_name, rows_name
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.reindex import AGAIN, UNTOLD, positions_told
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.rows import are_plain, may_have_rows, rows_bytes, rows_of
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_json
@@ -108,7 +110,7 @@ class Copier:
         sources = [_Source(work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name, work.settings) as draft:
             made = _Made(draft, unit.shard, work)
-            parts, rejects = placed(sources, work.settings)
+            parts, rejects = self._placed(sources)
             for reject in rejects:
                 draft.rejects.add(reject)
             for part in parts:
@@ -130,6 +132,12 @@ class Copier:
                 source.check_same()
             return draft.finish(receipt, self._beside(unit, made))
 
+    def _placed(self, sources: Sequence["_Source"]) -> tuple[list["PlacedPart"], list[Reject]]:
+        with ExitStack() as stack:
+            for source in sources:
+                stack.enter_context(naming_repair(source.store))
+            return placed(sources, self._work.settings)
+
     def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
         if self._work.dataset == "images":
             return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
@@ -140,7 +148,7 @@ class Copier:
     ) -> Generator[RunProgress, None, None]:
         store = opened(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
-        for found in read(store, part):
+        for found in readable(store, read(store, part)):
             made.keep_away(found, prefix)
             if prefix:
                 made.add_renamed(found, prefix)
@@ -205,15 +213,17 @@ class _Source:
     @cached_property
     def _rejects(self) -> list[Reject]:
         """In the order of their keys."""
-        data = self.store.read(rejects_name(self.receipt.unit)) if self.receipt.rejects else b""
-        return sorted(read_rejects(data), key=lambda reject: key_order(reject.key))
+        found = rejects_in(self.store, self.receipt.unit) if self.receipt.rejects else []
+        return sorted(found, key=lambda reject: key_order(reject.key))
 
     @cached_property
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The positions in the image shard of the samples, and of the rejects."""
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)
-        of = self.receipt.inputs
+        of = self.samples + len(self._rejects)
+        if self.receipt.inputs != of:
+            raise damaged(self.store, self.shard)
         try:
             data = self.store.read(rows_name(self.shard))
         except NotFoundError:

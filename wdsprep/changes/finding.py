@@ -18,10 +18,10 @@ from wdsprep.changes.wanted import Sought, WantedSamples
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import key_reader, keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import LATENTS, SELECTION, latent_unit, rejects_name
+from wdsprep.dataset.names import LATENTS, SELECTION, latent_unit
 from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.tar.members import BadSampleError
@@ -204,7 +204,7 @@ class Finder:
         if not receipt.rejects or not (keys or marks):
             return ()
         going = []
-        for reject in read_rejects(place.store.read(rejects_name(receipt.unit))):
+        for reject in rejects_in(place.store, receipt.unit):
             if reject.code is Code.REMOVED:
                 found.known |= {reject.key} if reject.key in keys else set()
                 continue

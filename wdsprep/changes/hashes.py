@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS
@@ -99,19 +100,23 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     """Look at the pictures of a shard; yields how many have been seen."""
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
-    try:
-        for row in _rows(unit):
-            rows.append(row)
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
-                yield len(rows)
-    except TarError as error:
-        raise TarError(f"{error}: {command('verify', unit.images)} says what to do") from error
+    for row in readable(opened(unit.images), _seen(unit)):
+        rows.append(row)
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            yield len(rows)
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     out = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA), out)
     write_bytes(opened(unit.kept), unit.file, out.getvalue())
+
+
+def _seen(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
+    try:
+        yield from _rows(unit)
+    except TarError as error:
+        raise TarError(f"{error}: {command('verify', unit.images)} says what to do") from error
 
 
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:

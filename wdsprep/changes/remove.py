@@ -37,6 +37,7 @@ from wdsprep.changes.hashes import forget
 from wdsprep.changes.rewriting import UnitChange
 from wdsprep.changes.wanted import Asked, WantedSamples
 from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, latent_unit, lookup_name
@@ -225,12 +226,13 @@ class _Job:
             return
         for receipt in receipts:
             known.units.pop(receipt.unit, None)
-        if place.has_images:
-            new = finder.in_images(place, receipts)
-        else:
-            lost = self._lost_by(self._made_of[place.url])
-            self._check_current(place, receipts, lost)
-            new = finder.in_latents(place, receipts, lost)
+        with naming_repair(place.store):
+            if place.has_images:
+                new = finder.in_images(place, receipts)
+            else:
+                lost = self._lost_by(self._made_of[place.url])
+                self._check_current(place, receipts, lost)
+                new = finder.in_latents(place, receipts, lost)
         known.units |= new.units
         known.marks |= new.marks
         known.hits |= new.hits
@@ -370,7 +372,8 @@ class _Job:
             ) -> Receipt | None:
                 removed = self._removed[place.url]
                 change = UnitChange(place.edition, unit, removed, images.get(unit.unit, ""))
-                return change.carry_out()
+                with naming_repair(place.store):
+                    return change.carry_out()
 
             for unit, receipt in zip(units, ahead(carry_out, units, AT_ONCE), strict=True):
                 done += 1

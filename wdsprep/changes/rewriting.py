@@ -32,6 +32,7 @@ from wdsprep.dataset.names import (
     rows_name,
 )
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.records import read_lines
 from wdsprep.dataset.reindex import write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
@@ -44,7 +45,7 @@ from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.packing.touched import without_facts
-from wdsprep.sources import Item
+from wdsprep.sources import Item, ItemLine
 from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
 from wdsprep.text import command
 
@@ -199,7 +200,7 @@ class UnitChange:
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
         gone |= dict.fromkeys(self._removal.rejects, "")
         kept = []
-        for reject in read_rejects(data):
+        for reject in read_rejects(data, rejects_name(self._removal.unit)):
             if reject.key not in gone:
                 kept.append(reject)
             elif reject.source:  # a slice that tries the row again takes it from here by that
@@ -226,7 +227,8 @@ class UnitChange:
         return b"".join(self._without_facts(line) if b'"{' in line else line for line in lines)
 
     def _without_facts(self, line: bytes) -> bytes:
-        item = Item.from_json(line.decode())
+        (said,) = read_lines(ItemLine, line, inputs_name(self._removal.unit))
+        item = Item.from_line(said)
         if not self._removed.has("source", item.name):
             return line
         return without_facts(item).to_json().encode()

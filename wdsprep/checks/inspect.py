@@ -18,9 +18,9 @@ from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import SELECTION, index_name, latent_unit, rejects_name
+from wdsprep.dataset.names import SELECTION, index_name, latent_unit
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
 from wdsprep.dataset.state import open_dataset, phases
@@ -316,7 +316,7 @@ class _Finder:
         is_packed = self._manifest.dataset == "images" and not self._is_selection
         for receipt in self._manifest.receipts:
             if receipt.rejects and (not is_packed or _may_hold(receipt.unit, key)):
-                yield from read_rejects(self._store.read(rejects_name(receipt.unit)))
+                yield from rejects_in(self._store, receipt.unit)
 
     def _first(self, shard: Shard) -> str:
         return self._key_at(shard, 0)
@@ -358,8 +358,13 @@ class _Finder:
             return {}
         if unit not in self._counts:
             ledger = self._manifest.ledger
-            line = next(line for name, line in ledger.named_lines() if name == unit)
-            self._counts[unit] = ledger.with_lines([line])[0].counts
+            lines = [line for name, line in ledger.named_lines() if name == unit]
+            if not lines:
+                raise FormatError(
+                    f"{self._store.url} has no unit of {shard.name}: "
+                    f"run {command('rebuild', self._store.url)}"
+                )
+            self._counts[unit] = ledger.with_lines(lines)[0].counts
         return shape_ranges(settings, self._counts[unit])
 
     def _scan(self, shard: Shard, key: str) -> Located | None:

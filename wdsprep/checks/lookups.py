@@ -3,14 +3,15 @@
 A damaged lookup may give other captions than the table, and nothing else would show it.
 """
 
-import json
 from contextlib import suppress
+from typing import TypedDict
 
 from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name
-from wdsprep.errors import NotFoundError
+from wdsprep.dataset.records import Hex, read_record
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store import opened
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 
@@ -36,8 +37,17 @@ def check_lookup(found: DatasetSurvey) -> None:
 
 def _stated(store: Store, digest: str) -> str:
     """The digest of the lookup's file; nothing where nobody says it."""
-    with suppress(NotFoundError, ValueError, KeyError, TypeError):
-        lookup = json.loads(store.read(CAPTION_TABLE))["lookup"]
+    with suppress(NotFoundError, FormatError):
+        lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]
         if lookup["digest"] == digest:
             return str(lookup["file_digest"])
     return ""
+
+
+class _Lookup(TypedDict):
+    digest: Hex
+    file_digest: Hex
+
+
+class _Table(TypedDict):
+    lookup: _Lookup

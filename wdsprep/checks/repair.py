@@ -46,6 +46,8 @@ from wdsprep.runners.base import CrewOptions
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import plural
 
+MOST_MENDED = 1_000_000
+"""Inputs of a unit whose rejects are made again one by one; a receipt may say that it had more."""
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
 
@@ -177,7 +179,10 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
     """Whether its shards are of images from the web, and sound."""
-    is_of_web = any(r.unit == unit and r.settings.get("source") == "urls" for r in found.receipts)
+    is_of_web = any(
+        r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
+        for r in found.receipts
+    )
     beside = {rejects_name(unit), inputs_name(unit)}
     return is_of_web and {finding.name for finding in units[unit]} <= beside
 
@@ -336,8 +341,8 @@ def _readable(store: Store, unit: str) -> Iterator[Reject]:
     """The rejects that can still be read."""
     with suppress(NotFoundError):
         for line in store.read(rejects_name(unit)).splitlines():
-            with suppress(ValueError):
-                yield from (r for r in read_rejects(line) if r.key.startswith(unit))
+            with suppress(FormatError):
+                yield from (r for r in read_rejects(line, unit) if r.key.startswith(unit))
 
 
 def _keys(store: Store, name: str) -> Iterator[str]:

@@ -122,13 +122,20 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
 def _manifest(store: Store) -> tuple[Manifest | None, str]:
     """The manifest, or why there is none."""
     try:
-        return Manifest.from_bytes(store.read(MANIFEST), MANIFEST), ""
+        manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
+        manifest.ledger.check()
     except NotFoundError:
         return None, "it is missing"
     except NewerFormatError:
         raise
-    except FormatError:
-        return None, "it is damaged: its digest does not match what it holds"
+    except FormatError as error:
+        return None, _how(error, MANIFEST)
+    return manifest, ""
+
+
+def _how(error: FormatError, what: str) -> str:
+    """Why a file is damaged, as a finding has it, which names the file itself."""
+    return f"it{str(error).removeprefix(what)}"
 
 
 def _removed(store: Store) -> tuple[Removed, str]:
@@ -137,8 +144,9 @@ def _removed(store: Store) -> tuple[Removed, str]:
         return removed_from(store), ""
     except NewerFormatError:
         raise
-    except FormatError:
-        return NONE_REMOVED, "it is damaged: its digest does not match what it holds"
+    except FormatError as error:
+        how = _how(error, f"{store.url}/{REMOVED}")
+        return NONE_REMOVED, how.partition(": put it back")[0]
 
 
 class _Receipts:
@@ -159,8 +167,8 @@ class _Receipts:
             receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
         except NewerFormatError:
             raise
-        except FormatError:
-            self.broken[unit] = "it is damaged: its digest does not match what it holds"
+        except FormatError as error:
+            self.broken[unit] = _how(error, unit)
         except NotFoundError:
             self.broken[unit] = "it went away just now"
         else:

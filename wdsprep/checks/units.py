@@ -38,7 +38,7 @@ from wdsprep.dataset.rows import (
 )
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.errors import AccessError, NotFoundError, StoreError
+from wdsprep.errors import AccessError, FormatError, NotFoundError, StoreError
 from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.text import plural
@@ -200,8 +200,8 @@ class _Checker:
 
     def _rejects(self, name: str, data: bytes) -> None:
         try:
-            rejects = list(read_rejects(data))
-        except ValueError as error:
+            rejects = read_rejects(data, name)
+        except FormatError as error:
             self._find(name, Kind.WRONG, f"a line of it is no reject ({error})")
             return
         self._rejected = [reject.key for reject in rejects]
@@ -272,16 +272,22 @@ class _Checker:
         have gone to a slice that tried them again; of a selection they are those of others."""
         unit, inputs = self._receipt.unit, self._receipt.inputs
         keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
-        source = self._receipt.settings["source"]
+        if len(keys) != inputs:
+            self._find_inputs(unit, inputs)
+            return
+        source = self._receipt.settings.get("source")
         if source in ("urls", SELECTION):
             is_own = source == SELECTION or all(key.startswith(unit) for key in keys)
             is_whole = len(set(keys)) == inputs and is_own
         else:
             wanted = sorted(sample_key(unit, number) for number in range(inputs))
             is_whole = sorted(keys) == wanted
-        if not is_whole or len(keys) != inputs:
-            what = f"its shards and rejects do not have each of its {plural(inputs, 'input')} once"
-            self._find(receipt_name(unit), Kind.WRONG, what)
+        if not is_whole:
+            self._find_inputs(unit, inputs)
+
+    def _find_inputs(self, unit: str, inputs: int) -> None:
+        what = f"its shards and rejects do not have each of its {plural(inputs, 'input')} once"
+        self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
         """By what receipts of latents call it: the digest of the image shard, or with `:N`."""

@@ -103,13 +103,13 @@ class LayoutLine(_LayoutNeeds, total=False):
 
 class _LatentNeeds(Form):
     layout: list[LayoutLine]
-    resolution: Length
 
 
 class LatentSettings(_LatentNeeds, total=False):
     """Of latents, or of text, that were encoded or taken in."""
 
     latents: Text
+    resolution: Length
     text: Text
     caption_col: Text
     caption_field: Text
@@ -165,15 +165,34 @@ class ManifestHead(ReceiptHead):
     generations: Annotated[list[Nbytes], Rule("rising numbers of units", _rises)]
 
 
-def check_settings(dataset: str, settings: Mapping[str, Any], what: str) -> None:
-    """Refuse settings that no dataset of this kind can have, by the file that says them."""
-    check_record(_SETTINGS[dataset], {"settings": settings}, what)
+class Said(dict[str, Any]):
+    """Settings, or what a run says beside them, as a file has them. Which of them there are
+    depends on the dataset: one that somebody asks for and the file lacks is damage to it."""
+
+    def __init__(self, found: Mapping[str, Any], what: str) -> None:
+        super().__init__(found)
+        self.what = what
+
+    def __missing__(self, name: str) -> Any:
+        raise FormatError(f"{self.what} is damaged: it says no {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Said, (dict(self), self.what)
+
+
+def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Said:
+    """Settings, refused where no dataset of this kind can have them, by the file that says them."""
+    check_record(_SETTINGS[dataset], {"settings": found}, what)
+    settings = Said(found, what)
     try:
         DigestKind.of(settings)
         if dataset == "latents":
             _check_layout(settings)
     except FormatError as error:
+        if str(error).startswith(what):
+            raise
         raise FormatError(f"{what} is damaged: settings have {error}") from None
+    return settings
 
 
 class _OfImages(TypedDict):

@@ -17,7 +17,7 @@ from typing import Any
 from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import ManifestHead, check_settings
+from wdsprep.dataset.known import ManifestHead, Said, checked_settings
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import (
     CONTENT,
@@ -32,7 +32,7 @@ from wdsprep.dataset.receipts import (
 )
 from wdsprep.dataset.records import check_record
 from wdsprep.dataset.sealed import check_seal, seal, unseal
-from wdsprep.text import command
+from wdsprep.text import brief, command, shortened
 
 UNITS = b',"units":['  # the last that it says
 
@@ -121,8 +121,8 @@ class Manifest:
         check_seal(data, what)
         head, lines = cut(data, UNITS)
         body = unseal("manifest", ManifestHead, head, what)
-        dataset, settings = body["dataset"], body["settings"]
-        check_settings(dataset, settings, what)
+        dataset = body["dataset"]
+        settings = checked_settings(dataset, body["settings"], what)
         units = body.get("units", [])
         check_record(list[kind_of_bodies(dataset, DigestKind.of(settings))], units, what)  # type: ignore[misc]
         for unit in units:
@@ -133,7 +133,7 @@ class Manifest:
             receipts=Receipts(dataset, settings, lines, what, rebuild_hint(what)),
             generations=tuple(body["generations"]),
             complete=body["complete"],
-            extra=body["extra"],
+            extra=Said(body["extra"], what),
         )
 
 
@@ -171,11 +171,15 @@ def differences(old: Settings, new: Settings) -> list[str]:
             _shown(settings[name]) if name in settings else "(none)" for settings in (old, new)
         )
         if before != after:
-            lines.append(f"{name.replace('_', '-')}: {before} -> {after}")
+            both = f"{shortened(before)} -> {shortened(after)}"
+            lines.append(f"{shortened(name.replace('_', '-'))}: {both}")
     return lines
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return value if isinstance(value, str) and value else json.dumps(value)
+    if isinstance(value, str) and value:
+        return value
+    try:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
+    except (TypeError, ValueError, RecursionError):  # no JSON, so none of ours
+        return brief(value)

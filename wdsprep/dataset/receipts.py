@@ -13,7 +13,7 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import CountName, ReceiptHead, check_settings
+from wdsprep.dataset.known import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.records import (
     Count,
     Fields,
@@ -72,7 +72,9 @@ class Receipt:
     unit: Name
     generation: Nbytes
     settings: Settings
-    input: Annotated[str, matching("[0-9a-f]*(?::[0-9]{1,9})?", "a digest, and a number of samples")]
+    input: Annotated[
+        str, matching("[0-9a-f]*(?::[0-9]{1,9})?", "a digest, and a number of samples")
+    ]
     inputs: Count
     shards: tuple[Shard, ...]
     rejects: Mapping[Text, Count]
@@ -92,9 +94,10 @@ class Receipt:
     def from_bytes(cls, data: bytes, what: str) -> "Receipt":
         check_seal(data, what)
         body = unseal("receipt", ReceiptHead, data, what)
-        check_settings(body["dataset"], body["settings"], what)
-        check_record(kind_of_bodies(body["dataset"], DigestKind.of(body["settings"])), body, what)
-        return cls.from_body(body, body["dataset"], body["settings"])
+        dataset = body["dataset"]
+        settings = checked_settings(dataset, body["settings"], what)
+        check_record(kind_of_bodies(dataset, DigestKind.of(settings)), body, what)
+        return cls.from_body(body, dataset, settings)
 
     def body(self) -> dict[str, Any]:
         """Without the dataset and the settings, which all receipts of a dataset share."""
@@ -258,6 +261,8 @@ class Receipts(Sequence[Receipt]):
 
     def _read(self, name: str = "") -> Iterator[list[Any]]:
         """One field of each, or all; many read as one list: that takes half the time."""
+        if not self._lines:
+            return
         bodies = kind_of_bodies(self._dataset, DigestKind.of(self._settings))
         kind = bodies.kinds[name] if name else bodies
         for some in _batches(self._lines):

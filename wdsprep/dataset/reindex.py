@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
-from wdsprep.dataset.names import MANIFEST, index_name, is_index, rejects_name, rows_name
+from wdsprep.dataset.names import MANIFEST, index_name, is_index, rows_name
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.rows import (
     NBYTES,
     are_plain,
@@ -137,7 +137,7 @@ def positions_told(store: Store, receipt: Receipt) -> Sequence[int] | None:
         return None
     (shard,) = receipt.shards
     offsets = offsets_of(store, shard)[:-1]
-    rejected = [reject.key for reject in read_rejects(store.read(rejects_name(receipt.unit)))]
+    rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
     is_stated = rows_name(shard.name) in receipt.files
     if not (is_stated or shapes_of(receipt.settings)):
         spots = [offsets[len(offsets) * part // LOOKS] for part in range(LOOKS)]

@@ -7,13 +7,16 @@ import traceback
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.names import rejects_name
+from wdsprep.dataset.records import read_lines
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.removed import mark_of
 from wdsprep.errors import WdsprepError
-from wdsprep.store.base import Sink
+from wdsprep.store.base import Sink, Store
 
 _log = logging.getLogger("wdsprep")
 
@@ -73,16 +76,16 @@ class Reject:
         line |= {"url": self.url} if self.url else {}
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
 
-    @classmethod
-    def from_json(cls, line: str) -> "Reject":
-        found = json.loads(line)
-        return cls(
-            key=found["key"],
-            source=found["source"],
-            code=Code.named(found["code"]),
-            detail=found["detail"],
-            url=found.get("url", ""),
-        )
+
+class _Needs(TypedDict):
+    code: Literal[tuple(code.value for code in Code)]  # type: ignore[valid-type]
+    detail: str
+    key: str
+    source: str
+
+
+class _Line(_Needs, total=False):
+    url: str
 
 
 UNSETTLED = "rejects that rows are leaving"
@@ -127,12 +130,25 @@ class RejectsFile:
         self.counts[reject.code.value] += 1
 
 
-def read_rejects(data: bytes) -> list[Reject]:
-    """The rejects in a file's bytes; a ValueError where a line is none."""
-    try:
-        return [Reject.from_json(line.decode()) for line in data.splitlines()]
-    except (KeyError, TypeError, StopIteration) as error:
-        raise ValueError(f"no reject: {error!r}") from error
+def read_rejects(data: bytes, what: str) -> list[Reject]:
+    """The rejects in the bytes of a file; an error that names `what` where a line is none."""
+    return [
+        Reject(
+            key=found["key"],
+            source=found["source"],
+            code=Code.named(found["code"]),
+            detail=found["detail"],
+            url=found.get("url", ""),
+        )
+        for found in read_lines(_Line, data, what)
+    ]
+
+
+def rejects_in(store: Store, unit: str) -> list[Reject]:
+    """The rejects of a unit; an error that says what to do where they cannot be read."""
+    name = rejects_name(unit)
+    with naming_repair(store):
+        return read_rejects(store.read(name), f"{store.url}/{name}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,16 +9,16 @@ The JSON says what of a removal is still to be done, by units, and how often the
 who made a unit while that happened makes it again.
 """
 
-import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, TypedDict
 
 from blake3 import blake3
 
 from wdsprep.dataset.names import REMOVED
+from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
 from wdsprep.dataset.sealed import canonical, check_format
 from wdsprep.errors import BusyError, FormatError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
@@ -73,11 +73,11 @@ class ShardRemoval:
     """Which samples go out of a shard, by their numbers in it and by their keys; and what the shard
     is before, so that it can be told from what it is after."""
 
-    name: str
-    samples: int
-    nbytes: int
-    digest: str
-    rows: tuple[int, ...]
+    name: Name
+    samples: Count
+    nbytes: Nbytes
+    digest: Hex
+    rows: tuple[Count, ...]
     keys: tuple[str, ...]
 
     @property
@@ -92,11 +92,11 @@ class UnitRemoval:
     made of the new one, in which the samples behind those `lost_rows` have lower numbers, and what
     it has lost is no reject of its own."""
 
-    unit: str
+    unit: Name
     shards: tuple[ShardRemoval, ...] = ()
     rejects: tuple[str, ...] = ()
     made_of: str = ""
-    lost_rows: tuple[int, ...] = ()
+    lost_rows: tuple[Count, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -107,13 +107,41 @@ class UnitRemoval:
         return self.samples + len(self.rejects)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "UnitRemoval":
+    def from_json(cls, found: Mapping[str, Any]) -> "UnitRemoval":
         shards = (
-            ShardRemoval(**{**one, "rows": tuple(one["rows"]), "keys": tuple(one["keys"])})
-            for one in found["shards"]
+            ShardRemoval(
+                name=one["name"],
+                samples=one["samples"],
+                nbytes=one["nbytes"],
+                digest=one["digest"],
+                rows=tuple(one["rows"]),
+                keys=tuple(one["keys"]),
+            )
+            for one in found.get("shards", ())
         )
-        rejects, lost = tuple(found["rejects"]), tuple(found["lost_rows"])
-        return cls(**{**found, "shards": tuple(shards), "rejects": rejects, "lost_rows": lost})
+        return cls(
+            unit=found["unit"],
+            shards=tuple(shards),
+            rejects=tuple(found.get("rejects", ())),
+            made_of=found.get("made_of", ""),
+            lost_rows=tuple(found.get("lost_rows", ())),
+        )
+
+
+def _fits(shard: ShardRemoval) -> bool:
+    """Whether its rows rise, are in it, and have a key each."""
+    rises = all(a < b for a, b in pairwise((-1, *shard.rows, shard.samples)))
+    return rises and len(shard.rows) == len(shard.keys)
+
+
+class _Format(TypedDict):
+    format: Count
+
+
+class _Head(_Format):
+    changes: Nbytes
+    images: str
+    units: list[UnitRemoval]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,19 +170,25 @@ class Removed:
     def from_bytes(cls, data: bytes, what: str) -> "Removed":
         digest, _, body = data.partition(b"\n")
         if digest != blake3(body).hexdigest().encode():
-            raise FormatError(
-                f"{what} is damaged: its digest does not match what it holds: put it back from a "
-                "copy, or delete it, and remove again what must stay away"
-            )
+            raise _damaged(f"{what} is damaged: its digest does not match what it holds")
         head, _, marks = body.partition(b"\n")
-        found = json.loads(head)
-        check_format(found["format"], what)
+        try:
+            check_format(read_record(_Format, head, what)["format"], what)
+            found = read_record(_Head, head, what)
+        except FormatError as error:
+            raise error if type(error) is not FormatError else _damaged(str(error)) from None
+        units = tuple(map(UnitRemoval.from_json, found["units"]))
+        if len(marks) % MARK_NBYTES or not all(_fits(s) for u in units for s in u.shards):
+            raise _damaged(f"{what} is damaged: it has other marks or rows than it can have")
         return cls(
-            marks=Marks(marks),
-            changes=found["changes"],
-            units=tuple(map(UnitRemoval.from_json, found["units"])),
-            images=found["images"],
+            marks=Marks(marks), changes=found["changes"], units=units, images=found["images"]
         )
+
+
+def _damaged(how: str) -> FormatError:
+    return FormatError(
+        f"{how}: put it back from a copy, or delete it, and remove again what must stay away"
+    )
 
 
 NONE_REMOVED = Removed(marks=Marks())

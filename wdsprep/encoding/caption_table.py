@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
+from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.captions import (
@@ -176,9 +177,9 @@ def _is_too_long(caption: str) -> bool:
 class TableRead:
     """What was found in a table."""
 
-    identity: str
-    rows: int
-    blank: int
+    identity: Text
+    rows: Nbytes
+    blank: Nbytes
     """Of these have no name, or no caption."""
     lookup: Lookup
 
@@ -188,19 +189,24 @@ class TableRead:
     @classmethod
     def of(cls, store: Store) -> "TableRead | None":
         """What is said in a dataset."""
-        with suppress(NotFoundError, ValueError, KeyError, TypeError):
-            said = json.loads(store.read(CAPTION_TABLE))
-            lookup = Lookup(**{**said["lookup"], "examples": tuple(said["lookup"]["examples"])})
-            return cls(**{**said, "lookup": lookup})
+        with suppress(NotFoundError, FormatError):
+            said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
+            known = {field.name: said["lookup"][field.name] for field in fields(Lookup)}
+            lookup = Lookup(**{**known, "examples": tuple(known["examples"])})
+            if lookup.names > lookup.nbytes:
+                return None
+            return cls(
+                identity=said["identity"], rows=said["rows"], blank=said["blank"], lookup=lookup
+            )
         return None
 
 
 def _has(store: Store, lookup: Lookup) -> bool:
     """Whether it is there, byte for byte; of a remote one its copies are compared."""
     name = lookup_name(lookup.digest)
-    if store.root:
-        return digest_there(store, name) == lookup.file_digest
-    return any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name))
+    if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
+        return False
+    return not store.root or digest_there(store, name) == lookup.file_digest
 
 
 def _known(place: str) -> TableRead | None:
@@ -404,7 +410,7 @@ def _taken(
             taken = Taken.from_bytes(store.read(taken_name(unit)))
             for row in taken.rows:
                 rows[row] = 1
-        except (NotFoundError, LookupError, OverflowError, TypeError, ValueError):
+        except (NotFoundError, FormatError, LookupError):
             lost.append(taken_name(unit))
             return []
         return taken.unnamed

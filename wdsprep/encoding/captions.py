@@ -7,13 +7,13 @@ settings say, and what a worker finds captions by. `caption_table` reads a table
 import json
 import re
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypedDict
 
 from wdsprep.dataset.names import lookup_name
+from wdsprep.dataset.records import Text, between, read_record
 from wdsprep.dataset.samples import Sample, at_path
-from wdsprep.encoding.lookup import OpenLookup, open_lookup
+from wdsprep.encoding.lookup import MOST_ROWS, OpenLookup, open_lookup
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.captions import caption_at
@@ -208,5 +208,10 @@ class Taken:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Taken":
-        said: Mapping[str, Any] = json.loads(data)
+        said = read_record(_Said, data, "a list of captions")
         return cls(rows=array("I", said["rows"]), unnamed=list(said["unnamed"]))
+
+
+class _Said(TypedDict):
+    rows: list[Annotated[int, between(0, MOST_ROWS, "the number of a row")]]
+    unnamed: list[Text]

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from wdsprep.dataset.records import Hex, Nbytes, Text
 from wdsprep.errors import AccessError, FormatError, FullError, NotFoundError
+from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
@@ -36,6 +38,12 @@ PAGE_NBYTES = 16_384  # a row of up to a quarter of that lies in one page
 CACHE = "pragma cache_size=-32768"  # kB
 UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
 """What is lost with its process needs no journal."""
+TABLE = "CREATE TABLE captions (name text primary key, caption text, number integer) without rowid"
+"""As SQLite repeats it. What else somebody may have put in its place, such as a view that has no
+end, is refused before anything is asked of it."""
+STEPS = 1_000_000
+"""Of SQLite, of which finding a caption takes some hundred."""
+MOST_ROWS = 1 << 32
 UNUSED_S = 7 * 24 * 3600
 """After this a copy of a lookup goes when another is made."""
 
@@ -45,12 +53,12 @@ class Lookup:
     """What one holds: so many different names. `twice` of them came more than once, some of which
     are the `examples`. `file_digest` is of the bytes, which another SQLite may write otherwise."""
 
-    digest: str
-    file_digest: str
-    nbytes: int
-    names: int
-    twice: int
-    examples: tuple[str, ...]
+    digest: Hex
+    file_digest: Hex
+    nbytes: Nbytes
+    names: Nbytes
+    twice: Nbytes
+    examples: tuple[Text, ...]
 
 
 class LookupFile:
@@ -73,10 +81,7 @@ class LookupFile:
         from wdsprep.encoding.sorted_pairs import SortedPairs  # pyarrow, which no worker needs
 
         out.execute(f"pragma page_size={PAGE_NBYTES}")
-        out.execute(
-            "create table captions (name text primary key, caption text, number integer) "
-            "without rowid"
-        )
+        out.execute(TABLE)
         found = SortedPairs(pairs=pairs, digest=blake3(f"captions {FORM}".encode()))
         numbers = count()
         with _at_once(out):
@@ -118,17 +123,30 @@ class OpenLookup:
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
         _check_opens(path)
-        uri = f"{path.as_uri()}?immutable=1"  # no locks, which NFS may lack
+        uri = f"{path.as_uri()}?mode=ro&immutable=1"  # no locks, which NFS may lack
         with self._sound():
             self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            self._file.execute("pragma trusted_schema=off")
+            if limit := getattr(self._file, "setlimit", None):  # Python 3.11
+                limit(0, 2 * MAX_TEXT_NBYTES)  # bytes of a value: SQLITE_LIMIT_LENGTH
+            with self._bounded():
+                found = self._file.execute("select sql from sqlite_master limit 2").fetchall()
+        if found != [(TABLE,)]:
+            self._file.close()
+            raise _damaged(str(path), "it holds something else than captions")
 
     def find(self, name: str) -> tuple[str, int] | None:
         """The caption, and the number of its row among the sorted; None where the name is not
         there."""
-        with self._lock, self._sound():
-            found: tuple[str, int] | None = self._file.execute(
+        with self._lock, self._sound(), self._bounded():
+            found: tuple[Any, Any] | None = self._file.execute(
                 "select caption, number from captions where name = ?", (name,)
             ).fetchone()
+        if found is not None:
+            caption, number = found
+            is_row = isinstance(number, int) and 0 <= number < MOST_ROWS
+            if not isinstance(caption, str) or not is_row:
+                raise _damaged(str(self._path), "a row of it has no caption and number")
         return found
 
     def names(self, numbers: Iterable[int]) -> list[str]:
@@ -138,10 +156,19 @@ class OpenLookup:
         with self._lock, self._sound():
             for at, (name,) in enumerate(self._file.execute("select name from captions")):
                 if at == number:
-                    found.append(name)
+                    found.append(str(name))
                     if (number := next(wanted, -1)) < 0:
                         break
         return found
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """End what takes longer than a file of ours can."""
+        self._file.set_progress_handler(lambda: 1, STEPS)
+        try:
+            yield
+        finally:
+            self._file.set_progress_handler(None, 0)
 
     @contextmanager
     def _sound(self) -> Iterator[None]:

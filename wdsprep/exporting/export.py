@@ -10,18 +10,19 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
+from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.state import check_kind, open_dataset
-from wdsprep.errors import FingerprintError, NotFoundError, UsageError, WorkError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError, WorkError
 from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
@@ -269,12 +270,22 @@ class ExportMark:
     @classmethod
     def read(cls, store: Store, unit: str) -> "ExportMark | None":
         """None where there is none that can be read."""
-        with suppress(NotFoundError, ValueError, KeyError, TypeError):
-            body = json.loads(store.read(mark_name(unit)))
-            files = tuple(ExportedFile(**each) for each in body["files"])
+        with suppress(NotFoundError, FormatError):
+            body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
+            known = [field.name for field in fields(ExportedFile)]
+            files = tuple(
+                ExportedFile(**{name: each[name] for name in known if name in each})
+                for each in body["files"]
+            )
             inputs = tuple(body["inputs"])
             return cls(unit=unit, inputs=inputs, files=files, left_out=body["left_out"])
         return None
+
+
+class _Mark(TypedDict):
+    files: list[ExportedFile]
+    inputs: list[Text]
+    left_out: Nbytes
 
 
 def mark_name(unit: str) -> str:
@@ -368,7 +379,10 @@ class _Export:
             self._check_free(store, there)
             write_bytes(store, CLAIM, claim)
             return there
-        said = json.loads(store.read(CLAIM))
+        try:
+            said = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
+        except FormatError as error:
+            raise FormatError(f"{error}: name another place, or remove it first") from None
         if changed := differences(said, json.loads(claim)):
             names = ", ".join(line.partition(":")[0] for line in changed)
             raise FingerprintError(

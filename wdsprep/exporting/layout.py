@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from wdsprep.dataset.arrays import Field, is_of_text, text_fields
+from wdsprep.dataset.records import Name, Nbytes, Text
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
@@ -86,10 +87,10 @@ class ExportedFile:
     """`digests` are by the names of their algorithms, where a reader checks them. An index beside a
     file has no samples of its own."""
 
-    name: str
-    nbytes: int
-    samples: int
-    digests: Mapping[str, str] = field(default_factory=dict)
+    name: Name
+    nbytes: Nbytes
+    samples: Nbytes
+    digests: Mapping[Text, Text] = field(default_factory=dict)
 
 
 Writing = Generator[None, None, list[ExportedFile]]

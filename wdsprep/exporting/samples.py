@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name, rows_name
 from wdsprep.dataset.receipts import Shard
@@ -73,7 +74,10 @@ class Reading:
 
     def __iter__(self) -> Iterator[ExportSample]:
         found = _heads_of(self._first) if self._heads else self._whole()
-        joined = [_joined(self._first, source) for source in self._joined]
+        found = readable(opened(self._first.url), found)
+        joined = [
+            readable(opened(source.url), _joined(self._first, source)) for source in self._joined
+        ]
         for one in found:
             others = [next(each) for each in joined]
             if any(other is None for other in others):

@@ -355,6 +355,9 @@ def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
     found = {latent_shard(unit): count for unit, count in zip(*columns, strict=True)}
+    if strays := [name for name in dataset.names if name not in found]:
+        url = dataset.store.url
+        raise FormatError(f"{url} has no unit of {strays[0]}: run {command('rebuild', url)}")
     return np.array([found[name] for name in dataset.names], np.int64)
 
 
@@ -366,7 +369,7 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     columns = map(manifest.ledger.column, ("counts", "unit"))
     for counted, unit in zip(*columns, strict=True):
         if (row := rows.get(latent_shard(unit))) is not None:
-            counts[row] = [counted.get(shape, 0) for shape in shapes]
+            counts[row] = [counted.get(shape, 0) for shape in shapes]  # each is below 2^31
     wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)
     if len(wrong):
         row = int(wrong[0])

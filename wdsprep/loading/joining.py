@@ -26,11 +26,10 @@ from wdsprep.dataset.names import (
     index_name,
     latent_shard,
     latent_unit,
-    rejects_name,
     rows_name,
 )
 from wdsprep.dataset.reindex import mending, missing_rows
-from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import Size, shapes_of
@@ -107,7 +106,7 @@ class ImagePositions:
         rejected stood behind the samples, and shapes stand as their images did."""
         store, tar = self.dataset.store, self.dataset.names[shard]
         try:
-            rejects = read_rejects(store.read(rejects_name(latent_unit(tar))))
+            rejects = rejects_in(store, latent_unit(tar))
             offsets = decode_index(store.read(index_name(tar)), f"{store.url}/{index_name(tar)}")
             starts = [
                 int(s.starts[n]) for s in self.shapes for n in np.flatnonzero(s.shards == shard)
@@ -115,7 +114,7 @@ class ImagePositions:
             edges = sorted({0, *starts, len(offsets) - 1})
             edges = [number for a, b in pairwise(edges) for number in (a, b - 1)]
             keys = keys_at(store, tar, [offsets[number] for number in edges])
-        except (NotFoundError, ValueError):
+        except (NotFoundError, FormatError):
             return False
         rows = [*map(key_order, keys)]
         rises = all(a <= b for a, b in pairwise(rows))

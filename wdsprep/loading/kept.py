@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, TypedDict, cast
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.errors import StoreError, UsageError
+from wdsprep.dataset.records import Nbytes, matching, read_record
+from wdsprep.errors import FormatError, StoreError, UsageError
 from wdsprep.loading.order.chance import key_of
 from wdsprep.loading.shelves.cache import CacheDir
 
@@ -166,14 +167,22 @@ def _opened(path: Path) -> KeptFile | None:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _read(path, data) if _is_whole(data) else None
+        with suppress(FormatError):
+            return _read(path, data) if _is_whole(data) else None
     return None
+
+
+class _Body(TypedDict):
+    arrays: dict[str, tuple[Nbytes, Nbytes, Annotated[str, matching("[<|][iuf][1248]", "a dtype")]]]
+    facts: dict[str, Any]
 
 
 def _read(path: Path, data: mmap.mmap) -> KeptFile:
     end = len(data) - TAIL_NBYTES
     start = end - int.from_bytes(data[end : end + 8], "little")
-    body = json.loads(data[start:end])
+    body = read_record(_Body, data[max(0, start) : end], str(path))
+    if any(at + nbytes > start for at, nbytes, _ in body["arrays"].values()):
+        raise FormatError(f"{path} is damaged: its arrays lead out of it")
     arrays = {
         name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
         for name, (at, nbytes, dtype) in body["arrays"].items()

@@ -58,7 +58,7 @@ from wdsprep.loading.shelves.cache import CacheDir, cache_dir
 from wdsprep.loading.to_device import transferred
 from wdsprep.loading.where import those_where
 from wdsprep.store import opened
-from wdsprep.text import plural, whole, whole_or_none
+from wdsprep.text import brief, plural, whole, whole_or_none
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Encoding
@@ -222,6 +222,21 @@ def _served(
     return left
 
 
+def _numbers(
+    state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Some numbers in a state; none where it does not say them."""
+    if name not in state:
+        return ()
+    found = state[name]
+    is_list = isinstance(found, list | tuple) and len(found) == count
+    if not is_list or any(type(n) is not int for n in found):
+        raise FormatError(f"this is no state of a loader: {name} is {brief(found)}")
+    if any(not a <= n <= MAX_STEP for n, a in zip(found, least, strict=True)):
+        raise FormatError(f"this is no state of a loader: {name} is {brief(found)}")
+    return tuple(found)
+
+
 class Loader(IterableDataset[dict[str, Any]]):
     """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
     ends with the epoch; `step` is the number of steps served so far."""
@@ -298,8 +313,9 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the step of a state, or say why it does not belong to this loader."""
-        if not isinstance(state, Mapping):
-            raise FormatError(f"this is no state of a loader, but {state!r:.40}")
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise FormatError(f"this is no state of a loader, but {brief(state)}")
+        row, world, worker = self._place_in(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
             self._go_on_in_first_form(self._encoding, own)
@@ -307,14 +323,20 @@ class Loader(IterableDataset[dict[str, Any]]):
             step = self._plan.order.resume(own)
         except FingerprintError as error:
             raise FingerprintError(f"{self._why_another(own)}{error}") from None
-        row, world = state.get("row", (0, self._plan.world))
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
                 f"the state was made {row} samples into a step by one of {world} ranks: resume raw "
                 "mode with as many, or save states between steps"
             )
-        worker = state.get("worker")
-        self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
+        self._move(step * self._unit + row, worker)
+
+    def _place_in(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
+        """The row in a step, of how many ranks, and the worker that a state is of."""
+        row = _numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
+        if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
+            raise FormatError(f"this is no state of a loader: a step has no row {brief(row[0])}")
+        worker = _numbers(state, "worker", 3, least=(0, 1, 0))
+        return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
 
     def _why_another(self, state: Mapping[str, Any]) -> str:
         """Say why the order is another than that of a state, where that is known."""

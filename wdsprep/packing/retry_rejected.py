@@ -42,7 +42,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects
+from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects, rejects_in
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.fetch.rules import PASSING, ROBOTS, FetchRules
@@ -167,7 +167,14 @@ def read_retries(edition: Edition) -> Retries:
 def _read(store: Store, number: int) -> Slice:
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
-    counted = (replace(item, samples=sum(1 for _ in sources_of(item))) for item in items)
+    try:
+        counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
+    except (ValueError, IndexError):  # of what no retry has written
+        name = inputs_name(bare.name)
+        raise FormatError(
+            f"{store.url}/{name} is damaged: it names no rows: delete it, and run the same command "
+            "again"
+        ) from None
     return replace(bare, items=tuple(counted))
 
 
@@ -198,7 +205,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
             "command again"
         )
     rejects = RejectsFile(after, kind)
-    for reject in read_rejects(before):
+    for reject in read_rejects(before, f"{store.url}/{name}"):
         if not leaves(reject, gone):
             rejects.add(reject)
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
@@ -230,16 +237,16 @@ def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -
     """The rows of a slice that may succeed now, item by item of what it was made of."""
     wanted = {
         reject.source
-        for reject in read_rejects(store.read(rejects_name(unit)))
+        for reject in rejects_in(store, unit)
         if reject.source not in planned and curable.takes(reject)
     }
     for item in packed_items(store, [unit]):
-        table = item.parts[0][0]
-        of_retry = frozenset(sources_of(item))
-        mine = {source for source in wanted if not of_retry or source in of_retry}
+        table = item.parts[0][0] if item.parts else ""
+        of_retry = frozenset(sources_of(item)) if table else frozenset()
+        mine = (source for source in wanted if not of_retry or source in of_retry)
         start = len(source_name(table, 0)) - 1
-        if mine:
-            yield some_rows(item, sorted(int(source[start:]) for source in mine), name=unit)
+        if rows := sorted(int(source[start:]) for source in mine if source[start:].isdecimal()):
+            yield some_rows(item, rows, name=unit)
 
 
 def _cut(items: Iterable[Item], *, size: int, first: int) -> Iterator[Slice]:

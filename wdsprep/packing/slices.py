@@ -17,12 +17,12 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
+    BESIDE,
     INPUTS,
     RETRIES,
     inputs_name,
     is_retry,
     retry_of_inputs,
-    slice_name,
 )
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.state import find_receipt
@@ -199,9 +199,10 @@ def _holes(
 ) -> tuple[Slice, ...]:
     """The slices before `start` that have inputs and no receipt, where the source still has all of
     them and no other slice does. Otherwise a killed run has left them, and they mean nothing."""
-    gone = set(map(slice_name, range(start))) - packed.keys()
-    there = {inputs_name(unit): unit for unit in gone}
-    units = [there[e.name] for e in store.list(INPUTS) if e.name in there] if there else []
+    units: list[str] = []
+    if sum(int(unit) < start for unit in packed) < start:
+        there = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
+        units = [f[2] for f in there if f and int(f[2]) < start and f[2] not in packed]
     if not units:
         return ()
     items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}

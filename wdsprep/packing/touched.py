@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.names import REMOVED, inputs_name
+from wdsprep.dataset.records import read_lines
 from wdsprep.errors import NotFoundError
-from wdsprep.sources import Item, Slice, Source
+from wdsprep.sources import Item, ItemLine, Slice, Source
 from wdsprep.sources.contents import changed
 from wdsprep.store.base import Store
 
@@ -87,8 +89,10 @@ def _hash(text: str) -> int:
 
 def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
     for unit in units:
-        for line in store.read(inputs_name(unit)).splitlines():
-            yield Item.from_json(line.decode())
+        name = inputs_name(unit)
+        with naming_repair(store):
+            lines = read_lines(ItemLine, store.read(name), f"{store.url}/{name}")
+        yield from map(Item.from_line, lines)
 
 
 def is_dated(store: Store, part: Slice) -> bool:

@@ -20,10 +20,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import is_retry, slice_name
+from wdsprep.dataset.records import Nbytes
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
@@ -36,6 +37,10 @@ inputs share a key, however many a slice holds."""
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
+"""What a line of an inputs file says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +61,9 @@ class Item:
         return _encode(line) + "\n"
 
     @classmethod
-    def from_json(cls, line: str) -> "Item":
-        name, parts, extra, take = json.loads(line)
+    def from_line(cls, line: Sequence[Any]) -> "Item":
+        """The item of a line that is an `ItemLine`."""
+        name, parts, extra, take = line
         found = tuple((part, nbytes, stamp) for part, nbytes, stamp in parts)
         return cls(name=name, parts=found, extra=extra, take=take)
 

@@ -50,13 +50,14 @@ from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, Usag
 from wdsprep.loading.order.chance import GOLDEN, Ints, key_of
 from wdsprep.loading.order.mixing import Node, Shares, Want, parted, shares_of, split, tree_of
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.text import plural, whole
+from wdsprep.text import brief, plural, whole
 
 VERSION = 2
 SLOTS = 64  # at least, where the batch has as many samples
 RUN = 16  # neighbours in a shard that come one after another from a slot, and are read at once
 INTERLEAVED = 8  # blocks whose samples alternate within a step
 MAX_STEP = 1 << 40
+SHOWN = 20  # lines of what differs
 NAMED = 8  # streams a state lists one by one
 SHARE = ", share "
 
@@ -184,15 +185,17 @@ class Order:
     def resume(self, state: Mapping[str, Any]) -> int:
         """The step of a state; an error that shows what differs if it is of another order."""
         step, version = state.get("step"), state.get("version")
-        if not (isinstance(version, int) and isinstance(step, int) and 0 <= step < MAX_STEP):
+        if not (type(version) is type(step) is int and 0 <= step < MAX_STEP):
             raise FormatError("this is no state of a loader: it has no version and step")
         if version > VERSION:
             raise NewerFormatError(
-                f"the state is of version {version}, newer than this wdsprep reads ({VERSION}): "
-                "upgrade wdsprep"
+                f"the state is of version {brief(version)}, newer than this wdsprep reads "
+                f"({VERSION}): upgrade wdsprep"
             )
         if lines := self._differences(state):
-            shown = "\n  ".join(map(self._with_place, lines))
+            some = [*map(self._with_place, lines[:SHOWN])]
+            some += [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+            shown = "\n  ".join(some)
             raise FingerprintError(
                 f"the state belongs to another order (state -> this loader):\n  {shown}\n"
                 "resume with what it was saved with, or begin another order "

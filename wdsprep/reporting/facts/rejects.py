@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from wdsprep.dataset.ahead import read_each
-from wdsprep.dataset.names import rejects_name
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import DAMAGE
 from wdsprep.text import Counting
@@ -88,8 +87,8 @@ def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
 def _read(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
     """None where the file is damaged or gone."""
     try:
-        return read_rejects(given.store.read(rejects_name(receipt.unit)))
-    except (*DAMAGE, ValueError):
+        return rejects_in(given.store, receipt.unit)
+    except DAMAGE:
         return None
 
 

@@ -18,9 +18,9 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
-from wdsprep.dataset.names import index_name, latent_unit, rejects_name
+from wdsprep.dataset.names import index_name, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.rejects import Reject, read_rejects
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.shapes import Size, shape_name, shape_ranges, shapes_of
 from wdsprep.dataset.tar import BLOCK
@@ -211,6 +211,6 @@ class Joiner:
     def _rejects_of(self, unit: str) -> Mapping[str, Reject]:
         with self._lock:
             if unit not in self._rejects:
-                data = self._latents.store.read(rejects_name(unit))
-                self._rejects[unit] = {reject.key: reject for reject in read_rejects(data)}
+                found = rejects_in(self._latents.store, unit)
+                self._rejects[unit] = {reject.key: reject for reject in found}
             return self._rejects[unit]
