@@ -5,7 +5,7 @@ import io
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,26 +30,31 @@ ENCODED: dict[str, dict[str, Any]] = {
     "moments": {"resolution": 32, "latents": "moments", "text": "tokens"},
     "words": {"resolution": 32, "latents": "none"},
 }
+OTHERS = ("captioned", "imported", "removed-from", "selected")
 OF_IMAGES = ("images", "removed-from", "selected")
 LIMIT_S = 20.0
 
 
-def make_datasets(root: Path) -> Path:
-    """Small datasets of each kind below a folder."""
+def make_datasets(root: Path, names: Sequence[str] = (*ENCODED, *OTHERS)) -> Path:
+    """Small datasets below a folder: images, and those of these names."""
     downloads = photos(root / "downloads", 8)
     (downloads / "zzz.jpg").write_bytes(b"no image")
     with packing_here(), contextlib.redirect_stderr(io.StringIO()):
         assert main(["pack", str(downloads), str(root / "images"), *PACK]) == 0
         (root / "shapes.txt").write_text("24x40\n32x32\n40x24\n")
-        for name in ENCODED:
+        for name in ENCODED.keys() & {*names}:
             encode_here(root / "images", root / name, **_options(root, name))
         table = root / "captions.csv"
         keys = [f"000000{number:06d}" for number in range(4)]
         table.write_text("key,caption\n" + "".join(f"{key},of {key}\n" for key in keys))
-        encode_here(root / "images", root / "captioned", resolution=32, captions=str(table))
-        _import(root)
-        _remove(root)
-        wdsprep.select(root / "images", root / "selected", count=4)
+        if "captioned" in names:
+            encode_here(root / "images", root / "captioned", resolution=32, captions=str(table))
+        if "imported" in names:
+            _import(root)
+        if "removed-from" in names:
+            _remove(root)
+        if "selected" in names:
+            wdsprep.select(root / "images", root / "selected", count=4)
     return root
 
 

@@ -224,17 +224,20 @@ def _check_layout(settings: Mapping[str, Any]) -> None:
 
 def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
     """Channels that a shift and a scale are for, where there are lists of these."""
+    patch = settings.get("patch", 1)
+    lists = [name for name in ("scale", "shift") if isinstance(settings.get(name), list)]
+    is_moments = settings.get("latents") == "moments"
+    if not (lists or is_moments or patch > 1 or "shapes" in settings):
+        return
     if field.is_variable or len(field.shape) != 3:
         raise FormatError(f"{field.name} of {field}, which are no latents")
     channels, high, wide = field.shape
-    patch = settings.get("patch", 1)
-    if settings.get("latents") == "moments":
+    if is_moments:
         if channels % 2 or high % patch or wide % patch:
             raise FormatError(f"{field.name} of {field}, which are no mean and log-variance")
         channels = channels // 2 * patch**2
     elif channels % patch**2:
         raise FormatError(f"{field.name} of {field}, which have no patches of {patch}")
-    for name in ("scale", "shift"):
-        given = settings.get(name, 1.0)
-        if isinstance(given, list) and len(given) != channels:
-            raise FormatError(f"a {name} for {len(given)} channels, of {channels}")
+    for name in lists:
+        if len(settings[name]) != channels:
+            raise FormatError(f"a {name} for {len(settings[name])} channels, of {channels}")

@@ -1,0 +1,207 @@
+"""Whatever the small files of a dataset say, a command says one line about them, in its time."""
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+import wdsprep
+from tests.kit.damaged import check
+from tests.kit.format_commands import at_most, fuzz, make_datasets, said_by
+from tests.kit.packs import manifest_of
+from tests.kit.sealed_files import resealed
+from wdsprep.encoding.lookup import TABLE, OpenLookup
+from wdsprep.errors import FingerprintError, FormatError
+from wdsprep.store import open_store
+
+QUICK_SEEDS = range(12)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_datasets(tmp_path_factory.mktemp("sound"), ("latents", "removed-from"))
+
+
+@pytest.fixture
+def own(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Path(shutil.copytree(sound, tmp_path / "own"))
+
+
+@pytest.mark.parametrize("seed", QUICK_SEEDS)
+def test_no_command_meets_a_bug_of_ours(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert fuzz(sound, tmp_path / "root", Random(seed), most=4) == []
+
+
+# --- what a receipt claims is held against what is there
+
+
+def _claim(images: Path, inputs: int, rejects: dict[str, int], **settings: Any) -> None:
+    def change(body: dict[str, Any]) -> None:
+        body["settings"] |= settings
+        for said in body.get("units", [body]):
+            if said["unit"] == "000000":
+                said |= {"inputs": inputs, "rejects": rejects}
+
+    for path in (images / "wdsprep.json", *images.glob("receipts/*.json")):
+        path.write_bytes(resealed(path.read_bytes(), change))
+
+
+@pytest.mark.parametrize("inputs", [10**18, (1 << 31) - 1])
+def test_inputs_that_are_not_there_cost_no_time(own: Path, inputs: int) -> None:
+    _claim(own / "images", inputs, {"vanished": inputs - 4})
+    with at_most(20):
+        found = check(own / "images").findings
+        assert any(finding.unit == "000000" for finding in found)
+        assert not wdsprep.repair(own / "images", yes=True, workers=1).beyond
+
+
+def test_rejects_of_so_many_inputs_are_not_made_again_one_by_one(own: Path) -> None:
+    _claim(own / "images", (1 << 31) - 1, {"vanished": (1 << 31) - 5}, source="urls")
+    (own / "images/rejects/000000.jsonl").unlink()
+    with at_most(20):
+        repair = wdsprep.repair(own / "images", yes=True, workers=1)
+    assert (list(repair.units), list(repair.mended)) == (["000000"], [])
+
+
+# --- lookups
+
+
+DOCTORED = {
+    "a view without end": "create view captions as with recursive n(x) as (values(1) union all "
+    "select x + 1 from n) select x as name, 'a' as caption, x as number from n",
+    "a table of other columns": "create table captions (name text primary key, caption text)",
+    "a generated column": "create table captions (name text primary key, caption text as (name), "
+    "number integer)",
+    "a table beside it": "create table other (x)",
+}
+
+
+@pytest.mark.parametrize("sql", DOCTORED.values(), ids=DOCTORED.keys())
+def test_a_doctored_lookup_is_damage(tmp_path: Path, sql: str) -> None:
+    path = tmp_path / "a.sqlite"
+    if "other" in sql:
+        _lookup(path)
+    with sqlite3.connect(path) as file:
+        file.execute(sql)
+    file.close()
+    with at_most(10), pytest.raises(FormatError, match=r"a\.sqlite is damaged .*: delete it"):
+        OpenLookup(path)
+
+
+@pytest.mark.parametrize("row", [(b"x", 1), (None, 1), ("a", "b"), ("a", -1), ("a", 1 << 40)])
+def test_a_row_of_another_kind_is_damage(tmp_path: Path, row: tuple[Any, Any]) -> None:
+    _lookup(tmp_path / "a.sqlite", ("name", *row), ("sound", "caption", 0))
+    opened = OpenLookup(tmp_path / "a.sqlite")
+    assert opened.find("sound") == ("caption", 0)
+    with pytest.raises(FormatError, match="a row of it has no caption and number"):
+        opened.find("name")
+    opened.close()
+
+
+def _lookup(path: Path, *rows: tuple[Any, ...]) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute(TABLE)
+        file.executemany("insert into captions values (?, ?, ?)", rows)
+    file.close()
+
+
+def test_a_doctored_lookup_ends_an_encode_with_a_line(own: Path) -> None:
+    table = own / "captions.csv"
+    out = own / "out"
+    words = ["encode", str(own / "images"), str(out), "--resolution", "32", "--captions"]
+    words += [str(table), "--model", "tiny", "--device", "cpu", "--workers", "1", "--limit"]
+    assert "wdsprep:" not in said_by(*words, "2")
+    (path,) = out.glob("captions/*.sqlite")
+    before = blake3(path.read_bytes()).hexdigest()
+    size = path.stat().st_size
+    path.unlink()
+    with sqlite3.connect(path) as file:
+        file.execute(DOCTORED["a view without end"])
+    file.close()
+    said = (out / "captions/table.json").read_text()
+    said = said.replace(before, blake3(path.read_bytes()).hexdigest())
+    said = said.replace(f'"nbytes": {size}', f'"nbytes": {path.stat().st_size}')
+    (out / "captions/table.json").write_text(said)
+    told = said_by(*words, "6")
+    assert "holds something else than captions" in told
+    assert "a bug" not in told
+
+
+# --- states
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(b"\x1b" * 1_000_000, "x" * 1_000_000, None, 5, [], object(), {b"step": 1}, {1: 2}),
+        *({"step": 1}, {"version": 1}, {"version": 10**5000, "step": 0}),
+    ],
+    ids=lambda state: f"{type(state).__name__}",
+)
+def test_what_is_no_state_is_refused_in_a_line(sound: Path, state: Any) -> None:
+    loader = wdsprep.load(sound / "latents", global_batch=2)
+    with pytest.raises(FormatError) as refused:
+        loader.load_state_dict(state)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"row": value} for value in (5, "x", [1], [1, 2, 3], ["a", 1], [-1, 1], [10**30, 1])),
+        *({"worker": value} for value in (5, "abc", [1], [0, 1, "x"], [0, 0, 5], b"abc")),
+        *({"version": value} for value in (True, "2", 99)),
+        *({"step": value} for value in (True, -1, "5", 1.0, 10**30)),
+        *({"seed": value} for value in ("x" * 10**6, b"x" * 10**6, object(), 10**5000, [[]] * 99)),
+        {f"other {number}": "\x1b" * 1000 for number in range(10_000)},
+        {"x" * 1_000_000: 1},
+    ],
+    ids=lambda changed: next(iter(changed))[:10],
+)
+def test_a_state_of_another_kind_is_refused_in_few_words(
+    sound: Path, changed: dict[str, Any]
+) -> None:
+    loader = wdsprep.load(sound / "latents", global_batch=2)
+    with pytest.raises((FormatError, FingerprintError)) as refused:
+        loader.load_state_dict(loader.state_dict() | changed)
+    assert len(str(refused.value)) < 12_000
+    assert loader.step == 0
+
+
+# --- next steps
+
+
+def test_each_command_says_what_mends_a_missing_shard(own: Path) -> None:
+    images, out = own / "images", str(own / "out")
+    (images / manifest_of(images).shards[0].name).unlink()
+    sources = own / "sources.txt"
+    sources.write_text("no such source\n")
+    for words in (
+        ("remove", str(images), "--sources", str(sources), "--yes"),
+        ("select", str(images), out, "--count", "8", "--workers", "1"),
+        ("export", str(images), out, "--to", "wids", "--workers", "1"),
+        ("duplicates", str(images), "--workers", "1"),
+    ):
+        told = said_by(*words)
+        assert "a bug" not in told
+        assert f'run "wdsprep repair {images}", then the same command again' in told, words
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def test_samples_go_out_of_a_folder_whose_name_is_no_utf8(sound: Path, tmp_path: Path) -> None:
+    root = tmp_path / os.fsdecode(b"\xff")
+    for name in ("images", "latents"):
+        shutil.copytree(sound / name, root / name)
+    removal = wdsprep.remove(root / "images", root / "latents", keys=["000000000000"], yes=True)
+    assert [place.samples for place in removal.places] == [1, 1]
+    assert not wdsprep.verify(root / "images", root / "latents", workers=1).findings
+    assert open_store(str(root / "latents")).read("removed")
