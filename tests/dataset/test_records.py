@@ -83,7 +83,7 @@ def test_a_value_of_another_kind_is_named(changed: dict[str, Any], said: str) ->
     ],
 )
 def test_what_is_no_object_of_json_is_refused(data: bytes) -> None:
-    with pytest.raises(FormatError, match="^the file is damaged: .{1,200}$"):
+    with pytest.raises(FormatError, match=r"^the file is damaged: .{1,200}$"):
         read_record(dict[str, Any], data, "the file")
 
 
@@ -145,7 +145,7 @@ def test_a_sealed_receipt_and_manifest_of_what_cannot_be_are_refused(
     changed: dict[str, Any],
 ) -> None:
     data = resealed(receipt().to_bytes(), lambda body: body.update(changed))
-    with pytest.raises(FormatError, match="^the file is damaged: .{1,300}$"):
+    with pytest.raises(FormatError, match=r"^the file is damaged: .{1,300}$"):
         Receipt.from_bytes(data, "the file")
     written = Manifest(dataset="images", settings=SETTINGS, receipts=(receipt(),)).to_bytes()
     data = resealed(written, lambda body: body["units"][0].update(changed))
@@ -197,7 +197,7 @@ LATENTS = {**FORM, "layout": LAYOUT, "resolution": 64, "latents": "sample", "tex
 def test_settings_that_cannot_be_are_refused(dataset: str, changed: dict[str, Any]) -> None:
     sound: dict[str, Any] = SETTINGS if dataset == "images" else LATENTS
     checked_settings(dataset, sound | {"newer": {}}, "the file")
-    with pytest.raises(FormatError, match="^the file is damaged: "):
+    with pytest.raises(FormatError, match=r"^the file is damaged: "):
         checked_settings(dataset, sound | changed, "the file")
 
 

@@ -99,7 +99,7 @@ def commands_of(root: Path, name: str) -> Iterator[tuple[str, ...]]:
     yield "inspect", place, "--json"
     yield "inspect", place, "000000000000"
     yield "verify", place, "--workers", "1"
-    yield "report", place, "-o", f"{root}/report.html"
+    yield "report", place, "-o", f"{root}/report.html", "--model", "none"
     yield "card", place
     yield "export", place, out, "--to", "wids" if is_of_images else "parquet", "--workers", "1"
     yield "select", place, out, "--where", "width >= 40", "--workers", "1"

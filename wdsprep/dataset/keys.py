@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from wdsprep.dataset.ahead import read_each
+        with naming_repair(store):
+            return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.tar import BLOCK, END
 from wdsprep.dataset.tar.index import decode_index
@@ -57,7 +58,8 @@ def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
     if store.root is None:
         yield lambda offset: key_in(store.read(tar, start=offset, nbytes=BLOCK), offset)
         return
-    store.read(tar, nbytes=0)  # says it if there is none
+    with naming_repair(store):
+        store.read(tar, nbytes=0)  # says it if there is none
     with (store.root / tar).open("rb", buffering=0) as file:
         yield lambda offset: key_in(os.pread(file.fileno(), BLOCK, offset), offset)
 
@@ -65,4 +67,5 @@ def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
 def keys_at(store: Store, tar: str, offsets: Iterable[int], *, at_once: bool = True) -> list[str]:
     """Of the samples that begin there; over a network many are asked for `at_once`."""
     with key_reader(store, tar) as key_at:
-        return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)
+        with naming_repair(store):
+            return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)

@@ -213,13 +213,13 @@ def _check_layout(settings: Mapping[str, Any]) -> None:
         raise FormatError("a layout of no arrays, or with one twice")
     if shapes_of(settings) and is_of_text(fields):
         raise FormatError("shapes, and no latents")
+    for field in fields:
+        if field.name in (LATENT, FLIPPED):
+            _check_latents(field, settings)
     in_shapes = fields_by_shape(settings) if LATENT in names else {}
     for field in (*fields, *(each for some in in_shapes.values() for each in some)):
         if prod(field.shape) * DTYPES[field.dtype] > MAX_ARRAY_NBYTES:
             raise FormatError(f"{field.name} of {field}, which is too large for a sample")
-    for field in fields:
-        if field.name in (LATENT, FLIPPED):
-            _check_latents(field, settings)
 
 
 def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:

@@ -292,11 +292,9 @@ def _mapping(check_name: Check, check_value: Check) -> Check:
 
 
 def _fields_of(kind: Any) -> list[Check]:
-    if isinstance(kind, Fields):
-        hints, needed = kind.kinds, kind.kinds.keys()
-    else:
-        hints = get_type_hints(kind, include_extras=True)
-        needed = _needed(kind, hints)
+    is_own = isinstance(kind, Fields)
+    hints = kind.kinds if is_own else get_type_hints(kind, include_extras=True)
+    needed = hints.keys() if is_own else _needed(kind, hints)
     return [_field(name, check_of(hint), is_needed=name in needed) for name, hint in hints.items()]
 
 
@@ -309,8 +307,8 @@ def _needed(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
             for field, defaults in zip(fields(kind), both, strict=True)
             if defaults == (MISSING, MISSING)
         }
-    if hasattr(kind, "_field_defaults"):
-        return hints.keys() - kind._field_defaults
+    if issubclass(kind, tuple):
+        return hints.keys()
     needed: frozenset[str] = kind.__required_keys__
     return needed
 

@@ -155,7 +155,7 @@ def _grouped(at: Any, what: str, *, wanted: frozenset[str] | None) -> Iterator[_
         if wanted is None or name in wanted:
             found = one.members[name] = at(data, nbytes)
             if len(found) < nbytes:
-                raise TarError(f"{what} is truncated at {path}: {_verify(what)}")
+                raise TarError(f"{what} is truncated at {path}")
     if one is not None:
         yield one
 
