@@ -11,7 +11,7 @@ from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.known import checked_settings
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.records import Count, Name, Rule, Text, check_record, read_record
+from wdsprep.dataset.records import Count, Name, Text, ValueRule, check_record, read_record
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed import Marks, Removed
 from wdsprep.errors import FormatError
@@ -90,7 +90,7 @@ def test_what_is_no_object_of_json_is_refused(data: bytes) -> None:
 def test_a_value_is_shown_in_few_characters() -> None:
     for value in ("\x1b" * 1_000_000, [[0] * 1000] * 1000, 10**4000, {"a": "b" * 10**6}):
         with pytest.raises(FormatError) as refused:
-            check_record(Annotated[str, Rule("short", lambda v: not v)], value, "the file")
+            check_record(Annotated[str, ValueRule("short", lambda v: not v)], value, "the file")
         assert len(str(refused.value)) < 400
 
 

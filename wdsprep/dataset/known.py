@@ -16,8 +16,8 @@ from wdsprep.dataset.records import (
     Hex,
     Length,
     Nbytes,
-    Rule,
     Text,
+    ValueRule,
     Whole,
     between,
     check_record,
@@ -34,7 +34,7 @@ def _count_edges(names: Any) -> bool:
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 
 
-CountName = Annotated[Text, Rule("the name of a count", _count_edges)]
+CountName = Annotated[Text, ValueRule("the name of a count", _count_edges)]
 Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
 
 
@@ -52,7 +52,7 @@ class Form(TypedDict, total=False):
 
 
 class _ImageNeeds(Form):
-    buckets: Annotated[list[Length], Rule("rising sizes", _rises)]
+    buckets: Annotated[list[Length], ValueRule("rising sizes", _rises)]
 
 
 class ImageSettings(_ImageNeeds, total=False):
@@ -82,7 +82,7 @@ class ImageSettings(_ImageNeeds, total=False):
     verify_hash: Text
     count: Whole | None
     keys: Text
-    of: Text
+    of: list[Text] | Text
     part: Text
     prefix: bool
     seed: Whole
@@ -129,7 +129,7 @@ class LatentSettings(_LatentNeeds, total=False):
     pipeline: Text
     scale: float | list[float]
     seed: Whole
-    shapes: Annotated[list[tuple[Length, Length]], Rule("different shapes", _differ)]
+    shapes: Annotated[list[tuple[Length, Length]], ValueRule("different shapes", _differ)]
     shift: float | list[float]
     source: Text
     template: Text
@@ -137,7 +137,7 @@ class LatentSettings(_LatentNeeds, total=False):
     weights: Text
 
 
-class Trial(TypedDict, total=False):
+class TrialFacts(TypedDict, total=False):
     busy: float
     device: Text
     each: float
@@ -151,7 +151,7 @@ class Extra(TypedDict, total=False):
     limit: Nbytes
     model: str
     selection: Text
-    trial: Trial
+    trial: TrialFacts
 
 
 class ReceiptHead(TypedDict):
@@ -162,10 +162,10 @@ class ReceiptHead(TypedDict):
 class ManifestHead(ReceiptHead):
     complete: bool
     extra: Extra
-    generations: Annotated[list[Nbytes], Rule("rising numbers of units", _rises)]
+    generations: Annotated[list[Nbytes], ValueRule("rising numbers of units", _rises)]
 
 
-class Said(dict[str, Any]):
+class Stated(dict[str, Any]):
     """Settings, or what a run says beside them, as a file has them. Which of them there are
     depends on the dataset: one that somebody asks for and the file lacks is damage to it."""
 
@@ -177,13 +177,13 @@ class Said(dict[str, Any]):
         raise FormatError(f"{self.what} is damaged: it says no {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Said, (dict(self), self.what)
+        return Stated, (dict(self), self.what)
 
 
-def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Said:
+def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:
     """Settings, refused where no dataset of this kind can have them, by the file that says them."""
     check_record(_SETTINGS[dataset], {"settings": found}, what)
-    settings = Said(found, what)
+    settings = Stated(found, what)
     try:
         DigestKind.of(settings)
         if dataset == "latents":

@@ -17,7 +17,7 @@ from typing import Any
 from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.counts import count_up
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import ManifestHead, Said, checked_settings
+from wdsprep.dataset.known import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import (
     CONTENT,
@@ -133,7 +133,7 @@ class Manifest:
             receipts=Receipts(dataset, settings, lines, what, rebuild_hint(what)),
             generations=tuple(body["generations"]),
             complete=body["complete"],
-            extra=Said(body["extra"], what),
+            extra=Stated(body["extra"], what),
         )
 
 

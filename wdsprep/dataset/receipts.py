@@ -20,8 +20,8 @@ from wdsprep.dataset.records import (
     Hex,
     Name,
     Nbytes,
-    Rule,
     Text,
+    ValueRule,
     WrongValueError,
     check_record,
     check_values,
@@ -155,11 +155,11 @@ def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
     """What a receipt says beside its dataset and settings, as `records` checks it."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard[digest.value] = shard.pop("digest")
-    holds_samples = Rule("a shard that is large enough for its samples", _are_large_enough)
+    holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
     kinds = get_type_hints(Receipt, include_extras=True)
     shards: Any = list[Fields(shard, (holds_samples,))]  # type: ignore[misc]
     kinds |= {"unit": UNITS[dataset], "shards": shards}
-    rules = (Rule("a unit whose shards have its name", partial(_have_names, dataset)),)
+    rules = (ValueRule("a unit whose shards have its name", partial(_have_names, dataset)),)
     return Fields({name: kinds[name] for name in FIELDS}, rules)
 
 

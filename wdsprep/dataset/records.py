@@ -2,7 +2,7 @@
 
 A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
 that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
-tuple or a TypedDict, lists and mappings of kinds, and `Annotated` ones with a `Rule`. All that
+tuple or a TypedDict, lists and mappings of kinds, and `Annotated` ones with a `ValueRule`. All that
 comes after may rely on it. Fields that a kind does not have are let be: a newer version may have
 them.
 
@@ -36,7 +36,7 @@ class Fields:
     """A kind of object that has these fields, each of its kind, and is by some rules."""
 
     kinds: Mapping[str, Any]
-    rules: tuple["Rule", ...] = ()
+    rules: tuple["ValueRule", ...] = ()
 
 
 class WrongValueError(Exception):
@@ -53,7 +53,7 @@ class WrongValueError(Exception):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rule:
+class ValueRule:
     """What values of a kind must be beside that; `holds` tells it of many at once."""
 
     wanted: str
@@ -64,11 +64,13 @@ class Rule:
             _refuse(values, lambda value: self.holds([value]), self.wanted)
 
 
-def between(least: int, end: int, wanted: str) -> Rule:
-    return Rule(wanted, lambda values: not values or (min(values) >= least and max(values) < end))
+def between(least: int, end: int, wanted: str) -> ValueRule:
+    return ValueRule(
+        wanted, lambda values: not values or (min(values) >= least and max(values) < end)
+    )
 
 
-def matching(pattern: str, wanted: str) -> Rule:
+def matching(pattern: str, wanted: str) -> ValueRule:
     """The pattern matches no zero character, so that many texts can be matched at once."""
     match = re.compile(rf"(?:(?:{pattern})\0)*").fullmatch
 
@@ -76,7 +78,7 @@ def matching(pattern: str, wanted: str) -> Rule:
         joined = "\0".join(values) + "\0" if values else ""
         return match(joined) is not None and joined.count("\0") == len(values)
 
-    return Rule(wanted, holds)
+    return ValueRule(wanted, holds)
 
 
 def _are_hex(values: Values) -> bool:
@@ -100,15 +102,15 @@ def _are_names(values: Values) -> bool:
     return is_inside and joined.count("\0") == max(0, len(values) - 1)
 
 
-TEXT = Rule("a text in UTF-8", _is_text)
+TEXT = ValueRule("a text in UTF-8", _is_text)
 Text = Annotated[str, TEXT]
-Name = Annotated[Text, Rule("a name in a dataset", _are_names)]
+Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
 Count = Annotated[int, between(0, FEW, "a count")]
 """Of samples: rows have 32 bits for the number of one."""
 Length = Annotated[int, between(1, FEW, "a length")]
 Nbytes = Annotated[int, between(0, 1 << 53, "a number of bytes")]
 Whole = Annotated[int, between(-1 << 63, 1 << 63, "a whole number of 64 bits")]
-Hex = Annotated[str, Rule("a digest", _are_hex)]
+Hex = Annotated[str, ValueRule("a digest", _are_hex)]
 
 
 def decode_json(data: bytes) -> Any:
@@ -180,7 +182,9 @@ def check_of(kind: Any) -> Check:
     if origin is Annotated:
         return _all_of([check_of(parts[0]), *parts[1:]])
     if origin is Literal:
-        return Rule(f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts))
+        return ValueRule(
+            f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts)
+        )
     if origin in (Union, UnionType):
         return functools.partial(_check_any, [check_of(part) for part in parts])
     if origin is tuple and parts[-1] is not Ellipsis:
@@ -226,7 +230,9 @@ def _of_types(types: tuple[type, ...], wanted: str) -> Check:
 
 
 _check_numbers = _of_types((int, float), "a number")
-_is_finite = Rule("a number", lambda values: all(-LARGEST < value < LARGEST for value in values))
+_is_finite = ValueRule(
+    "a number", lambda values: all(-LARGEST < value < LARGEST for value in values)
+)
 
 
 def _check_reals(values: Values) -> None:
@@ -268,7 +274,7 @@ def _list(check: Check) -> Check:
 
 def _fixed(checks: tuple[Check, ...]) -> Check:
     count = len(checks)
-    has_all = Rule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
+    has_all = ValueRule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
 
     def check(values: Values) -> None:
         has_all(values)
