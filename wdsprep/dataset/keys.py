@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-        with naming_repair(store):
-            return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)
+from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.tar import BLOCK, END
 from wdsprep.dataset.tar.index import decode_index
@@ -66,6 +66,5 @@ def key_reader(store: Store, tar: str) -> Iterator[Callable[[int], str]]:
 
 def keys_at(store: Store, tar: str, offsets: Iterable[int], *, at_once: bool = True) -> list[str]:
     """Of the samples that begin there; over a network many are asked for `at_once`."""
-    with key_reader(store, tar) as key_at:
-        with naming_repair(store):
-            return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)
+    with key_reader(store, tar) as key_at, naming_repair(store):
+        return read_each(key_at, offsets, 1 if store.root or not at_once else store.readers)
