@@ -72,9 +72,7 @@ class Receipt:
     unit: Name
     generation: Nbytes
     settings: Settings
-    input: Annotated[
-        str, matching("[0-9a-f]*(?::[0-9]{1,9})?", "a digest, and a number of samples")
-    ]
+    input: Annotated[str, matching(r"[^\0:]*(?::[0-9]{1,9})?", "a digest, and a number of samples")]
     inputs: Count
     shards: tuple[Shard, ...]
     rejects: Mapping[Text, Count]
