@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.kit.packs import tar_bytes
 from wdsprep.cli import cli, main
-from wdsprep.cli.command import Command, Option
+from wdsprep.cli.command import Command, HeadedOption
 from wdsprep.cli.pack import next_command
 from wdsprep.encoding import MODELS
 from wdsprep.version import __version__
@@ -81,8 +81,8 @@ def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
     command = cli.commands[name]
     assert isinstance(command, Command)
     for param in command.params:
-        if isinstance(param, Option):
-            assert param.heading != Option.heading, param.name
+        if isinstance(param, HeadedOption):
+            assert param.heading != HeadedOption.heading, param.name
             assert re.fullmatch(r"[A-Z].* .*\.", param.help or ""), param.name
         else:
             assert isinstance(param, click.Argument), "its options are made by `option`"
@@ -243,7 +243,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "--max-side", "9"], 2, "--max-side needs --reencode"),
         (["pack", "--max-shard-size", "big"], 2, "is no size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
-        (["pack", "--no-such-option"], 2, "No such option"),
+        (["pack", "--no-such-option"], 2, "pack has no option --no-such-option"),
         (["index", "downloads"], 1, "downloads holds no .tar to index"),
         (["rebuild", "downloads"], 1, "has no receipts"),
     ],

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from wdsprep.cli.output import TERMINAL
 from wdsprep.encoding import MODELS
 from wdsprep.errors import UsageError
+from wdsprep.options import unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 DONE_WITH_DAMAGE = 3
@@ -28,7 +29,7 @@ def named(function: str) -> Callable[..., Any]:
     return found
 
 
-class Option(click.Option):
+class HeadedOption(click.Option):
     """An option that stands under a heading in the help of its command."""
 
     heading = "General"
@@ -45,7 +46,7 @@ class Option(click.Option):
         return extra
 
 
-option = partial(click.option, cls=Option)
+option = partial(click.option, cls=HeadedOption)
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]
@@ -92,7 +93,7 @@ def _check_volume(ctx: click.Context) -> None:
 
 def volume() -> list[click.Parameter]:
     """How much is said: options that stand before the command as well as after it."""
-    said = partial(Option, is_flag=True, expose_value=False)
+    said = partial(HeadedOption, is_flag=True, expose_value=False)
     return [
         said(
             ["-q", "--quiet"],
@@ -116,6 +117,16 @@ class Command(click.Command):
         super().__init__(*args, **options)
         self.examples = examples
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = [name for param in self.get_params(ctx) for name in param.opts]
+            known = [name for name in names if name.startswith("--")]
+            command = str(ctx.info_name)
+            wrong = unknown(command, error.option_name, known, getattr(self, "declared", ()))
+            raise UsageError(wrong) from None
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, helping = super().get_params(ctx)
         return [*own, *volume(), helping]
@@ -128,10 +139,10 @@ class Command(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                heading = getattr(param, "heading", Option.heading)
+                heading = getattr(param, "heading", HeadedOption.heading)
                 groups.setdefault(heading, []).append(record)
         for heading in sorted(
-            groups, key=lambda heading: heading == Option.heading
+            groups, key=lambda heading: heading == HeadedOption.heading
         ):  # that comes last
             with formatter.section(heading):
                 formatter.write_dl(groups[heading])

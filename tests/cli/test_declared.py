@@ -1,0 +1,119 @@
+"""Declared options on the command line: the same check, in the same line, as in Python."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import pytest
+
+from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.errors import UsageError
+from wdsprep.options import Options, about, taking
+from wdsprep.text import size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Options):
+    source: str = field(kw_only=False, metadata=about("The folder to cut.", is_place=True))
+    min_size: int = field(
+        default=0, metadata=about("Reject smaller images.", "Images", least=-9, usual=True)
+    )
+    mode: str = field(default="full", metadata=about("Do so.", "Images", choices=("full", "fast")))
+    max_size: int | str = field(
+        default="2GB", metadata=about("End there.", "Output", read=size, metavar="SIZE", usual=True)
+    )
+    join: tuple[str, ...] = field(default=(), metadata=about("Add this.", "Output", is_many=True))
+    overwrite: bool = field(default=False, metadata=about("Start over.", "Output"))
+
+
+@taking(Cut)
+def cut(options: Cut) -> Cut:
+    return options
+
+
+HEARD: list[Any] = []
+
+
+def command() -> DeclaredCommand:
+    return DeclaredCommand(
+        "cut",
+        callback=lambda **options: HEARD.append(options),
+        declared="tests.cli.test_declared:Cut",
+        function="tests.cli.test_declared:cut",
+        headings=("Output", "Images"),
+    )
+
+
+def given(*words: str) -> Any:
+    command().main(list(words), prog_name="cut", standalone_mode=False)
+    return HEARD.pop()
+
+
+def test_what_is_not_given_has_the_declared_default() -> None:
+    options = {"min_size": 0, "mode": "full", "max_size": "2GB", "join": (), "overwrite": False}
+    assert given("a") == {"source": "a", **options}
+
+
+def test_a_value_may_begin_with_a_dash() -> None:
+    assert given("a", "--min-size=-5")["min_size"] == -5
+    assert given("a", "--min-size", "-5")["min_size"] == -5
+
+
+def test_click_may_add_to_the_options_and_take_away_again() -> None:
+    made = command()
+    names = [param.name for param in made.params]
+    assert made.params is made.params
+    context = click.Context(made)
+    for _ in range(2):
+        assert made.get_params(context)[-1].opts == ["--help"]
+        made.get_help(context)
+    assert [param.name for param in made.params] == names
+
+
+def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    command().main(["--help"], prog_name="cut", standalone_mode=False)
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: cut [OPTIONS] SOURCE\n")
+    assert said.index("Output:") < said.index("Images:")
+    assert "--max-size SIZE  End there.  [default: 2GB]" in said
+    assert "--mode [full|fast]" in said
+    assert "--min-size N" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--min-size", "many"], {"min_size": "many"}),
+        (["--min-size", "-10"], {"min_size": -10}),
+        (["--mode", "slow"], {"mode": "slow"}),
+        (["--max-size", "2XB"], {"max_size": "2XB"}),
+        (["--overwrite=no"], {"overwrite": "no"}),
+    ],
+)
+def test_a_refusal_is_the_same_line_in_python(words: list[str], options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as on_the_line:
+        given("a", *words)
+    with pytest.raises(UsageError) as in_python:
+        cut("a", **options)
+    assert str(on_the_line.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a", "--min-sise", "1"], "cut has no option --min-sise: did you mean --min-size?"),
+        (["a", "--min-size=1", "--min_size=2"], "--min-size is given twice: give it once"),
+        (["a", "--overwrite", "--overwrite"], "--overwrite is given twice: give it once"),
+        ([], "cut needs SOURCE: the folder to cut"),
+    ],
+)
+def test_a_line_that_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
+    made = command()
+    made.context_settings["token_normalize_func"] = lambda name: name.replace("_", "-")
+    with pytest.raises(UsageError) as refused:
+        made.main(words, prog_name="cut", standalone_mode=False)
+    assert str(refused.value) == said
+
+
+def test_an_option_of_many_may_be_given_again() -> None:
+    assert given("a", "--join", "b", "--join", "c")["join"] == ("b", "c")

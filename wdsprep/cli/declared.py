@@ -1,0 +1,158 @@
+"""Declared options (`wdsprep.options`) as those of a command: how click reads and shows them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from wdsprep import options
+from wdsprep.cli.command import Command, HeadedOption, named
+from wdsprep.errors import UsageError
+from wdsprep.options import Option, options_of
+
+
+class Value(click.ParamType):  # type: ignore[type-arg]
+    """What a declared option makes of a word: what it refuses, Python refuses in the same line."""
+
+    name = "text"
+
+    def __init__(self, declared: Option) -> None:
+        self._declared = declared
+
+    def convert(self, value: Any, _param: Any, _ctx: Any) -> Any:
+        return self._declared.read_text(value) if isinstance(value, str) else value
+
+    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+        about = self._declared.about
+        words = [word for word in (*about.choices, *about.known) if word.startswith(incomplete)]
+        found = [CompletionItem(word) for word in words if word]
+        if about.known:
+            return [CompletionItem(incomplete, type="dir"), *found]
+        return [CompletionItem(incomplete, type="file")] if about.is_place else found
+
+
+def metavar_of(declared: Option) -> str:
+    """What stands for the value of an option in the help."""
+    about = declared.about
+    if about.metavar:
+        return about.metavar
+    if about.choices:
+        return f"[{'|'.join(filter(None, about.choices))}]"
+    return "N" if declared.annotation in ("int", "int | None", "float") else "TEXT"
+
+
+def option_of(declared: Option) -> click.Option:
+    """The option of a command, under its heading."""
+    about = declared.about
+    names = [about.spelling or declared.dashed, declared.name]
+    made = HeadedOption(
+        names,
+        # False in place of None would make the value of `--min-size=-5` an option of its own
+        is_flag=True if declared.is_flag else None,
+        multiple=about.is_many,
+        required=declared.is_required,
+        type=None if declared.is_flag else Value(declared),
+        metavar=None if declared.is_flag else metavar_of(declared),
+        show_default=about.usual,
+        help=about.help,
+    )
+    made.heading = about.heading
+    return made
+
+
+def argument_of(declared: Option) -> click.Argument:
+    return click.Argument(
+        [declared.name],
+        type=Value(declared),
+        required=declared.is_required,
+        metavar=declared.about.metavar or None,
+    )
+
+
+class DeclaredCommand(Command):
+    """A command that is one call of a function of the library, whose options are those that the
+    class at `declared` (as `wdsprep.packing.rules:PackOptions`) has. They are looked at when they
+    are needed: no other command imports them.
+
+    `headings` are those of the help, in their order. Options that the function does not have, such
+    as --json, stand behind its own under their heading.
+    """
+
+    _is_full = False
+
+    def __init__(
+        self, *args: Any, declared: str, function: str, headings: Sequence[str], **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.function, self.headings = function, headings
+        self._place = declared
+
+    @cached_property
+    def declared(self) -> tuple[Option, ...]:
+        return options_of(named(self._place))
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """One list, which click adds to and takes from."""
+        if not self._is_full:
+            self._is_full = True
+            self._params[:] = self._all(self._params)
+        return self._params
+
+    @params.setter
+    def params(self, own: list[click.Parameter]) -> None:
+        self._params, self._is_full = own, False
+
+    def _all(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
+        """Arguments first, then options by their headings."""
+        of_function = [
+            argument_of(each) if each.is_argument else option_of(each) for each in self.declared
+        ]
+        both = [*of_function, *own]
+        yield from (each for each in both if isinstance(each, click.Argument))
+        for heading in self.headings:
+            yield from (each for each in both if getattr(each, "heading", None) == heading)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return {each.name: each.default for each in self.declared if not each.is_required}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        given = {name: value for name, value in ctx.params.items() if value is not None}
+        ctx.params = {name: given.get(name, self.defaults.get(name)) for name in ctx.params}
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        ctx.default_map = dict(self.defaults)
+        super().format_options(ctx, formatter)
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """A parser that refuses what is given twice: click would take the last."""
+        parser = super().make_parser(ctx)
+        parse: Callable[..., tuple[Any, Any, Any]] = parser.parse_args
+
+        def parse_once(args: list[str]) -> tuple[Any, Any, Any]:
+            opts, rest, order = parse(args)
+            for param in self.params:
+                if order.count(param) > 1 and not getattr(param, "multiple", False):
+                    raise UsageError(options.given_twice(param.opts[0]))
+            return opts, rest, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = {each.dashed: each for each in self.declared if each.is_flag}
+        for word in args[: args.index("--") if "--" in args else None]:
+            name, has_value, value = word.replace("_", "-").partition("=")
+            if has_value and name in flags:
+                flags[name].read(value)  # refuses it
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            name = str(error.param.name) if error.param else ""
+            if name not in {each.name for each in self.declared}:
+                raise
+            raise UsageError(options.missing(str(ctx.info_name), name, self.declared)) from None

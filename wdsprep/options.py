@@ -1,0 +1,383 @@
+"""Options, each of which is declared once: as a field of a frozen dataclass, with what is said
+about it beside its default.
+
+    @dataclass(frozen=True, kw_only=True)
+    class PackRules(Options):
+        min_size: int = field(
+            default=0,
+            metadata=about("Reject images whose shorter side has fewer pixels.", "Images", least=0),
+        )
+
+    @taking(PackRules)
+    def pack(options: PackRules) -> Outcome: ...
+
+From it come the signature of the function, which is that of the class's constructor, for type
+checkers, editors and `help()` alike; the option of the command line and its help
+(`wdsprep.cli.declared`); its row on a page (`tools/option-tables`); and the check, which says the
+same line in Python and on the command line. Classes are put together by inheritance. A field that
+nothing is said about is an argument of the function and no option of a command.
+
+Modules with declarations are light: a command line imports them to show its help.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import lru_cache, wraps
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+
+from wdsprep.errors import UsageError
+from wdsprep.text import plural, real, whole
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+
+class OptionError(UsageError, TypeError):
+    """A call with an option that there is not, or without one that is needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What is known of an option beside its name, type and default."""
+
+    help: str
+    heading: str = ""
+    """Under which it stands in the help of a command; of an argument, none."""
+    spelling: str = ""
+    """On a command line, where that is not its name: `-o`."""
+    metavar: str = ""
+    usual: bool | str = False
+    """What help says where it is not given: its default, or these words."""
+    least: float | None = None
+    most: float | None = None
+    choices: Sequence[str] = ()
+    read: Callable[[Any], Any] | None = None
+    """Makes the value of what a user writes, and of that value itself again, or refuses it."""
+    is_place: bool = False
+    """Whether it names a file, a folder, a pattern or a URL."""
+    is_many: bool = False
+    """Whether it may be given several times."""
+    known: Sequence[str] = ()
+    """Words that it may be beside others, which a shell completes."""
+    also: Sequence[str] = ()
+    """What others call it."""
+    page: str = ""
+    """What its row on a page says in place of the help, in Markdown."""
+    example: str = ""
+    """How its row shows it, where the default is no good example."""
+
+
+def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
+    """The metadata of a field that is an option; `more` are the fields of `About`."""
+    return {"about": About(help=help, heading=heading, **more)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A declared option."""
+
+    name: str
+    annotation: str
+    default: Any
+    is_argument: bool
+    is_command: bool
+    about: About
+
+    @property
+    def dashed(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def spelled(self) -> str:
+        """As messages and a command line name it; `load`, which is no command, as Python does."""
+        if not self.is_command:
+            return self.name
+        return self.name.upper() if self.is_argument else self.about.spelling or self.dashed
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def is_flag(self) -> bool:
+        return self.annotation == "bool"
+
+    def read(self, given: Any) -> Any:
+        """The value of what is given, or a refusal that names the option."""
+        if given is None and ("None" in self.annotation or self.default is None):
+            return None
+        if self.about.is_many:
+            return tuple(map(self._read, _listed(self.spelled, given)))
+        return self._read(given)
+
+    def _read(self, given: Any) -> Any:
+        if self.about.read is not None:
+            try:
+                value = self.about.read(given)
+            except UsageError as error:
+                said = str(error)
+                raise UsageError(
+                    said if self.spelled in said else f"{self.spelled} {said}"
+                ) from None
+        else:
+            value = KINDS.get(self.annotation, _anything)(self.spelled, given)
+        self._check(value)
+        return value
+
+    def _check(self, value: Any) -> None:
+        about = self.about
+        if about.choices and value not in (*about.choices, "" if self.default == "" else None):
+            raise UsageError(
+                f"{self.spelled} {value!r}: give one of {', '.join(filter(None, about.choices))}"
+            )
+        if about.least is not None and not value >= about.least:
+            raise UsageError(f"{self.spelled} {value}: give {about.least:g} or more")
+        if about.most is not None and not value <= about.most:
+            raise UsageError(f"{self.spelled} {value}: give {about.most:g} or less")
+
+    def read_text(self, text: str) -> Any:
+        """The same of a word of a command line."""
+        number = {"int": int, "int | None": int, "float": float}.get(self.annotation)
+        if number is None or self.about.read is not None:
+            return self._read(text)
+        try:
+            value = number(text)
+        except ValueError:
+            return self._read(text)
+        return self._read(value)
+
+
+def _listed(name: str, given: Any) -> Sequence[Any]:
+    if isinstance(given, str | os.PathLike):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{name} {given!r}: give a list")
+    return list(given)
+
+
+def _flag(name: str, given: Any) -> bool:
+    if isinstance(given, int | float) and given in (0, 1):
+        return bool(given)
+    if type(given).__name__ in ("bool", "bool_"):  # NumPy's
+        return bool(given)
+    raise UsageError(f"{name} {given!r}: give True or False; on the command line it takes no value")
+
+
+def _text(name: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{name} {given!r}: give a text")
+    return given
+
+
+def _place(name: str, given: Any) -> Any:
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{name} {given!r}: give a path or a URL")
+    return given
+
+
+def _anything(_name: str, given: Any) -> Any:
+    return given
+
+
+KINDS: Mapping[str, Callable[[str, Any], Any]] = {
+    "int": whole,
+    "int | None": whole,
+    "float": real,
+    "bool": _flag,
+    "str": _text,
+    "str | None": _text,
+    "str | os.PathLike[str]": _place,
+}
+"""How values are checked of which only the type says what they may be."""
+
+
+class Options:
+    """What a call is given; classes of options inherit from it, each a dataclass."""
+
+    is_command: ClassVar[bool] = True
+    """Whether a command has these options too."""
+
+    def __post_init__(self) -> None:
+        for option in options_of(type(self)):
+            object.__setattr__(self, option.name, option.read(getattr(self, option.name)))
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse what does not go together."""
+
+    def part(self, options: type[OptionsT]) -> OptionsT:
+        """Those that a class which this one inherits from declares."""
+        found = cast("Any", options)
+        return cast("OptionsT", found(**{f.name: getattr(self, f.name) for f in fields(found)}))
+
+
+def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
+    """The options of a class, in their order."""
+    return _options_of(declared)
+
+
+@lru_cache(None)
+def _options_of(declared: Any) -> tuple[Option, ...]:
+    return tuple(_option(declared, each) for each in fields(declared) if "about" in each.metadata)
+
+
+def _option(declared: type, field: "Field[Any]") -> Option:
+    annotation = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+    return Option(
+        name=field.name,
+        annotation=annotation.strip("\"'"),
+        default=field.default,
+        is_argument=not field.kw_only,
+        is_command=getattr(declared, "is_command", True),
+        about=field.metadata["about"],
+    )
+
+
+def only_one(what: str, **given: Any) -> None:
+    """Refuse two options of which each leaves the other without a sense."""
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]}: {what}: give one of them")
+
+
+def suggestion(wrong: str, names: Iterable[str]) -> str:
+    """What somebody may have meant by a name that there is not."""
+    import difflib
+
+    near = difflib.get_close_matches(wrong, list(names), 1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def unknown(function: str, wrong: str, names: Sequence[str], options: Sequence[Option]) -> str:
+    """Why a call, or a command line, has not the option `wrong`."""
+    plain = wrong.lstrip("-").replace("-", "_")
+    for option in options:
+        if plain in option.about.also:
+            what = option.about.help.rstrip(".")
+            own = option.spelled if wrong.startswith("-") else option.name
+            what = f"it is {own}, {what[0].lower()}{what[1:]}"
+            return f"{function} has no option {wrong}: {what}"
+    return f"{function} has no option {wrong}{suggestion(wrong, names)}"
+
+
+def check_call(
+    function: str,
+    signature: inspect.Signature,
+    options: Sequence[Option],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse a call whose arguments are not those of the signature, in words for a user."""
+    known = signature.parameters
+    if wrong := [name for name in kwargs if name not in known]:
+        raise OptionError(unknown(f"{function}()", wrong[0], list(known), options))
+    by_place = [p.name for p in known.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        first = f"{function}() takes {plural(len(by_place), 'argument')} without a name"
+        raise OptionError(f"{first} ({', '.join(by_place)}): give {args[len(by_place)]!r} a name")
+    if twice := [name for name in by_place[: len(args)] if name in kwargs]:
+        raise OptionError(given_twice(twice[0].upper()))
+    for parameter in known.values():
+        is_needed = parameter.default is parameter.empty and parameter is not DATASETS
+        if is_needed and parameter.name not in (*kwargs, *by_place[: len(args)]):
+            raise OptionError(missing(f"{function}()", parameter.name, options))
+
+
+def given_twice(name: str) -> str:
+    return f"{name} is given twice: give it once"
+
+
+def missing(function: str, name: str, options: Sequence[Option]) -> str:
+    """What a call, or a command line, has to be given."""
+    (own,) = [option for option in options if option.name == name]
+    what = own.about.help.rstrip(".")
+    return f"{function} needs {own.spelled}: {what[0].lower()}{what[1:]}"
+
+
+def taking(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Give a function of a class's values the signature of the class's constructor."""
+
+    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
+        signature = inspect.signature(options)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_call(function.__name__, signature, options_of(options), args, kwargs)
+            return function(options(*args, **kwargs))
+
+        return cast("Callable[P, R]", _signed(call, function, signature))
+
+    return decorate
+
+
+Place: TypeAlias = "str | os.PathLike[str]"
+R_co = TypeVar("R_co", covariant=True)
+
+
+class OfDatasets(Protocol[P, R_co]):
+    """A function of any number of datasets, and of options by name."""
+
+    @overload
+    def __call__(self, a: Place, /, *args: P.args, **options: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, a: Place, b: Place, /, *args: P.args, **options: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(
+        self, a: Place, b: Place, c: Place, /, *args: P.args, **options: P.kwargs
+    ) -> R_co: ...
+    @overload
+    def __call__(
+        self, a: Place, b: Place, c: Place, d: Place, /, *args: P.args, **options: P.kwargs
+    ) -> R_co: ...
+
+
+DATASETS = inspect.Parameter(
+    "datasets", inspect.Parameter.VAR_POSITIONAL, annotation="str | os.PathLike[str]"
+)
+
+
+def taking_datasets(
+    options: Callable[P, T],
+) -> Callable[[Callable[[Sequence[Place], T], R]], OfDatasets[P, R]]:
+    """Give a function of places and of a class's values a signature of `*datasets` and keywords.
+
+    Type checkers see up to four places that are written out, and any number behind a `*`.
+    """
+
+    def decorate(function: Callable[[Sequence[Place], T], R]) -> OfDatasets[P, R]:
+        own = inspect.signature(options)
+        signature = own.replace(parameters=[DATASETS, *own.parameters.values()])
+
+        @wraps(function)
+        def call(*datasets: Place, **kwargs: Any) -> R:
+            check_call(function.__name__, signature, options_of(options), (), kwargs)
+            given = [_place(DATASETS.name.upper(), each) for each in datasets]
+            return function(given, cast("Callable[..., T]", options)(**kwargs))
+
+        return cast("OfDatasets[P, R]", _signed(call, function, signature))
+
+    return decorate
+
+
+def _signed(call: Any, function: Callable[..., Any], signature: inspect.Signature) -> Any:
+    result = inspect.signature(function).return_annotation
+    call.__signature__ = signature.replace(return_annotation=result)
+    return call
+
+
+def suggesting(declared: type[T]) -> type[T]:
+    """Let the constructor of a class of options refuse unknown ones as a function does."""
+    construct: Callable[..., None] = declared.__init__
+    signature = inspect.signature(declared)
+
+    @wraps(construct)
+    def init(self: T, *args: Any, **kwargs: Any) -> None:
+        check_call(declared.__name__, signature, options_of(declared), args, kwargs)
+        construct(self, *args, **kwargs)
+
+    cast("Any", declared).__init__ = init
+    return declared
