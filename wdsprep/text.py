@@ -67,7 +67,7 @@ def size(given: Any) -> int:
 
 def auto(given: Any) -> int:
     """A number from 1 on, or `auto`, which is 0."""
-    if given in (0, "auto"):
+    if given in (0, "0", "auto"):
         return 0
     if not str(given).isdecimal() or not int(given):
         raise UsageError(f"{given!r}: give auto, or a number from 1 on")

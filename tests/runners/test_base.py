@@ -10,6 +10,7 @@ from wdsprep.errors import UsageError
 from wdsprep.runners.base import (
     THIS_RAY,
     CrewOptions,
+    SpanCrewOptions,
     choose_runner,
     ray_line,
     ray_there,
@@ -57,10 +58,10 @@ def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
 
 
 def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
-    span = {"workers": 2, "max_workers": 4}
     with pytest.raises(UsageError, match="name it with --ray-address"):
-        CrewOptions(**span)  # type: ignore[arg-type]
-    assert CrewOptions(ray_address="head:6379", **span).max_workers == 4  # type: ignore[arg-type]
+        SpanCrewOptions(workers="2:4")
+    wide = SpanCrewOptions(ray_address="head:6379", workers="2:4")
+    assert (wide.least, wide.most) == (2, 4)
 
 
 def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:

@@ -33,7 +33,7 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.runners.base import CrewOptions, Finished, Quarantined, Runner, Step
 from wdsprep.runners.here import runner_for
 from wdsprep.store.base import absolute
-from wdsprep.text import auto, command, unheard, whole
+from wdsprep.text import command, unheard, whole
 
 DISTANCE = 6
 MOST_DISTANCE = 12
@@ -97,7 +97,7 @@ def duplicates(
     unless given. The datasets are not changed.
     """
     options = CrewOptions(
-        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
     )
     if not 0 <= whole("--distance", distance) <= MOST_DISTANCE:
         raise UsageError(

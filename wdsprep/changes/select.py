@@ -35,7 +35,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import CrewOptions, least_and_most, settled
+from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
 from wdsprep.store.base import check_apart
 from wdsprep.text import at_least, size
 
@@ -104,11 +104,9 @@ def select(
     """
     at_least(0, count=count)
     at_least(1, samples_per_shard=samples_per_shard)
-    least, most = least_and_most(workers)
-    options = CrewOptions(
+    options = SpanCrewOptions(
         runner=runner,
-        workers=least,
-        max_workers=most,
+        workers=workers,
         ray_address=ray_address,
         max_attempts=max_attempts,
     )

@@ -19,7 +19,7 @@ from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runn
 from wdsprep.runners.here import runner_for
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
-from wdsprep.text import auto, plural
+from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
 
@@ -84,7 +84,7 @@ def verify(
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
     options = CrewOptions(
-        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
     )
     listener = listener or VerifyListener()
 

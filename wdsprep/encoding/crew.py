@@ -4,33 +4,65 @@ The rules are in `staff`, which only computes; what machines there are is looked
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.errors import UsageError
+from wdsprep.options import about
 from wdsprep.runners import base, make_runner
-from wdsprep.runners.base import CrewOptions, Runner, ray_there
-from wdsprep.text import at_least, one_of
+from wdsprep.runners.base import WORKERS, Runner, SpanCrewOptions, least_and_most, ray_there
 
 DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCrewOptions(CrewOptions):
+class EncodeCrewOptions(SpanCrewOptions):
     """And on which devices; `auto` and 0 leave it to us."""
 
-    device: str = "auto"
-    cpus_per_worker: float = 0.0
-    gpus_per_worker: float = 0.0
-    accelerator_type: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(DEVICES, device=self.device)
-        at_least(0, cpus_per_worker=self.cpus_per_worker, gpus_per_worker=self.gpus_per_worker)
+    device: str = field(
+        default="auto",
+        metadata=about(
+            "Compute on this; auto takes GPUs where there are any.",
+            WORKERS,
+            choices=DEVICES,
+            usual=True,
+            page="where to compute",
+        ),
+    )
+    workers: int | str | tuple[int, int] = field(
+        default="auto",
+        metadata=about(
+            "Work in so many processes; auto is one a GPU, or one in all without any; MIN:MAX on "
+            "a cluster that grows.",
+            WORKERS,
+            read=least_and_most,
+            usual=True,
+            metavar="AUTO|N|MIN:MAX",
+        ),
+    )
+    gpus_per_worker: float = field(
+        default=0.0,
+        metadata=about(
+            "Give each worker so many GPUs, or a share of one.", WORKERS, least=0, usual="1"
+        ),
+    )
+    cpus_per_worker: float = field(
+        default=0.0,
+        metadata=about(
+            "Give each worker so many cores.", WORKERS, least=0, usual="all, shared fairly"
+        ),
+    )
+    accelerator_type: str | None = field(
+        default=None,
+        metadata=about(
+            "Work only on GPUs of this type in a Ray cluster, such as A10G.",
+            WORKERS,
+            example="A10G",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +119,12 @@ def staff(
     if options.gpus_per_worker:
         raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
     cpus = options.cpus_per_worker or min((each.cpus for each in machines), default=1.0)
-    if options.workers and not options.cpus_per_worker and not is_cluster:
-        cpus = max(1.0, machines[0].cpus // options.workers)
+    if options.least and not options.cpus_per_worker and not is_cluster:
+        cpus = max(1.0, machines[0].cpus // options.least)
     room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
     return EncodeCrew(
         device=device,
-        workers=options.workers or room,
+        workers=options.least or room,
         cpus_per_worker=cpus,
         gpus_per_worker=0.0,
         gpus=(),
@@ -103,14 +135,14 @@ def _gpu_crew(
     options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeCrew:
     share = options.gpus_per_worker or 1.0
-    if options.workers and not options.gpus_per_worker and not is_cluster:
-        share = 1 / ceil(options.workers / len(machines[0].gpus))
+    if options.least and not options.gpus_per_worker and not is_cluster:
+        share = 1 / ceil(options.least / len(machines[0].gpus))
     cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
     gpus = () if is_cluster else machines[0].gpus
     room = int(len(gpus) / share) if not is_cluster else 0
     return EncodeCrew(
         device="cuda",
-        workers=options.workers or room,
+        workers=options.least or room,
         cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
         gpus_per_worker=share,
         gpus=gpus,
@@ -165,7 +197,7 @@ def runner_of(
     return make_runner(
         options.runner,
         workers=min(crew.workers, units),
-        max_workers=min(options.max_workers, units),
+        max_workers=min(options.most, units),
         units_per_worker=SHARDS_PER_WORKER,
         max_attempts=options.max_attempts,
         name="encode",

@@ -54,7 +54,7 @@ from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
 from wdsprep.encoding.shape_lists import Given, check_serves
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.runners.base import Runner, least_and_most
+from wdsprep.runners.base import Runner
 from wdsprep.runners.run import (
     Outcome,
     Run,
@@ -211,7 +211,6 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     """
     check_tracker(track)
     at_least(0, limit=limit)
-    least, most = least_and_most(workers)
     resolutions = resolutions_of(resolution)
     wanted = CaptionOptions(
         captions=absolute(captions) if captions else "",
@@ -250,8 +249,7 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
         options=EncodeCrewOptions(
             runner=runner,
             device=device,
-            workers=least,
-            max_workers=most,
+            workers=workers,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
             accelerator_type=accelerator_type,

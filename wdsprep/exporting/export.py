@@ -30,7 +30,7 @@ from wdsprep.runners.base import PROGRESS_S, CrewOptions, Event, Finished, Quara
 from wdsprep.runners.here import runner_for
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.text import EXAMPLES, auto, examples, one_of, plural, shown
+from wdsprep.text import EXAMPLES, examples, one_of, plural, shown
 
 MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
@@ -98,7 +98,7 @@ def export(
     """
     one_of(LAYOUTS, to=to)
     options = CrewOptions(
-        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
     )
     named = [join] if isinstance(join, str | os.PathLike) else list(join)
     places = [absolute(dataset), *map(absolute, named)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.runners.base import CrewOptions
-from wdsprep.text import at_least, auto, examples, plural, shown
+from wdsprep.text import at_least, examples, plural, shown
 
 if TYPE_CHECKING:
     from wdsprep.dataset.digests import DigestKind
@@ -79,7 +79,7 @@ def import_(
     """
     at_least(0, resolution=resolution, text_length=text_length, limit=limit)
     options = CrewOptions(
-        runner=runner, workers=auto(workers), ray_address=ray_address, max_attempts=max_attempts
+        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
     )
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.state import form_there

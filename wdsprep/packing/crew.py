@@ -72,7 +72,7 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
 def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
     """Look at the machines and staff them. Only Ray knows those of a cluster; one that is started
     for the run is this machine."""
-    workers, node_cpus = options.max_workers or options.workers, 0
+    workers, node_cpus = options.most or options.least, 0
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
@@ -87,10 +87,10 @@ def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) ->
 
 def runner_of(options: CrewOptions, crew: PackCrew) -> Runner:
     """A runner for this crew."""
-    grows = bool(options.max_workers)
+    grows = bool(options.most)
     return make_runner(
         options.runner,
-        workers=min(options.workers, crew.workers) if grows else crew.workers,
+        workers=min(options.least, crew.workers) if grows else crew.workers,
         max_workers=crew.workers if grows else 0,
         units_per_worker=crew.slices,
         max_attempts=options.max_attempts,

@@ -21,7 +21,7 @@ from wdsprep.images import Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.packing.filters import Filter
 from wdsprep.packing.rules import Digest, PackRules
-from wdsprep.runners.base import CrewOptions, least_and_most, settled
+from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
 from wdsprep.runners.track import check_tracker, tracked
 from wdsprep.text import at_least, names, one_of, size
 
@@ -113,7 +113,6 @@ def pack(
     from wdsprep.sources import Columns
     from wdsprep.sources.recognise import format_of
 
-    least, most = least_and_most(workers)
     condition = Filter(filter) if filter else None
     digest = Digest.parse(verify_hash) if verify_hash else None
     kept = None if save_additional_columns is None else names(save_additional_columns)
@@ -160,10 +159,9 @@ def pack(
             allow_s3=allow_s3,
             minds_outage=not ignore_outage,
         ),
-        options=CrewOptions(
+        options=SpanCrewOptions(
             runner=runner,
-            workers=least,
-            max_workers=most,
+            workers=workers,
             ray_address=ray_address,
             max_attempts=max_attempts,
         ),

@@ -14,11 +14,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from wdsprep.errors import UsageError
-from wdsprep.text import at_least, one_of
+from wdsprep.options import Options, about
+from wdsprep.text import auto
 
 PROGRESS_S = 0.25
 """How often a unit tells how far it has come."""
@@ -119,29 +120,108 @@ def ray_line(there: str, gpus: int = 0) -> str:
     return "starting Ray on this machine" + f": {gpus} GPUs" * (gpus > 1)
 
 
+def least_and_most(workers: Any) -> tuple[int, int]:
+    """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
+    where there is one number alone."""
+    if isinstance(workers, tuple):
+        workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
+    match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(workers))
+    least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
+    if match is None or (match[2] and not 1 <= least <= most):
+        raise UsageError(f"{workers!r}: give auto, a number, or MIN:MAX such as 4:32")
+    return least, most
+
+
+WORKERS = "Workers"
+"""The heading of options that say who works."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class CrewOptions:
-    """Who shall work; 0 leaves it to us."""
+class CrewOptions(Options):
+    """Who shall work; `auto` leaves it to us."""
 
-    runner: str = "auto"
-    workers: int = 0
-    max_workers: int = 0
-    ray_address: str | None = None
-    max_attempts: int = 3
+    workers: int | str | tuple[int, int] = field(
+        default="auto",
+        metadata=about(
+            "Work in so many processes.",
+            WORKERS,
+            read=auto,
+            usual="one a core",
+            metavar="N",
+            page="how many processes; one a core unless given",
+        ),
+    )
+    runner: str = field(
+        default="auto",
+        metadata=about(
+            "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
+            "RAY_ADDRESS names one, and to encode on several GPUs.",
+            WORKERS,
+            choices=RUNNERS,
+            usual=True,
+            page="processes of this machine, or Ray",
+        ),
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata=about(
+            "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
+            WORKERS,
+            usual="RAY_ADDRESS",
+            example="auto",
+            page="the Ray cluster to work on; by default `RAY_ADDRESS`, else a Ray that is started "
+            "here for the run",
+        ),
+    )
+    max_attempts: int = field(
+        default=3,
+        metadata=about(
+            "Leave out a unit of work that has failed so many times.",
+            WORKERS,
+            least=1,
+            usual=True,
+            page="how often a unit of work is tried before it is left out and named",
+        ),
+    )
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
         """Before anything is done: --overwrite may stand beside it."""
-        one_of(RUNNERS, runner=self.runner)
-        at_least(0, workers=self.workers, max_workers=self.max_workers)
-        at_least(1, max_attempts=self.max_attempts)
+        super().check_together()
         runner = choose_runner(self.runner, there=ray_there(self.ray_address))
-        check_span(runner, self.workers, self.max_workers)
+        check_span(runner, self.least, self.most)
+
+    @property
+    def least(self) -> int:
+        """The workers, or of a span those to begin with; 0 leaves it to us."""
+        return least_and_most(self.workers)[0]
+
+    @property
+    def most(self) -> int:
+        """The workers that a cluster may grow to; 0 where it does not."""
+        return least_and_most(self.workers)[1]
 
 
-Options = TypeVar("Options", bound=CrewOptions)
+SPAN = about(
+    "Work in so many processes; MIN:MAX on a cluster that grows.",
+    WORKERS,
+    read=least_and_most,
+    usual="one a core",
+    metavar="AUTO|N|MIN:MAX",
+    page="how many; `auto` takes every core, or what room the cluster's machines have",
+)
 
 
-def settled(options: Options, told: Callable[[str], None], *, gpus: int = 0) -> Options:
+@dataclass(frozen=True, kw_only=True)
+class SpanCrewOptions(CrewOptions):
+    """The same where a cluster may grow."""
+
+    workers: int | str | tuple[int, int] = field(default="auto", metadata=SPAN)
+
+
+CrewOptionsT = TypeVar("CrewOptionsT", bound=CrewOptions)
+
+
+def settled(options: CrewOptionsT, told: Callable[[str], None], *, gpus: int = 0) -> CrewOptionsT:
     """With the runner that is chosen, which is told where it is Ray."""
     there = ray_there(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
@@ -156,15 +236,3 @@ def check_span(runner: str, least: int, most: int) -> None:
             f"{least}:{most} workers are for a Ray cluster, whose machines come and go: "
             "name it with --ray-address, or give one number"
         )
-
-
-def least_and_most(workers: Any) -> tuple[int, int]:
-    """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
-    where there is one number alone."""
-    if isinstance(workers, tuple):
-        workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
-    match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(workers))
-    least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
-    if match is None or (match[2] and not 1 <= least <= most):
-        raise UsageError(f"{workers!r}: give auto, a number, or MIN:MAX such as 4:32")
-    return least, most

@@ -31,11 +31,11 @@ def runner_for(
     if nbytes <= HERE_NBYTES:
         return InThisProcess()
     runner = settled(options, told).runner
-    most = options.workers or (usable_cpus() if runner == "local" else 0)
+    most = options.least or (usable_cpus() if runner == "local" else 0)
     return make_runner(
         runner,
         workers=min(most, units),
-        max_workers=options.max_workers,
+        max_workers=options.most,
         max_attempts=options.max_attempts,
         address=options.ray_address,
         name=name,
