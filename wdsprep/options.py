@@ -57,6 +57,12 @@ class About:
     choices: Sequence[str] = ()
     read: Callable[[Any], Any] | None = None
     """Makes the value of what a user writes, and of that value itself again, or refuses it."""
+    parse: Callable[[str], Any] | None = None
+    """Makes what `read` takes of a word of a command line, where that is no number and no text."""
+    inner: Sequence[str] = ()
+    """Choices that are ours alone."""
+    order: int = 0
+    """Where it stands among those of its heading: lower ones first, then as they are declared."""
     is_place: bool = False
     """Whether it names a file, a folder, a pattern or a URL."""
     is_many: bool = False
@@ -108,6 +114,8 @@ class Option:
 
     def read(self, given: Any) -> Any:
         """The value of what is given, or a refusal that names the option."""
+        if self.default in ("", ()) and given in (self.default, []):
+            return given
         if given is None and ("None" in self.annotation or self.default is None):
             return None
         if self.about.is_many:
@@ -130,7 +138,7 @@ class Option:
 
     def _check(self, value: Any) -> None:
         about = self.about
-        if about.choices and value not in (*about.choices, "" if self.default == "" else None):
+        if about.choices and value not in (*about.choices, *about.inner):
             raise UsageError(
                 f"{self.spelled} {value!r}: give one of {', '.join(filter(None, about.choices))}"
             )
@@ -141,14 +149,12 @@ class Option:
 
     def read_text(self, text: str) -> Any:
         """The same of a word of a command line."""
-        number = {"int": int, "int | None": int, "float": float}.get(self.annotation)
-        if number is None or self.about.read is not None:
-            return self._read(text)
+        numbers = {"int": int, "int | None": int, "float": float}
+        parse = self.about.parse or numbers.get(self.annotation)
         try:
-            value = number(text)
+            return self._read(text if parse is None else parse(text))
         except ValueError:
             return self._read(text)
-        return self._read(value)
 
 
 def _listed(name: str, given: Any) -> Sequence[Any]:

@@ -482,7 +482,7 @@ def test_a_place_that_names_a_resolution_has_to_be_given_one(images: Path, tmp_p
     assert not [*tmp_path.iterdir()]
     assert [
         *places_of(
-            "x-{resolution}-{caption}", [64], "none", CaptionOptions(fields=("a", "b"))
+            "x-{resolution}-{caption}", [64], "none", CaptionOptions(caption_fields=("a", "b"))
         ).values()
     ] == ["x-64-a", "x-64-b"]
 

@@ -25,7 +25,7 @@ from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
 from tests.kit.encodes import Means, encode_here, pictures
 from tests.kit.encodes import packed as packed_for_encode
 from tests.kit.meetings import Meeting, Stage
-from tests.kit.packs import jpeg, manifest_of, outcome, rejects_of, tree
+from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import carry_out, plan_repair
@@ -78,7 +78,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def pack_words(table: Path, out: Path, *options: str) -> list[object]:
-    return ["pack", table, out, *FAST, "--ignore-robots", "--workers", "1", *options]
+    return ["pack", table, out, *once(*FAST, "--ignore-robots", "--workers", "1", *options)]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.kit.encodes import in_this_process
 from tests.kit.paths import README, ROOT, blocks, format_recipe, pages
+from tools import option_tables
 from wdsprep.cli import cli, main
 
 PAGES = pages()
@@ -115,6 +116,14 @@ def test_every_command_and_option_is_in_a_page() -> None:
         for option in command.params:
             for spelling in option.opts:
                 assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_of_options_are_as_declared(page: Path) -> None:
+    """`python -m tools.option_tables` writes them."""
+    text = page.read_text()
+    assert option_tables.rewritten(text) == text
+    assert text.count("<!-- options: ") == len(option_tables.TABLE.findall(text))
 
 
 def test_every_wdsprep_command_of_the_pages_can_be_parsed() -> None:

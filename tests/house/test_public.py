@@ -11,6 +11,7 @@ import wdsprep
 from tests.kit.packs import jpeg, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.command import LibraryCommand
+from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.errors import UsageError
 
 CALLED = (
@@ -47,7 +48,7 @@ def test_at_most_sixteen_names_which_dir_lists() -> None:
 @pytest.mark.parametrize("name", CALLED)
 def test_a_command_has_the_options_and_defaults_of_its_function(name: str) -> None:
     command = cli.commands[name.rstrip("_")]  # Python keeps the word import for itself
-    assert isinstance(command, LibraryCommand)
+    assert isinstance(command, LibraryCommand | DeclaredCommand)
     module, _, function = command.function.partition(":")
     assert getattr(wdsprep, name).__module__ == module
     assert function == name

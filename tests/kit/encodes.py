@@ -17,7 +17,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, pack, tree, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, tree, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field, fields_of, text_fields
 from wdsprep.dataset.names import rows_name
@@ -90,7 +90,8 @@ def run_encode(
     images: Path | str, out: Path | str, *options: str
 ) -> "subprocess.CompletedProcess[str]":
     """The real command with real workers, ready within minutes on a busy machine."""
-    words = [str(SCRIPT), "encode", str(images), str(out), "--resolution", "64", *TOY, *options]
+    words = [str(SCRIPT), "encode", str(images), str(out)]
+    words += once("--resolution", "64", *TOY, *options)
     return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -101,7 +102,9 @@ def command(images: Path, out: Path, *more: str) -> int:
 def run(*words: str | Path) -> int:
     """`wdsprep encode` in this process, with the toy model where `words` name no other."""
     with in_this_process():
-        return main(["encode", *TOY, *map(str, words)])
+        places = [str(word) for word in words[:2] if not str(word).startswith("--")]
+        options = map(str, words[len(places) :])
+        return main(["encode", *places, *once(*TOY, *options)])
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -113,15 +113,29 @@ def by_source(url: Path | str, **options: Any) -> dict[str, Sample | Refusal]:
 # --- packing
 
 
+def once(*words: str) -> list[str]:
+    """A command line on which of what is given twice only the last stands, so that a test may say
+    otherwise than its kit."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            found.append([word])
+        else:
+            found[-1].append(word)
+    name = [option[0].partition("=")[0] for option in found]
+    last = [option for n, option in enumerate(found) if name[n] not in name[n + 1 :]]
+    return [word for option in last for word in option]
+
+
 def pack(source: Path | str, images: Path | str, *options: str, workers: int = 1) -> Path:
     """The command in this process (its workers are processes as ever); errors are raised."""
-    arguments = ["pack", str(source), str(images), "--workers", str(workers), *BUCKETS, *options]
-    cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
+    words = once("--workers", str(workers), *BUCKETS, *options)
+    cli.main(["pack", str(source), str(images), *words], prog_name="wdsprep", standalone_mode=False)
     return Path(images)
 
 
 def command(source: Path | str, images: Path | str, *options: str) -> list[str]:
-    return [str(SCRIPT), "pack", str(source), str(images), *BUCKETS, *options]
+    return [str(SCRIPT), "pack", str(source), str(images), *once(*BUCKETS, *options)]
 
 
 def run(*arguments: Path | str, **options: Any) -> "subprocess.CompletedProcess[str]":

@@ -15,7 +15,7 @@ import wdsprep
 from tests.kit.packs import jpeg, manifest_of, write_files
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
-from wdsprep.packing.pack import PackListener
+from wdsprep.packing.rules import PackListener
 from wdsprep.runners import track
 from wdsprep.runners.run import RunStatus
 from wdsprep.runners.track import Tracking, tracked
@@ -68,7 +68,7 @@ def test_encode_tells_of_its_workers_too(photos: Path) -> None:
 
 PROGRAM = """
 import os, wdsprep
-from wdsprep.packing.pack import PackListener
+from wdsprep.packing.rules import PackListener
 from wdsprep.runners import track
 track.PACE_S = 0.0
 options = {"buckets": "32", "samples_per_shard": 4, "track": "wandb", "workers": 1}

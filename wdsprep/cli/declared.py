@@ -112,6 +112,8 @@ class DeclaredCommand(Command):
         ]
         both = [*of_function, *own]
         yield from (each for each in both if isinstance(each, click.Argument))
+        order = {each.name: each.about.order for each in self.declared}
+        both.sort(key=lambda each: order.get(str(each.name), 0))
         for heading in self.headings:
             yield from (each for each in both if getattr(each, "heading", None) == heading)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from wdsprep.cli.command import LibraryCommand
+from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.cli.output import ProgressLine
 from wdsprep.errors import UsageError
 
@@ -222,7 +222,7 @@ def translated(words: Sequence[str], known: Iterable[str]) -> Translation:
     return found
 
 
-class PackCommand(LibraryCommand):
+class PackCommand(DeclaredCommand):
     """Takes the command line of img2dataset too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -17,8 +17,8 @@ from wdsprep.cli.output import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
-from wdsprep.packing.pack import PackListener
 from wdsprep.packing.retry_rejected import retryable
+from wdsprep.packing.rules import PackListener
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut

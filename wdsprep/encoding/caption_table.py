@@ -246,7 +246,7 @@ def table_of(options: CaptionOptions) -> CaptionTable | None:
     """The table that is asked for, of which nothing but its columns has been looked at."""
     if not options.captions:
         return None
-    return CaptionTable.find(options.captions, options.by, options.column)
+    return CaptionTable.find(str(options.captions), options.captions_by, options.caption_column)
 
 
 def ready_captions(
@@ -280,7 +280,7 @@ def ready_captions(
     source = replace(
         source, by=table.by, digest=made.digest, file_digest=made.file_digest, at=places[0]
     )
-    return ReadyCaptions([source], options.captions, read, file)
+    return ReadyCaptions([source], str(options.captions), read, file)
 
 
 def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:

@@ -5,16 +5,19 @@ settings say, and what a worker finds captions by. `caption_table` reads a table
 """
 
 import json
+import os
 import re
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from wdsprep.dataset.names import lookup_name
 from wdsprep.dataset.records import Text, between, read_record
 from wdsprep.dataset.samples import Sample, at_path
 from wdsprep.encoding.lookup import MOST_ROWS, OpenLookup, open_lookup
 from wdsprep.errors import FormatError, UsageError
+from wdsprep.options import Options, about
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.captions import caption_at
 from wdsprep.text import EXAMPLES, names, one_of
@@ -59,25 +62,96 @@ class CaptionSource:
         return FieldCaptions(self.field) if self.field else Captions()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionOptions:
-    """What a user says of captions; what contradicts itself is refused."""
+CAPTIONS = "Captions"
 
-    captions: str = ""
-    by: str = ""
-    column: str = ""
-    field: str = ""
-    fields: tuple[str, ...] = ()
-    name: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+def _by(given: str) -> str:
+    if given:
+        one_of(BY, captions_by=given)
+    return given
+
+
+def _path(given: Any) -> str:
+    """A path in a json."""
+    if not isinstance(given, str) or not all(given.split(".")):
+        raise UsageError(f"{given!r} is no path in a json: write meta.long or captions.1")
+    return given
+
+
+def _paths(given: Any) -> tuple[str, ...]:
+    return tuple(map(_path, names(given)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCaption(Options):
+    """What a user says of captions, of which each sample has one; what contradicts itself is
+    refused."""
+
+    captions: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Give what this table names the captions that it has for them: Parquet, CSV, TSV or "
+            "JSON lines, or a folder or pattern of them, with a column key, source, url or sha256.",
+            CAPTIONS,
+            is_place=True,
+            metavar="TABLE",
+            page="captions out of a table, [in place of the samples' own](#other-captions)",
+        ),
+    )
+    captions_by: str = field(
+        default="",
+        metadata=about(
+            "Find captions in the table by this column.",
+            CAPTIONS,
+            read=_by,
+            metavar="COLUMN",
+            usual="the first of those that it has",
+            example="key|source|url|sha256",
+            page="which column of the table names the samples",
+        ),
+    )
+    caption_column: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this column.",
+            CAPTIONS,
+            usual="caption",
+            example="NAME",
+            page="which column of the table has the captions",
+        ),
+    )
+    caption_field: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this field of the json of each sample, such as meta.long or "
+            "captions.1.",
+            CAPTIONS,
+            read=_path,
+            metavar="PATH",
+            example="meta.long",
+            page="captions out of a field of the samples' json",
+        ),
+    )
+    caption_name: str = field(
+        default="",
+        metadata=about(
+            "Call the captions by this name, by which a loader knows them.",
+            CAPTIONS,
+            usual="the field's last part",
+            order=1,
+            example="long",
+            page="what the loader's `captions=` calls them",
+        ),
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The fields of the json whose captions each make a dataset; none for one dataset."""
+        return ()
+
+    def check_together(self) -> None:
+        super().check_together()
         self._check_apart()
-        if self.by:
-            one_of(BY, captions_by=self.by)
-        for path in filter(None, (self.field, *self.fields)):
-            if not all(path.split(".")):
-                raise UsageError(f"{path!r} is no path in a json: write meta.long or captions.1")
         called = [source.name for source in self.sources]
         for name in called:
             if not NAME.fullmatch(name):
@@ -93,15 +167,15 @@ class CaptionOptions:
     def _check_apart(self) -> None:
         given = {
             "--captions": self.captions,
-            "--caption-field": self.field,
-            "--caption-fields": self.fields,
+            "--caption-field": self.caption_field,
+            "--caption-fields": self.paths,
         }
         if len(several := [option for option, value in given.items() if value]) > 1:
             raise UsageError(f"{several[0]} and {several[1]} both say which captions: give one")
-        of_table = {"--captions-by": self.by, "--caption-column": self.column}
+        of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
         if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
             raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
-        if self.name and self.fields:
+        if self.caption_name and self.paths:
             raise UsageError(
                 "--caption-name is for one text, and --caption-fields makes several, each called "
                 "by the last part of its field: leave it out"
@@ -110,11 +184,33 @@ class CaptionOptions:
     @property
     def sources(self) -> tuple[CaptionSource, ...]:
         """One for each dataset that is to be made for a resolution, before a table is read."""
-        return tuple(map(self._source, self.fields or (self.field,)))
+        return tuple(map(self._source, self.paths or (self.caption_field,)))
 
     def _source(self, path: str) -> CaptionSource:
         usual = path.rpartition(".")[2] or OWN
-        return CaptionSource(name=self.name or usual, field="" if path == OWN else path)
+        return CaptionSource(name=self.caption_name or usual, field="" if path == OWN else path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionOptions(OneCaption):
+    """The same where each sample may have several captions, each in a dataset of its own."""
+
+    caption_fields: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Encode the captions of several fields in one pass, with --latents none, each into a "
+            "dataset of its own.",
+            CAPTIONS,
+            read=_paths,
+            metavar="A,B,...",
+            example="alt,long",
+            page="captions out of several fields at once, each into a text dataset",
+        ),
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return names(self.caption_fields)
 
 
 OWN_CAPTIONS = CaptionOptions()

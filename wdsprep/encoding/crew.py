@@ -29,6 +29,7 @@ class EncodeCrewOptions(SpanCrewOptions):
             WORKERS,
             choices=DEVICES,
             usual=True,
+            order=-1,
             page="where to compute",
         ),
     )
@@ -41,18 +42,29 @@ class EncodeCrewOptions(SpanCrewOptions):
             read=least_and_most,
             usual=True,
             metavar="AUTO|N|MIN:MAX",
+            example="auto|N|MIN:MAX",
+            page="how many; `auto` takes every core, or what room the cluster's machines have; of "
+            "`encode` one a GPU, or one in all without any",
         ),
     )
     gpus_per_worker: float = field(
         default=0.0,
         metadata=about(
-            "Give each worker so many GPUs, or a share of one.", WORKERS, least=0, usual="1"
+            "Give each worker so many GPUs, or a share of one.",
+            WORKERS,
+            least=0,
+            usual="1",
+            example="N",
         ),
     )
     cpus_per_worker: float = field(
         default=0.0,
         metadata=about(
-            "Give each worker so many cores.", WORKERS, least=0, usual="all, shared fairly"
+            "Give each worker so many cores.",
+            WORKERS,
+            least=0,
+            usual="all, shared fairly",
+            example="N",
         ),
     )
     accelerator_type: str | None = field(

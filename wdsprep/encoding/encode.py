@@ -12,12 +12,11 @@ captions (`wdsprep.encoding.phases`); the datasets; what is left to do. All of i
 before anything is written.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
@@ -31,29 +30,27 @@ from wdsprep.encoding.caption_table import (
     report_of,
     table_of,
 )
-from wdsprep.encoding.captions import CaptionOptions
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, runner_of, settled
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.models.find import (
     Model,
     check_weights,
 )
+from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending import Left, count_units, joint_units, pending_shards, take_back
 from wdsprep.encoding.phases import (
     ChosenEncoding,
     DatasetPhase,
-    hows_of,
     phases_of,
     whole_of,
     with_captions,
     with_models,
 )
-from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.recipe import Encode, Recipe, resolutions_of
-from wdsprep.encoding.shape_lists import Given, check_serves
+from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.options import taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.run import (
     Outcome,
@@ -64,10 +61,10 @@ from wdsprep.runners.run import (
     opened_dataset,
     together,
 )
-from wdsprep.runners.track import check_tracker, tracked
+from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute
-from wdsprep.text import at_least, command, names
+from wdsprep.text import command
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -113,70 +110,29 @@ class EncodeListener:
     """What became of captions that are not the samples' own, for each dataset at the end."""
 
 
-@overload
-def encode(
-    images: "str | os.PathLike[str]" = ...,
-    out: "str | os.PathLike[str]" = ...,
-    *,
-    resolution: int,
-    **options: Any,
-) -> Outcome: ...
-@overload
-def encode(
-    images: "str | os.PathLike[str]" = ...,
-    out: "str | os.PathLike[str]" = ...,
-    *,
-    resolution: int | Sequence[int],
-    text_out: "str | os.PathLike[str]",
-    **options: Any,
-) -> list[Outcome]: ...
-@overload
-def encode(
-    images: "str | os.PathLike[str]" = ...,
-    out: "str | os.PathLike[str]" = ...,
-    *,
-    resolution: Sequence[int],
-    **options: Any,
-) -> list[Outcome]: ...
-def encode(  # type: ignore[misc]  # the overloads tell the resolution's types alone
-    images: "str | os.PathLike[str]" = "shards/images",
-    out: "str | os.PathLike[str]" = "",
-    *,
-    resolution: int | Sequence[int] = 0,
-    model: str = Encode.model,
-    latents: str = Encode.latents,
-    flip: bool = Encode.flip,
-    text: str = Encode.text,
-    text_length: int = Encode.text_length,
-    dtype: str = Encode.dtype,
-    seed: int = Encode.seed,
-    compile: bool = Encode.compile,
-    max_area: int = Encode.max_area,
-    max_bytes: int | str = 0,
-    shapes: Given = Encode.shapes,
-    max_crop: float = Encode.max_crop,
-    captions: "str | os.PathLike[str]" = "",
-    captions_by: str = "",
-    caption_column: str = "",
-    caption_field: str = "",
-    caption_fields: str | Sequence[str] = (),
-    caption_name: str = "",
-    limit: int = 0,
-    batch_size: int | str = Encode.batch_size,
-    device: str = EncodeCrewOptions.device,
-    workers: int | str = "auto",
-    gpus_per_worker: float = EncodeCrewOptions.gpus_per_worker,
-    cpus_per_worker: float = EncodeCrewOptions.cpus_per_worker,
-    accelerator_type: str | None = EncodeCrewOptions.accelerator_type,
-    runner: str = EncodeCrewOptions.runner,
-    ray_address: str | None = EncodeCrewOptions.ray_address,
-    max_attempts: int = EncodeCrewOptions.max_attempts,
-    text_out: "str | os.PathLike[str]" = "",
-    overwrite: bool = False,
-    redo_changed: bool = False,
-    track: str = "",
-    listener: EncodeListener | None = None,
-) -> Outcome | list[Outcome]:
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+
+
+class OneOrSeveral(Protocol[P, Q]):
+    """A call for one dataset has an outcome, one for several a list of them."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Outcome: ...
+    @overload
+    def __call__(self, *args: Q.args, **options: Q.kwargs) -> list[Outcome]: ...
+
+
+def _overloaded(
+    _one: Callable[P, EncodeOne], _several: Callable[Q, EncodeOptions]
+) -> Callable[[Callable[..., object]], OneOrSeveral[P, Q]]:
+    """Tell type checkers which call gives what."""
+    return lambda function: cast("OneOrSeveral[P, Q]", function)
+
+
+@_overloaded(EncodeOne, EncodeOptions)
+@taking(EncodeOptions)
+def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
     it is empty; `shards/text` of text alone).
 
@@ -209,70 +165,9 @@ def encode(  # type: ignore[misc]  # the overloads tell the resolution's types a
     numbers; `shapes` may be a list of widths and heights too; `track` is wandb or tensorboard.
     Interrupted or killed, the same call goes on where it was.
     """
-    check_tracker(track)
-    at_least(0, limit=limit)
-    resolutions = resolutions_of(resolution)
-    wanted = CaptionOptions(
-        captions=absolute(captions) if captions else "",
-        by=captions_by,
-        column=caption_column,
-        field=caption_field,
-        fields=names(caption_fields),
-        name=caption_name,
-    )
-    check_apart_text(text_out, latents, text)
-    places = places_of(out, resolutions, latents, wanted, text_out)
-    check_serves(shapes, resolutions)
-    how = partial(
-        Encode,
-        model=model,
-        latents=latents,
-        flip=flip,
-        text=text,
-        text_length=text_length,
-        dtype=dtype,
-        seed=seed,
-        compile=compile,
-        max_area=max_area,
-        max_bytes=max_bytes,
-        shapes=shapes,
-        max_crop=max_crop,
-        batch_size=batch_size,
-        device=device,
-    )
-    hows = hows_of(how, resolutions, len(wanted.sources), is_apart=bool(text_out))
-    outcomes = _encoded(
-        absolute(images),
-        [absolute(place) for place in places.values()],
-        hows=hows,
-        captions=wanted,
-        options=EncodeCrewOptions(
-            runner=runner,
-            device=device,
-            workers=workers,
-            cpus_per_worker=cpus_per_worker,
-            gpus_per_worker=gpus_per_worker,
-            accelerator_type=accelerator_type,
-            ray_address=ray_address,
-            max_attempts=max_attempts,
-        ),
-        run_options=RunOptions(
-            limit=limit, overwrite=overwrite, redo_changed=redo_changed, track=track
-        ),
-        listener=listener or EncodeListener(),
-    )
-    is_several = isinstance(resolution, Sequence) or wanted.fields or text_out
+    outcomes = _encoded(options, options.listener or EncodeListener())
+    is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
     return outcomes if is_several else outcomes[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunOptions:
-    """How a run deals with what is there, and how much it takes up."""
-
-    limit: int
-    overwrite: bool
-    redo_changed: bool
-    track: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,30 +194,13 @@ class _Ready:
     """The samples that are there."""
 
 
-def _encoded(
-    images: str,
-    places: Sequence[str],
-    *,
-    hows: Sequence[Encode],
-    captions: CaptionOptions,
-    options: EncodeCrewOptions,
-    run_options: RunOptions,
-    listener: EncodeListener,
-) -> list[Outcome]:
+def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
     speeds = Speeds()
-    ready = _ready(
-        images,
-        places,
-        hows=hows,
-        captions=captions,
-        options=options,
-        run_options=run_options,
-        # Of several in one pass nobody can tell how fast each would be alone.
-        trial=speeds if len(places) == 1 else Speeds(),
-        listener=listener,
-    )
+    places = [absolute(place) for place in options.places.values()]
+    # Of several in one pass nobody can tell how fast each would be alone.
+    ready = _ready(options, places, speeds if len(places) == 1 else Speeds(), listener)
     with tracked(
-        run_options.track if ready.runner else "",
+        options.track if ready.runner else "",
         places,
         settings=ready.settings,
         before=ready.before,
@@ -346,33 +224,24 @@ def _encoded(
 
 
 def _ready(
-    images: str,
-    places: Sequence[str],
-    *,
-    hows: Sequence[Encode],
-    captions: CaptionOptions,
-    options: EncodeCrewOptions,
-    run_options: RunOptions,
-    trial: Speeds,
-    listener: EncodeListener,
+    options: EncodeOptions, places: Sequence[str], trial: Speeds, listener: EncodeListener
 ) -> _Ready:
-    phases = phases_of(
-        images, places, hows, limit=run_options.limit, overwrite=run_options.overwrite
-    )
+    images, captions, overwrite = absolute(options.images), options.of_captions, options.overwrite
+    phases = phases_of(images, places, options.recipes, limit=options.limit, overwrite=overwrite)
     how = whole_of([phase.how for phase in phases])
-    options = settled(options, listener.told)
+    by = settled(options.part(EncodeCrewOptions), listener.told)
     table = table_of(captions)  # before a model is fetched for what cannot be
-    chosen, phases = with_models(phases, how, options, listener.told)
+    chosen, phases = with_models(phases, how, by, listener.told)
     phases, ready_captions = with_captions(
-        phases, captions, table, how, listener.told, is_kept=not run_options.overwrite
+        phases, captions, table, how, listener.told, is_kept=not overwrite
     )
     with closing(ready_captions):
-        datasets = _opened(phases, overwrite=run_options.overwrite)
+        datasets = _opened(phases, overwrite=overwrite)
         for phase, dataset in zip(phases, datasets, strict=True):
             if phase.captions.digest:
                 ready_captions.put(dataset.edition.store)
-    extra = partial(_extra, chosen.model.name, trial if run_options.limit else None)
-    runs, pending = _runs(phases, datasets, how, run_options, extra, listener)
+    extra = partial(_extra, chosen.model.name, trial if options.limit else None)
+    runs, pending = _runs(phases, datasets, how, options, extra, listener)
     _tell_limit(images, phases, how, listener)
     listener.begun(_begun(chosen, phases))
     units, crew = count_units(pending), chosen.crew
@@ -381,7 +250,7 @@ def _ready(
         captions=ready_captions,
         runs=runs,
         pending=pending,
-        runner=runner_of(options, crew, units=units, phase=",".join(places)) if units else None,
+        runner=runner_of(by, crew, units=units, phase=",".join(places)) if units else None,
         settings=phases[0].settings,
         before=sum(dataset.manifest.samples for dataset in datasets),
     )
@@ -439,7 +308,7 @@ def _runs(
     phases: Sequence[DatasetPhase],
     datasets: Sequence[_OpenDataset],
     how: Encode,
-    run_options: RunOptions,
+    options: EncodeOptions,
     extra: Callable[[Any], Mapping[str, Any]],
     listener: EncodeListener,
 ) -> tuple[list[Run], list[list[ImageShard]]]:
@@ -447,7 +316,7 @@ def _runs(
     goes."""
     runs: list[Run] = []
     both = [*zip(phases, datasets, strict=True)]
-    lefts = [_left_to_do(phase, dataset, how, run_options, listener) for phase, dataset in both]
+    lefts = [_left_to_do(phase, dataset, how, options, listener) for phase, dataset in both]
     for (phase, dataset), left in zip(both, lefts, strict=True):
         take_back(dataset.edition, left.stale)
         for line in left.lines:
@@ -456,7 +325,7 @@ def _runs(
             dataset.edition,
             left.manifest,
             count=len(left.shards),
-            limit=run_options.limit if phase.wanted != phase.source.shards else 0,
+            limit=options.limit if phase.wanted != phase.source.shards else 0,
             whole=phase.source.is_whole,
             extra=partial(extra, dataset.manifest.extra.get("trial")),
             status=lambda _status: listener.status(lambda: together(runs)),
@@ -469,7 +338,7 @@ def _left_to_do(
     phase: DatasetPhase,
     dataset: _OpenDataset,
     how: Encode,
-    run_options: RunOptions,
+    options: EncodeOptions,
     listener: EncodeListener,
 ) -> Left:
     source = phase.source
@@ -478,7 +347,7 @@ def _left_to_do(
         dataset.manifest,
         source.shards,
         phase.wanted,
-        redo_changed=run_options.redo_changed,
+        redo_changed=options.redo_changed,
         is_whole=source.is_whole,
         tars=tars_of(source.url, int(how.max_bytes)),
         compared=listener.compared,

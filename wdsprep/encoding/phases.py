@@ -66,17 +66,6 @@ class ChosenEncoding:
     crew: EncodeCrew
 
 
-def hows_of(
-    how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
-) -> list[Encode]:
-    """One for each dataset, as the places of a run are in order."""
-    if not is_apart:
-        return [how(resolution=number) for number in resolutions] * texts
-    latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
-    alone: dict[str, Any] = {"latents": "none", "shapes": (), "max_crop": 1.0, "flip": False}
-    return latents + [how(resolution=min(resolutions), **alone)] * texts
-
-
 def phases_of(
     images: str, places: Sequence[str], hows: Sequence[Encode], *, limit: int, overwrite: bool
 ) -> list[DatasetPhase]:

@@ -53,7 +53,7 @@ def places_of(
     text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
     _check_place(place, resolutions, latents, captions)
-    if captions.fields:
+    if captions.paths:
         place = place.replace(RESOLUTION, str(resolutions[0]))
         return _places_of_captions(place, latents, called)
     place = place.replace(CAPTION, called[0])
@@ -91,7 +91,7 @@ def _check_place(
     place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
 ) -> None:
     """What stands for something in it has to be given."""
-    if CAPTION in place and not (captions.field or captions.fields or captions.name):
+    if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
         raise UsageError(
             f"{place} needs a name for its captions: give --caption-field, --caption-fields or "
             f"--caption-name, or a place without {CAPTION}"

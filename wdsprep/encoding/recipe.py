@@ -3,16 +3,22 @@
 They stand here alone. `encode`, `load` and `stream` take theirs from here, and pass them on whole.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import DTYPES, HALF, LATENTS, TEXTS
+from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
 from wdsprep.errors import UsageError
+from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.text import at_least, auto, one_of, size, whole
+from wdsprep.options import Options, about, suggesting
+from wdsprep.runners.base import WORKERS
+from wdsprep.text import auto, size, whole
+
+MODEL, IMAGES = "Model", "Images"
 
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -27,50 +33,184 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     return found
 
 
+def one_or_several(given: int | Sequence[int]) -> int | tuple[int, ...]:
+    """Return the same as it was given: a number, or several."""
+    found = resolutions_of(given)
+    return found if isinstance(given, Sequence) and not isinstance(given, str) else found[0]
+
+
 def parse_resolutions(text: str) -> tuple[int, ...]:
-    """The same as a user writes them, such as "256,512"."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{text!r}: give pixels, such as 256, or several, as 256,512") from None
-    return resolutions_of(numbers)
+    """Return the same of what a user writes, such as "256,512", or raise a ValueError."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _max_bytes(given: Any) -> int:
+    return size(given) or MAX_NBYTES
+
+
+def _shapes(given: Given) -> Given:
+    """What names shapes, or shapes, to be read again: which they are depends on the resolution."""
+    if isinstance(given, Iterable) and not isinstance(given, str | os.PathLike):
+        return tuple(given)
+    if not isinstance(given, str | os.PathLike):
+        sizes_of(given, 1)  # refuses it
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class RecipeOptions(Options):
+    """What decides the bytes of latents of every resolution, beside the model."""
+
+    shapes: Given = field(
+        default=(),
+        metadata=about(
+            "Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
+            "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no "
+            "more pixels than the square, or to those in a file, such as 832x1216 in a line.",
+            MODEL,
+            read=_shapes,
+            metavar="FILE|sdxl|nearest:STEP,MAX",
+            order=-1,
+            page="cut each image to the one of [several shapes](#shapes) whose ratio is nearest to "
+            "its own, in place of the square",
+        ),
+    )
+    """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
+    max_crop: float = field(
+        default=1.0,
+        metadata=about(
+            "Reject images that would lose more than this part of their area, such as 0.2.",
+            MODEL,
+            read=checked_crop,
+            parse=float,
+            order=-1,
+            example="0.2",
+        ),
+    )
+    latents: str = field(
+        default=LATENTS[0],
+        metadata=about(
+            "Keep this of the distribution that the VAE makes of an image; with none, encode "
+            "captions alone, into a text dataset, and look at no image.",
+            MODEL,
+            choices=LATENTS,
+            usual=True,
+            page="a sample of the VAE's distribution, its mean, or mean and log-variance to sample "
+            "from anew in each epoch; auto is a sample, or, of SANA's VAE, which has no "
+            "distribution, what it gives; none is [text alone](#text-alone)",
+        ),
+    )
+    flip: bool = field(
+        default=False,
+        metadata=about(
+            "Keep latents of mirror images too, as latent_flipped.npy.",
+            MODEL,
+            page="latents of each image's mirror image too, in `latent_flipped.npy`, for "
+            "`wdsprep.load(..., flip=0.5)`: twice the VAE's work and the latents' bytes. A latent "
+            "that is mirrored itself is not the latent of the mirror image: with the tiny VAE they "
+            "are apart by 16 % of the variance, and of 64 pictures the first decode to 28.6 dB, "
+            "the second to 29.4, as the latents of the pictures themselves do",
+        ),
+    )
+    text: str = field(
+        default=TEXTS[0],
+        metadata=about(
+            "Keep embeddings of captions, their tokens, or nothing of them.",
+            MODEL,
+            choices=TEXTS,
+            usual=True,
+            page="embeddings, the ids of each tokenizer for trainers that run the text encoders "
+            "themselves, or nothing",
+        ),
+    )
+    text_length: int = field(
+        default=0,
+        metadata=about(
+            "Take so many tokens of a caption, of a pipeline that lets its user choose; 0 is what "
+            "the pipeline takes by itself.",
+            MODEL,
+            least=0,
+            usual=True,
+            page="tokens of a caption, where a pipeline lets its user choose "
+            "(`max_sequence_length`); 0 is what it takes by itself",
+        ),
+    )
+    dtype: str = field(
+        default=DTYPES[0],
+        metadata=about(
+            "Compute in this precision; auto is fp32 on a CPU, and on a GPU the half precision "
+            "that is right for each network.",
+            MODEL,
+            choices=DTYPES,
+            inner=(HALF,),
+            usual=True,
+            page="of the models; auto is fp32 on the CPU, and on a GPU [the half precision of each "
+            "network](#precision). A value that overflows is computed again in fp32",
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=about(
+            "Seed the sampling noise with this.", MODEL, usual=True, page="of the sampling noise"
+        ),
+    )
+    compile: bool = field(
+        default=False,
+        metadata=about(
+            "Compile the models first, which pays in long runs.",
+            WORKERS,
+            order=-1,
+            page="compile the models first, which pays in long runs",
+        ),
+    )
+    max_area: int = field(default=MAX_AREA, metadata=AREA)
+    max_bytes: int | str = field(
+        default=MAX_NBYTES,
+        metadata=about(
+            "Reject images of more bytes than this.",
+            IMAGES,
+            read=_max_bytes,
+            metavar="SIZE",
+            usual="250MB",
+            example="250MB",
+            page="images of more bytes are rejects, whatever the dataset of images let pass",
+        ),
+    )
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether no image is opened."""
+        return self.latents == "none"
+
+
+RESOLUTION = about(
+    "Encode centre squares of so many pixels a side, such as 256; several, as 256,512, in one "
+    "pass, each into a dataset of its own. With --latents none it says of which images captions "
+    "are encoded: of all unless given.",
+    MODEL,
+    read=one_or_several,
+    parse=parse_resolutions,
+    metavar="N,...",
+    order=-2,
+    example="256",
+    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on; several, as "
+    "`256,512`, are [done in one pass](#several-resolutions). With `--latents none` it may be left "
+    "out: then it is the lowest bucket",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RecipeOptions):
     """What decides the bytes of a latent sample, beside the model."""
 
-    resolution: int
+    resolution: int = field(metadata=about("The pixels of a side of the square."))
     """Of text alone it says of which buckets; 0 is the lowest, which is that of all images."""
-    latents: str = LATENTS[0]
-    flip: bool = False
-    """Whether the mirrored image has latents too."""
-    text: str = TEXTS[0]
-    text_length: int = 0
-    """Tokens, of a pipeline that takes captions of several lengths; 0 is the usual one."""
-    dtype: str = DTYPES[0]
-    seed: int = 0
-    compile: bool = False
-    max_area: int = MAX_AREA
-    max_bytes: int | str = MAX_NBYTES
-    """Or as "250MB"."""
-    shapes: Given = ()
-    """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
-    max_crop: float = 1.0
-    """Images that would lose more of their area are rejected."""
 
-    def __post_init__(self) -> None:
-        """Other words would be taken for one of these further on."""
-        one_of(LATENTS, latents=self.latents)
-        one_of(TEXTS, text=self.text)
-        one_of((*DTYPES, HALF), dtype=self.dtype)
-        resolution = whole("--resolution", self.resolution)
-        at_least(0 if self.is_of_text else 1, resolution=resolution)
-        at_least(1, max_area=self.max_area)
-        whole("--seed", self.seed)
-        at_least(0, text_length=whole("--text-length", self.text_length))
-        object.__setattr__(self, "max_bytes", size(self.max_bytes) or MAX_NBYTES)
-        object.__setattr__(self, "max_crop", checked_crop(self.max_crop))
+    def check_together(self) -> None:
+        super().check_together()
+        least = 0 if self.is_of_text else 1
+        if self.resolution < least:
+            raise UsageError(f"--resolution {self.resolution}: give {least} or more")
         self._check_alone()
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
 
@@ -88,18 +228,53 @@ class Recipe:
             raise UsageError("--latents none and --text none leave nothing to encode: drop one")
 
     @property
-    def is_of_text(self) -> bool:
-        """Whether no image is opened."""
-        return self.latents == "none"
-
-    @property
     def sizes(self) -> tuple[Size, ...]:
         """The shapes, however they were named."""
         return cast("tuple[Size, ...]", self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encode(Recipe):
+class EncodingOptions(RecipeOptions):
+    """How images of every resolution are encoded: the recipe, the model, the batch."""
+
+    model: str = field(
+        default="sd2",
+        metadata=about(
+            "Encode with one of those that wdsprep models lists (tiny is a toy for trials), with "
+            "REPO[@REV] of a pipeline of diffusers, or with its folder.",
+            MODEL,
+            known=MODELS,
+            usual=True,
+            order=-1,
+            example="NAME|REPO[@REV]|FOLDER",
+            page="one that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
+            "folder; safetensors only, in one file or several with their index",
+        ),
+    )
+    batch_size: int | str = field(
+        default="auto",
+        metadata=about(
+            "Encode so many images at once; auto goes by the memory of the GPU.",
+            WORKERS,
+            read=auto,
+            metavar="AUTO|N",
+            usual=True,
+            order=-2,
+            example="auto|N",
+            page="auto: what fits into the GPU's free memory, fewer of a shape that is larger than "
+            "the square; it is halved where that was too much",
+        ),
+    )
+
+    @property
+    def of_encoding(self) -> Mapping[str, Any]:
+        """These alone, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
+
+
+@suggesting
+@dataclass(frozen=True, kw_only=True)
+class Encode(EncodingOptions, Recipe):
     """How images become latents while a trainer waits for them.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
@@ -109,13 +284,20 @@ class Encode(Recipe):
     device, and `device`, by default the trainer's.
     """
 
-    model: str = "sd2"
-    batch_size: int | str = "auto"
-    device: str = "auto"
+    device: str = field(
+        default="auto", metadata=about("The device to compute on; auto is the trainer's.")
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "batch_size", auto(self.batch_size))
+
+def hows_of(
+    how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
+) -> list[Encode]:
+    """Return one for each dataset, in the order of the places of a run."""
+    if not is_apart:
+        return [how(resolution=number) for number in resolutions] * texts
+    latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
+    alone: dict[str, Any] = {"latents": "none", "shapes": (), "max_crop": 1.0, "flip": False}
+    return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
 def check_on_the_way(encode: Encode) -> None:

@@ -1,10 +1,11 @@
 """What the user decides about fetching, and what comes of one URL."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
+from wdsprep.options import Options, about
 from wdsprep.text import at_least
 
 PASSING = frozenset(
@@ -20,10 +21,14 @@ ROBOTS = "robots.txt"
 """How the detail of a reject begins that was disallowed by it, and not by a header."""
 
 
-def check_contact(contact: str) -> None:
+DOWNLOADING = "Downloading"
+
+
+def check_contact(contact: str) -> str:
     """Refuse what no header can hold."""
-    if not (contact.isascii() and contact.isprintable()):
+    if not isinstance(contact, str) or not (contact.isascii() and contact.isprintable()):
         raise UsageError(f"{contact!r}: not a contact to show: give a URL or a mail address")
+    return contact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,87 @@ class FetchRules:
         at_least(0, retries=self.retries)
         at_least(1, requests=self.in_flight, per_host=self.per_host)
         check_contact(self.contact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions(Options):
+    """The same as a user says it."""
+
+    timeout: float = field(
+        default=FetchRules.timeout_s,
+        metadata=about(
+            "Give up an attempt at a URL after so many seconds.",
+            DOWNLOADING,
+            least=0.1,
+            usual=True,
+        ),
+    )
+    retries: int = field(
+        default=FetchRules.retries,
+        metadata=about("Try a URL so many times more.", DOWNLOADING, least=0, usual=True),
+    )
+    requests: int = field(
+        default=FetchRules.in_flight,
+        metadata=about(
+            "Have so many requests under way at a time from one machine.",
+            DOWNLOADING,
+            least=1,
+            usual=True,
+            page="have so many requests under way at a time from one machine: its workers share "
+            "them, on each node of a Ray cluster too",
+        ),
+    )
+    per_host: int = field(
+        default=FetchRules.per_host,
+        metadata=about(
+            "Have so many of them under way at one host.", DOWNLOADING, least=1, usual=True
+        ),
+    )
+    contact: str = field(
+        default=FetchRules.contact,
+        metadata=about(
+            "Show this URL or mail address to servers.", DOWNLOADING, read=check_contact
+        ),
+    )
+    ignore_robots: bool = field(
+        default=False, metadata=about("Fetch what robots.txt disallows.", DOWNLOADING)
+    )
+    ignore_opt_outs: bool = field(
+        default=False, metadata=about("Fetch what is marked noai or noimageai.", DOWNLOADING)
+    )
+    allow_private_hosts: bool = field(
+        default=FetchRules.allow_private,
+        metadata=about("Fetch from loopback and local networks too.", DOWNLOADING),
+    )
+    ignore_outage: bool = field(
+        default=False,
+        metadata=about(
+            "Take hosts for gone, not the network for down, where none of many answers.",
+            DOWNLOADING,
+        ),
+    )
+    allow_s3: bool = field(
+        default=FetchRules.allow_s3,
+        metadata=about(
+            "Read the rows of a table that are s3://, gs://, az:// or hf://, with your keys.",
+            DOWNLOADING,
+        ),
+    )
+
+    def rules(self, max_nbytes: int) -> FetchRules:
+        return FetchRules(
+            timeout_s=self.timeout,
+            retries=self.retries,
+            in_flight=self.requests,
+            per_host=self.per_host,
+            max_nbytes=max_nbytes,
+            contact=self.contact,
+            robots=not self.ignore_robots,
+            opt_outs=not self.ignore_opt_outs,
+            allow_private=self.allow_private_hosts,
+            minds_outage=not self.ignore_outage,
+            allow_s3=self.allow_s3,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

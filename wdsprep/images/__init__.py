@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from wdsprep.errors import UsageError
+from wdsprep.options import about
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -25,6 +26,15 @@ OTHER_IMAGES = frozenset(
 )
 """What nobody decodes here, as far as a name tells: by their first bytes they may be something
 else, and if not, each is a reject."""
+
+AREA = about(
+    "Reject images of more pixels than this.",
+    "Images",
+    least=1,
+    usual=True,
+    page="images of more pixels are rejects",
+)
+"""What is said of `max_area`, wherever images are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

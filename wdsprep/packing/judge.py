@@ -143,8 +143,8 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
         raise RejectedError(Code.CAPTION_TOO_SHORT, f"{length} characters")
     if 0 < rules.max_caption < length:
         raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
-    if rules.filter is not None:
-        rules.filter.check({"caption": sample.caption, **sample.facts})
+    if rules.condition is not None:
+        rules.condition.check({"caption": sample.caption, **sample.facts})
 
 
 def _identified(rules: PackRules, sample: Sample) -> Sample:

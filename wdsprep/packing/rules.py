@@ -1,16 +1,33 @@
-"""What the user decides about packing: which samples are kept, and what their shards look like."""
+"""What the user decides about packing: which samples are kept, and what their shards look like.
 
-from dataclasses import dataclass
+The options of `pack` stand here, with the settings of a dataset that they come to.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from wdsprep.dataset.buckets import parse_buckets
+from wdsprep.dataset.digests import FORM
 from wdsprep.errors import UsageError
-from wdsprep.images import Limits, Recode
-from wdsprep.limits import MAX_AREA, MAX_NBYTES
+from wdsprep.fetch.rules import FetchOptions, FetchRules
+from wdsprep.images import AREA, Limits, Recode, jpeg_quality
+from wdsprep.limits import MAX_AREA, MAX_DOWNLOAD_NBYTES, MAX_NBYTES
+from wdsprep.options import Options, about
 from wdsprep.packing import HASHES
-from wdsprep.text import at_least, names, one_of
+from wdsprep.runners.base import SpanCrewOptions
+from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
+from wdsprep.text import names, size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
+    from wdsprep.packing.slices import SourceSurvey
+    from wdsprep.runners.run import RunStatus
+    from wdsprep.sources import Columns
+
+IMAGES, COLUMNS, SOURCE = "Images", "Captions and columns", "Source"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,38 +50,371 @@ class Digest:
         return cls(column=column, hash=kind)
 
 
+def _condition(given: str) -> str:
+    """The text of a condition, if it can be used."""
+    from wdsprep.packing.filters import Filter
+
+    return Filter(given).text
+
+
+def _input_format(given: str) -> str:
+    from wdsprep.sources.recognise import format_of
+
+    return format_of(str(given))
+
+
 @dataclass(frozen=True, kw_only=True)
-class PackRules:
-    """What decides which samples are kept and what their shards look like. `kept` names the facts
-    that go into a shard (None: all of them)."""
+class ShardSizes(Options):
+    """When a shard is full."""
 
-    buckets: tuple[int, ...] = (256, 512)
-    samples_per_shard: int = 10_000
-    max_shard_nbytes: int = 2_000_000_000
-    full_check: bool = True
-    min_size: int = 0
-    max_area: int = MAX_AREA
-    max_nbytes: int = MAX_NBYTES
-    max_aspect_ratio: float = 0.0
-    min_caption: int = 0
-    max_caption: int = 0
-    filter: "Filter | None" = None
-    recode: Recode | None = None
-    kept: tuple[str, ...] | None = None
-    verify: Digest | None = None
-    compute_hash: str = ""
+    samples_per_shard: int = field(
+        default=10_000,
+        metadata=about("Begin another shard after so many samples.", OUTPUT, least=1, usual=True),
+    )
+    max_shard_size: int | str = field(
+        default="2GB",
+        metadata=about(
+            "Begin another shard before one has more bytes.",
+            OUTPUT,
+            read=size,
+            least=1,
+            metavar="SIZE",
+            usual=True,
+        ),
+    )
 
-    def __post_init__(self) -> None:
-        at_least(1, samples_per_shard=self.samples_per_shard, max_area=self.max_area)
-        at_least(1, max_shard_size=self.max_shard_nbytes)
-        at_least(0, min_size=self.min_size, max_aspect_ratio=self.max_aspect_ratio)
-        at_least(0, min_caption=self.min_caption, max_caption=self.max_caption)
-        one_of(("", *HASHES), compute_hash=self.compute_hash)
+    @cached_property
+    def max_shard_nbytes(self) -> int:
+        return size(self.max_shard_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackRules(ShardSizes):
+    """What decides which samples are kept and what their shards look like."""
+
+    buckets: str | Iterable[int] = field(
+        default="256,512",
+        metadata=about(
+            "The smallest shorter side of each bucket, in pixels. A training phase of a "
+            "resolution uses the buckets from there on.",
+            IMAGES,
+            read=parse_buckets,
+            usual=True,
+            page="the smallest shorter side of each bucket",
+        ),
+    )
+    check: str = field(
+        default="full",
+        metadata=about(
+            "Decode each image whole, or trust what its header says.",
+            IMAGES,
+            choices=("full", "header"),
+            usual=True,
+        ),
+    )
+    min_size: int = field(
+        default=0,
+        metadata=about(
+            "Reject images whose shorter side has fewer pixels.",
+            IMAGES,
+            least=0,
+            usual="the smallest bucket",
+            example="N",
+            page="reject images whose shorter side has fewer pixels; it counts where it is above "
+            "the smallest bucket",
+        ),
+    )
+    max_area: int = field(default=MAX_AREA, metadata=AREA)
+    max_aspect_ratio: float = field(
+        default=0.0,
+        metadata=about(
+            "Reject images whose longer side is more than so many times the shorter.",
+            IMAGES,
+            least=0,
+            example="N",
+        ),
+    )
+    max_bytes: int | str = field(
+        default=0,
+        metadata=about(
+            "Reject images of more bytes than this.",
+            IMAGES,
+            read=size,
+            metavar="SIZE",
+            usual="250MB; of a download 50MB",
+            example="250MB",
+            page="reject images of more bytes, from any source; of a download 50 MB unless given",
+        ),
+    )
+    reencode: int | str = field(
+        default="",
+        metadata=about(
+            "Write every image as JPEG of this quality, such as jpg:95.",
+            IMAGES,
+            read=jpeg_quality,
+            metavar="JPG:QUALITY",
+            example="jpg:95",
+            page="write every image as JPEG",
+        ),
+    )
+    max_side: int = field(
+        default=0,
+        metadata=about(
+            "Shrink images whose longer side has more pixels; needs --reencode.",
+            IMAGES,
+            least=0,
+            example="1024",
+            page="with `--reencode`, shrink larger images, but never their shorter side below the "
+            "smallest bucket",
+        ),
+    )
+    caption_col: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this column of a table, or field of the json.",
+            COLUMNS,
+            usual="recognised",
+        ),
+    )
+    image_col: str = field(
+        default="",
+        metadata=about(
+            "Take images from this column of a table, or member of a tar.",
+            COLUMNS,
+            usual="recognised",
+        ),
+    )
+    url_col: str = field(
+        default="",
+        metadata=about("Take the URLs of images from this column.", COLUMNS, usual="recognised"),
+    )
+    save_additional_columns: str | Iterable[str] | None = field(
+        default=None,
+        metadata=about(
+            "Keep only these columns or fields beside the caption.",
+            COLUMNS,
+            read=names,
+            metavar="A,B,...",
+            usual="all",
+            example="a,b",
+            page="keep only these fields or columns in each sample's json, beside caption and URL",
+        ),
+    )
+    min_caption: int = field(
+        default=0,
+        metadata=about("Reject captions of fewer characters.", COLUMNS, least=0, example="N"),
+    )
+    max_caption: int = field(
+        default=0,
+        metadata=about("Reject captions of more characters.", COLUMNS, least=0, example="N"),
+    )
+    filter: str = field(
+        default="",
+        metadata=about(
+            'Keep only what this is true of, such as "aesthetic >= 4.5 and pwatermark < 0.8".',
+            COLUMNS,
+            read=_condition,
+            example='"aesthetic >= 4.5 and pwatermark < 0.8"',
+            page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
+            "fields or the table's columns, in the language of `where=`",
+        ),
+    )
+    verify_hash: str | tuple[str, str] | Digest = field(
+        default="",
+        metadata=about(
+            "Reject images whose bytes do not have the digest of this column, such as md5.",
+            COLUMNS,
+            read=Digest.parse,
+            metavar="COLUMN[:HASH]",
+            example="COLUMN:HASH",
+            page="reject images whose bytes are not those that the table has the sha256, md5 or "
+            "sha512 of",
+        ),
+    )
+    compute_hash: str = field(
+        default="",
+        metadata=about("Keep the digest of each image in its json.", COLUMNS, choices=HASHES),
+    )
+
+    def check_together(self) -> None:
+        super().check_together()
+        if 0 < self.max_caption < self.min_caption:
+            raise UsageError("--max-caption is below --min-caption: no caption fits both")
+        if self.max_side and not self.reencode:
+            raise UsageError(
+                "--max-side needs --reencode, such as jpg:95: a smaller image is a new image"
+            )
+
+    @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """The buckets."""
+        return parse_buckets(self.buckets)
 
     @property
+    def full_check(self) -> bool:
+        return self.check == "full"
+
+    @cached_property
+    def max_nbytes(self) -> int:
+        return size(self.max_bytes) or MAX_NBYTES
+
+    @cached_property
     def limits(self) -> Limits:
         return Limits(
-            min_side=max(self.buckets[0], self.min_size),
+            min_side=max(self.sides[0], self.min_size),
             max_area=self.max_area,
             max_aspect_ratio=self.max_aspect_ratio,
         )
+
+    @cached_property
+    def recode(self) -> Recode | None:
+        if not self.reencode:
+            return None
+        return Recode(quality=jpeg_quality(self.reencode), max_side=self.max_side)
+
+    @cached_property
+    def condition(self) -> "Filter | None":
+        from wdsprep.packing.filters import Filter
+
+        return Filter(self.filter) if self.filter else None
+
+    @cached_property
+    def verify(self) -> Digest | None:
+        return Digest.parse(self.verify_hash) if self.verify_hash else None
+
+    @cached_property
+    def kept(self) -> tuple[str, ...] | None:
+        """The facts that go into a shard; None is all of them."""
+        return None if self.save_additional_columns is None else names(self.save_additional_columns)
+
+    @property
+    def columns(self) -> "Columns":
+        """What a source has to have."""
+        from wdsprep.sources import Columns
+
+        condition, digest = self.condition, self.verify
+        return Columns(
+            image=self.image_col,
+            caption=self.caption_col,
+            url=self.url_col,
+            digest=digest.column if digest else "",
+            filtered=tuple(sorted(condition.columns - {"caption"})) if condition else (),
+            kept=self.kept or (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackListener:
+    """Hears how a run goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    listed: Callable[[int], None] = lambda _count: None
+    found: "Callable[[SourceSurvey], None]" = lambda _survey: None
+    compared: Callable[[int, int], None] = lambda _done, _of: None
+    """How much of what has another date has been compared with what was packed, of how much."""
+    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
+
+
+@dataclass(frozen=True)
+class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
+    """All that `pack` is given."""
+
+    source: "str | os.PathLike[str]" = field(
+        default="downloads", metadata=about("What to pack.", is_place=True)
+    )
+    images: "str | os.PathLike[str]" = field(
+        default="shards/images", metadata=about("Where the shards go.", is_place=True)
+    )
+    _: KW_ONLY
+    limit: int = field(
+        default=0, metadata=limit("samples", SOURCE, "the rest is then packed with `--append`")
+    )
+    append: bool = field(
+        default=False,
+        metadata=about(
+            "Pack what the source has gained since.",
+            SOURCE,
+            page="pack what the source has gained since, into further shards",
+        ),
+    )
+    input_format: str = field(
+        default="auto",
+        metadata=about(
+            "Say what SOURCE holds, where that is not clear: images, tars, parquet, csv, tsv, "
+            "jsonl, txt, arrow or mds.",
+            SOURCE,
+            read=_input_format,
+            metavar="FORMAT",
+            usual=True,
+            example="auto|images|tars|parquet|csv|tsv|jsonl|txt|arrow|mds",
+            page="what the source holds, where a folder holds several kinds",
+        ),
+    )
+    retry_rejected: bool = field(
+        default=False,
+        metadata=about(
+            "Fetch again what failed in a way that may pass.",
+            "Downloading",
+            page="fetch again what failed in a way that may pass, and what these options allow now",
+        ),
+    )
+    overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))
+    track: str = field(default="", metadata=TRACK)
+    listener: PackListener | None = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.append and self.overwrite:
+            raise UsageError(
+                "--append keeps what is packed, --overwrite removes it: give one of them"
+            )
+        if self.retry_rejected and self.overwrite:
+            raise UsageError(
+                "--overwrite removes the rejects that --retry-rejected is for: give one"
+            )
+
+    @property
+    def fetching(self) -> FetchRules:
+        return self.rules(size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
+
+
+def settings_of(
+    options: PackOptions, source: str, form: Mapping[str, Any] = FORM
+) -> dict[str, Any]:
+    """Everything that decides the bytes of the dataset, but for the content of the source, which is
+    of the kind `source`. What may be fetched is the least that any slice was allowed: see
+    `wdsprep.dataset.settings`."""
+    found = {
+        **form,
+        "buckets": list(options.sides),
+        "caption_col": options.caption_col,
+        "check": options.check,
+        "filter": options.filter,
+        "image_col": options.image_col,
+        "max_area": options.max_area,
+        "max_aspect_ratio": options.max_aspect_ratio,
+        "max_caption": options.max_caption,
+        "max_shard_size": options.max_shard_nbytes,
+        "max_side": options.max_side,
+        "min_caption": options.min_caption,
+        "min_size": options.min_size,
+        "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
+        "samples_per_shard": options.samples_per_shard,
+        "source": source,
+    }
+    if options.kept is not None:
+        found["save_additional_columns"] = list(options.kept)
+    if options.verify is not None:
+        found["verify_hash"] = f"{options.verify.column}:{options.verify.hash}"
+    if options.compute_hash:
+        found["compute_hash"] = options.compute_hash
+    if source != "urls" and options.max_nbytes != MAX_NBYTES:
+        found["max_bytes"] = options.max_nbytes
+    if source == "urls":
+        found |= {
+            "max_bytes": options.fetching.max_nbytes,
+            "opt_outs": not options.ignore_opt_outs,
+            "robots": not options.ignore_robots,
+            "url_col": options.url_col,
+        } | ({"allow_s3": True} if options.allow_s3 else {})
+    return found

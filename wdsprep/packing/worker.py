@@ -172,7 +172,7 @@ class _Shards:
     _done: list[Shard] = field(default_factory=list)
 
     def add(self, key: str, sample: Sample, picture: Picture) -> None:
-        bucket = bucket_of(picture.width, picture.height, self.rules.buckets)
+        bucket = bucket_of(picture.width, picture.height, self.rules.sides)
         fields = _fields(key, sample, picture, bucket, self.rules.kept)
         nbytes = sum(len(data) for _, data in fields)
         current = self._open.get(bucket)

@@ -158,6 +158,7 @@ class CrewOptions(Options):
             "RAY_ADDRESS names one, and to encode on several GPUs.",
             WORKERS,
             choices=RUNNERS,
+            order=1,
             usual=True,
             page="processes of this machine, or Ray",
         ),
@@ -168,6 +169,7 @@ class CrewOptions(Options):
             "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
             WORKERS,
             usual="RAY_ADDRESS",
+            order=1,
             example="auto",
             page="the Ray cluster to work on; by default `RAY_ADDRESS`, else a Ray that is started "
             "here for the run",
@@ -180,6 +182,7 @@ class CrewOptions(Options):
             WORKERS,
             least=1,
             usual=True,
+            order=1,
             page="how often a unit of work is tried before it is left out and named",
         ),
     )

@@ -148,13 +148,14 @@ class Tracking:
             _log.warning("--track %s does not end: what it has not sent may be lost", self._kind)
 
 
-def check_tracker(kind: str) -> None:
-    """Before anything is done."""
+def check_tracker(kind: str) -> str:
+    """Check that a run can be told of there, before anything is done."""
     if not kind:
-        return
+        return kind
     one_of(TRACKERS, track=kind)
     if importlib.util.find_spec(kind) is None:
         raise UsageError(f"--track {kind} needs a further package: pip install 'wdsprep[{kind}]'")
+    return kind
 
 
 class RunTracking:

@@ -1,0 +1,118 @@
+"""All that `encode` is given, and what follows from it before anything is looked at: the recipes
+and the places of the datasets that a run makes."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from wdsprep.encoding import DTYPES
+from wdsprep.encoding.captions import CaptionOptions, OneCaption
+from wdsprep.encoding.crew import EncodeCrewOptions
+from wdsprep.encoding.places import check_apart_text, places_of
+from wdsprep.encoding.recipe import (
+    IMAGES,
+    RESOLUTION,
+    Encode,
+    EncodingOptions,
+    hows_of,
+    resolutions_of,
+)
+from wdsprep.encoding.shape_lists import check_serves
+from wdsprep.options import about
+from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
+from wdsprep.store.base import absolute
+from wdsprep.text import one_of
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.encode import EncodeListener
+
+
+@dataclass(frozen=True)
+class EncodeCall(EncodeCrewOptions, OneCaption, EncodingOptions):
+    """What one dataset and several have in common."""
+
+    images: "str | os.PathLike[str]" = field(
+        default="shards/images", metadata=about("The images to encode.", is_place=True)
+    )
+    out: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about("Where latents go.", is_place=True, metavar="[LATENTS]"),
+    )
+    _: KW_ONLY
+    limit: int = field(
+        default=0, metadata=limit("images", IMAGES, "without it the rest is done later")
+    )
+    overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
+    redo_changed: bool = field(
+        default=False,
+        metadata=about(
+            "Encode image shards again that were packed anew since, and remove the latents of "
+            "those that are gone.",
+            OUTPUT,
+        ),
+    )
+    track: str = field(default="", metadata=TRACK)
+    listener: "EncodeListener | None" = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        one_of(DTYPES, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class EncodeOne(EncodeCall):
+    """What a call for one dataset is given."""
+
+    _: KW_ONLY
+    resolution: int = field(default=0, metadata=RESOLUTION)
+
+
+@dataclass(frozen=True)
+class EncodeOptions(EncodeCall, CaptionOptions):
+    """What a call for any number of datasets is given."""
+
+    _: KW_ONLY
+    resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION)
+    text_out: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Store text once, in a dataset of its own here, and none beside the latents.",
+            OUTPUT,
+            is_place=True,
+            metavar="PLACE",
+            order=-1,
+            page="text in a dataset of its own there, and none beside the latents: [text stored "
+            "once](#text-stored-once)",
+        ),
+    )
+
+    def check_together(self) -> None:
+        super().check_together()
+        check_apart_text(self.text_out, self.latents, self.text)
+        _ = self.places
+        check_serves(self.shapes, self.resolutions)
+        _ = self.recipes
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        return resolutions_of(self.resolution)
+
+    @cached_property
+    def of_captions(self) -> CaptionOptions:
+        own = self.part(CaptionOptions)
+        return replace(own, captions=absolute(own.captions)) if own.captions else own
+
+    @cached_property
+    def places(self) -> Mapping[int | str, str]:
+        """Where datasets go, by their resolution, or by the name of their captions."""
+        captions = self.part(CaptionOptions)
+        return places_of(self.out, self.resolutions, self.latents, captions, self.text_out)
+
+    @cached_property
+    def recipes(self) -> list[Encode]:
+        """How each of them is made, in the order of their places."""
+        how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
+        texts = len(self.of_captions.sources)
+        return hows_of(how, self.resolutions, texts, is_apart=bool(self.text_out))
