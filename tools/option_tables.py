@@ -34,7 +34,8 @@ def shown(option: Option) -> str:
         value = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
     value = value or about.metavar
     if not option.is_command:
-        return f"{name}={about.example or ('' if option.is_required else repr(option.default))}"
+        usual = "" if option.is_required or option.default in (None, "") else repr(option.default)
+        return f"{name}={about.example or usual}"
     return f"{name} {value}" if value and not option.is_flag else name
 
 

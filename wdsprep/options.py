@@ -127,7 +127,7 @@ class Option:
             try:
                 value = self.about.read(given)
             except UsageError as error:
-                said = str(error)
+                said = str(error).strip()
                 raise UsageError(
                     said if self.spelled in said else f"{self.spelled} {said}"
                 ) from None
@@ -197,6 +197,7 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "str": _text,
     "str | None": _text,
     "str | os.PathLike[str]": _place,
+    "str | os.PathLike[str] | None": _place,
 }
 """How values are checked of which only the type says what they may be."""
 

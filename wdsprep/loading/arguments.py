@@ -14,10 +14,11 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import SHAPE, Dataset
 from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import short
+from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
 from wdsprep.loading.taking import TEXTS, check_choices, measured, shapes_of
-from wdsprep.text import examples, plural, whole
+from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Encoding
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 THREADS = 3
 CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
-FULL, LONGEST = PADS = ("full", "longest")
-"""How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
 OF_IMAGES = ("image", "txt", "key")
 OF_ALL = (*TEXTS, "json", "key")
 RESERVED = (*OF_IMAGES, *OF_ALL, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
@@ -55,10 +54,6 @@ class LoadPlan:
     cache: CacheDir | None
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise UsageError(f"epochs {self.epochs}: give 1 or more, or None for no end")
-        if self.pad not in PADS:
-            raise UsageError(f"pad {self.pad!r}: give one of {', '.join(PADS)}")
         for part in (part for dataset in self.datasets for part in dataset.beside):
             if self.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
                 raise UsageError(
@@ -165,7 +160,7 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise UsageError("give both rank and world_size, or none")
-        return whole("rank", rank), whole("world_size", world_size)
+        return rank, world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     own, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")

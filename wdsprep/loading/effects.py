@@ -228,12 +228,6 @@ def effects_of(
     captions: Mapping[str, float] | None = None,
 ) -> Effects:
     """The same with the stored arrays of the empty caption, where they will be needed."""
-    if not 0 <= real("drop_text", drop_text) <= 1:
-        raise UsageError(f"drop-text {drop_text}: a rate is from 0 to 1")
-    if not 0 <= real("flip", flip) <= 1:
-        raise UsageError(f"flip {flip}: a rate is from 0 to 1")
-    if pixels < 0:
-        raise UsageError(f"pixels {pixels}: give the side of a crop, or 0 for none")
     effects = Effects(
         datasets=datasets,
         seed=seed,

@@ -32,9 +32,10 @@ from wdsprep.encoding.tee import Tee
 from wdsprep.errors import FormatError
 from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.loading.arguments import LONGEST, LoadPlan
+from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Arrays, Batch, Memory
+from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
 from wdsprep.loading.reading import ATTEMPTS, Instead, Reader
 from wdsprep.loading.serving import (

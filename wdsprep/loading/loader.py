@@ -23,9 +23,8 @@ count is the trainer's: set `loader.step` before each epoch, or the DataLoader r
 torchdata's StatefulDataLoader asks each worker for its state, and needs as many workers again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +37,6 @@ from wdsprep.dataset.state import form_there
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
-    FULL,
     LoadPlan,
     ahead_of,
     check_tee,
@@ -47,63 +45,33 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Dataset, Places, Streams, of_phase, open_all, order_streams
+from wdsprep.loading.catalog import Dataset, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.images_in_shapes import latents_of
 from wdsprep.loading.joining import joined
-from wdsprep.loading.order import MAX_STEP, RUN, Order
+from wdsprep.loading.options import FULL, LoadOptions
+from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.serving import serve, serve_raw
 from wdsprep.loading.shelves.cache import CacheDir, cache_dir
 from wdsprep.loading.to_device import transferred
 from wdsprep.loading.where import those_where
+from wdsprep.options import taking
 from wdsprep.store import opened
-from wdsprep.text import brief, plural, whole, whole_or_none
+from wdsprep.text import brief, plural, whole
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Encoding
-    from wdsprep.encoding.recipe import Encode
     from wdsprep.loading.encoded import Session
 
 
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 
-def load(
-    streams: Streams,
-    *,
-    global_batch: int,
-    join: Places = (),
-    encode: "Encode | None" = None,
-    tee: str = "",
-    where: str | None = None,
-    seed: int = 0,
-    epochs: int | None = 1,
-    step: int = 0,
-    rank: int | None = None,
-    world_size: int | None = None,
-    fields: Iterable[str] | None = None,
-    raw: bool = False,
-    pixels: int = 0,
-    max_area: int = MAX_AREA,
-    captions: Mapping[str, float] | None = None,
-    drop_text: float = 0.0,
-    flip: float = 0.0,
-    homogeneous: bool = False,
-    shape_batch: int | None = None,
-    window: int = 256,
-    run: int = RUN,
-    epoch_steps: int | None = None,
-    threads: int | None = None,
-    ahead: int | None = None,
-    skip_missing: bool = False,
-    cache: str | Path | None = None,
-    cache_nbytes: int | None = None,
-    pad: str = FULL,
-    pin: bool = False,
-    device: str | torch.device | None = None,
-) -> "Loader":
-    """A loader of one dataset or of a mixture; each step is `global_batch` samples over all ranks.
+@taking(LoadOptions)
+def load(options: LoadOptions) -> "Loader":
+    """Return a loader of a dataset or of a mixture, whose steps are `global_batch` samples over all
+    ranks.
 
         for batch in wdsprep.load("shards/latents-256", global_batch=1024):
             train(batch["latent"], batch["emb"])
@@ -131,67 +99,71 @@ def load(
     `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
     of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
     """
-    is_plain = not (pixels or captions or drop_text or flip or pin) and pad == FULL
-    if raw and not (is_plain and fields is None and device is None):
+    is_plain = not (
+        options.pixels or options.captions or options.drop_text or options.flip or options.pin
+    )
+    if options.raw and not (
+        is_plain and options.pad == FULL and options.fields is None and options.device is None
+    ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
-    global_batch, seed = whole("global_batch", global_batch), whole("seed", seed)
-    pixels, step = whole("pixels", pixels), whole("step", step)
-    threads, ahead = whole_or_none("threads", threads), whole_or_none("ahead", ahead)
-    datasets, cached = open_all(streams, join), cache_dir(cache, cache_nbytes)
-    encoding = encoding_of(encode, device, raw=raw, pixels=pixels, tee=tee)
-    if max_area != MAX_AREA and not pixels:
+    pixels, tee, global_batch = options.pixels, str(options.tee), options.global_batch
+    datasets = open_all(options.streams, options.join)
+    cached = cache_dir(options.cache, options.cache_nbytes)
+    encoding = encoding_of(options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee)
+    if options.max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
-        check_tee(datasets, where)
+        check_tee(datasets, options.where)
         encoding = encoding.in_form(form_there(tee))
-    datasets = _served(datasets, where, encoding, pixels=pixels, tee=tee, cached=cached)
-    threads = threads or threads_for(encoding)
+    datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
+    threads = options.threads or threads_for(encoding)
     effects = effects_of(
         datasets,
-        seed=seed,
+        seed=options.seed,
         global_batch=global_batch,
-        drop_text=drop_text,
-        flip=flip,
+        drop_text=options.drop_text,
+        flip=options.flip,
         pixels=pixels,
-        max_area=max_area,
-        captions=captions,
+        max_area=options.max_area,
+        captions=options.captions,
     )
     order = Order(
         streams=order_streams(datasets),
         global_batch=global_batch,
-        seed=seed,
-        window=window,
-        run=run,
-        homogeneous=homogeneous or any(dataset.size for dataset in datasets),
-        shape_batch=shape_batch,
-        epoch_steps=epoch_steps,
+        seed=options.seed,
+        window=options.window,
+        run=options.run,
+        homogeneous=options.homogeneous or any(dataset.size for dataset in datasets),
+        shape_batch=options.shape_batch,
+        epoch_steps=options.epoch_steps,
         also=effects.parameters,
         also_places={name: each.store.url for name, each in effects.joined.items()},
     )
-    names = names_of(datasets, fields, pixels)
-    names = () if raw else names
+    names = names_of(datasets, options.fields, pixels)
+    names = () if options.raw else names
     if encoding is not None and short(FLIPPED) in names:
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
-    rank, world = placed(rank, world_size)
-    order.check(step, rank=rank, world=world)
+    rank, world = placed(options.rank, options.world_size)
+    order.check(options.step, rank=rank, world=world)
+    ahead = options.ahead
     plan = LoadPlan(
         datasets=datasets,
         order=order,
         rank=rank,
         world=world,
-        epochs=whole_or_none("epochs", epochs),
+        epochs=options.epochs,
         names=names,
         effects=effects,
-        raw=raw,
+        raw=options.raw,
         threads=threads,
         ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
-        pad=pad,
-        pin=pin,
-        device=None if device is None else torch.device(device),
-        skip_missing=skip_missing,
+        pad=options.pad,
+        pin=options.pin,
+        device=None if options.device is None else torch.device(options.device),
+        skip_missing=options.skip_missing,
         cache=cached,
     )
-    return Loader(plan, step=step, encoding=encoding, tee=tee)
+    return Loader(plan, step=options.step, encoding=encoding, tee=tee)
 
 
 def _served(

@@ -65,7 +65,7 @@ class CacheDir:
     nbytes: int
 
 
-def cache_dir(folder: "str | Path | None", nbytes: int | None) -> CacheDir | None:
+def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
     """What a user asked for, with the folder made."""
     if folder is None and nbytes is None:
         return None

@@ -22,23 +22,20 @@ made again; a trainer or the driver that dies begins a new stream from its last 
 
 import atexit
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
 
 import ray
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.encoding.recipe import Encode
 from wdsprep.errors import UsageError
-from wdsprep.loading.arguments import FULL
-from wdsprep.loading.catalog import Places, Stream, as_streams, places_of
+from wdsprep.loading.catalog import Stream, as_streams, places_of
 from wdsprep.loading.loader import load
-from wdsprep.loading.order import RUN
+from wdsprep.loading.options import ServingOptions, StreamOptions
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
-from wdsprep.loading.streaming.pipeline import Pipeline, Pool, ahead_of, least_ahead
+from wdsprep.loading.streaming.pipeline import Pipeline, ahead_of, least_ahead
 from wdsprep.loading.streaming.trainer import Trainer
+from wdsprep.options import taking
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -46,37 +43,10 @@ from wdsprep.text import plural
 LEAST = 2  # cores of a Ray that is started here: one worker of each stage
 
 
-def stream(
-    images: str | Stream | Iterable[str | Stream],
-    *,
-    encode: Encode,
-    global_batch: int,
-    join: Places = (),
-    where: str | None = None,
-    trainers: int = 1,
-    seed: int = 0,
-    epochs: int | None = 1,
-    step: int = 0,
-    state: Mapping[str, Any] | None = None,
-    fields: Iterable[str] | None = None,
-    captions: Mapping[str, float] | None = None,
-    drop_text: float = 0.0,
-    flip: float = 0.0,
-    homogeneous: bool = False,
-    shape_batch: int | None = None,
-    window: int = 256,
-    run: int = RUN,
-    epoch_steps: int | None = None,
-    skip_missing: bool = False,
-    pad: str = FULL,
-    tee: str = "",
-    decoders: Pool | None = None,
-    encoders: Pool | None = None,
-    gpus_per_encoder: float = 1.0,
-    ray_address: str | None = None,
-) -> "Feed":
-    """Batches for `trainers` trainers, made of image shards by other processes on a Ray cluster:
-    that of this process, of `ray_address`, or one started here.
+@taking(StreamOptions)
+def stream(options: StreamOptions) -> "Feed":
+    """Serve `trainers` trainers with batches that other processes make of image shards on a Ray
+    cluster: that of this process, of `ray_address`, or one started here.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
         with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
@@ -87,48 +57,34 @@ def stream(
     latent shards. `decoders` and `encoders` are the least and the most workers of a stage, by
     default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders share a GPU.
     """
-    streams = [_anywhere(each) for each in as_streams(images)]
-    join = tuple(map(absolute, places_of(join)))
-    tee = tee and absolute(tee)  # workers and trainers may run in other folders
+    encode, trainers = options.encode, options.trainers
+    # workers and trainers may run in other folders
+    served = {each.name: getattr(options, each.name) for each in fields(ServingOptions)}
+    served["join"] = tuple(map(absolute, places_of(options.join)))
+    served["tee"] = tee = absolute(options.tee) if options.tee else ""
+    streams = [_anywhere(each) for each in as_streams(options.images)]
     stack = ExitStack()
     with stack:
-        stack.enter_context(connected(ray_address, cpus=LEAST, dashboard=False))
+        stack.enter_context(connected(options.ray_address, cpus=LEAST, dashboard=False))
         device = encode.device if encode.device != "auto" else "cuda" if _total("GPU") else "cpu"
-        gpus = gpus_per_encoder if device.startswith("cuda") else 0.0
+        gpus = options.gpus_per_encoder if device.startswith("cuda") else 0.0
         _check_room(gpus)
         loader = load(
             streams,
-            global_batch=global_batch,
             encode=replace(encode, device=device),
-            join=join,
-            tee=tee,
-            where=where,
-            seed=seed,
-            epochs=epochs,
-            step=step,
             rank=0,
             world_size=trainers,
-            fields=fields,
-            captions=captions,
-            drop_text=drop_text,
-            flip=flip,
-            homogeneous=homogeneous,
-            shape_batch=shape_batch,
-            window=window,
-            run=run,
-            epoch_steps=epoch_steps,
-            skip_missing=skip_missing,
-            pad=pad,
             threads=1,
+            **served,
         )
-        if state is not None:
-            loader.load_state_dict(state)
+        if options.state is not None:
+            loader.load_state_dict(options.state)
         if loader.encoding is None:
             raise UsageError("a stream is of images: give what wdsprep pack has made")
         arrays = fields_of(loader.encoding.settings["layout"])
         room = StreamRoom.of(_total("object_store_memory"), encode.resolution, arrays)
-        decoders = decoders or (1, max(1, int(_total("CPU"))))
-        encoders = encoders or (1, max(1, int(_most_encoders(gpus))))
+        decoders = options.decoders or (1, max(1, int(_total("CPU"))))
+        encoders = options.encoders or (1, max(1, int(_most_encoders(gpus))))
         least = least_ahead(decoders, encoders, trainers)
         pieces = Pieces(
             plan=loader.plan, encoding=loader.encoding, most=room.most(least), kept=bool(tee)

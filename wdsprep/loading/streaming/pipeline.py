@@ -14,6 +14,7 @@ from ray.data._internal.execution.backpressure_policy import (
 from ray.exceptions import RayTaskError
 
 from wdsprep.errors import WorkError
+from wdsprep.loading.options import Pool
 from wdsprep.loading.streaming import source, workers
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.source import Numbers, new_pace
@@ -26,8 +27,6 @@ for _by_value in (versions, workers, source):
 
 PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
 PER_TRAINER = 4  # steps, or pieces where the object store is small
-
-Pool = tuple[int, int]
 
 
 def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:

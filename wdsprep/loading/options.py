@@ -1,0 +1,370 @@
+"""What `load` and `stream` are given: `ServingOptions` are those of both, with the same meaning, so
+that a run may stop in one and go on in the other. No torch is imported for them."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_AREA
+from wdsprep.loading.order import RUN
+from wdsprep.options import Options, about
+from wdsprep.text import real, whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from wdsprep.encoding.recipe import Encode
+    from wdsprep.loading.catalog import Places, Stream, Streams
+
+FULL, LONGEST = PADS = ("full", "longest")
+"""How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
+Pool = tuple[int, int]
+"""The least and the most workers of a stage."""
+
+
+def _rate(given: Any) -> float:
+    if not 0 <= real("a rate of", given) <= 1:
+        raise UsageError(f"{given}: a rate is from 0 to 1")
+    return float(given)
+
+
+def _side(given: Any) -> int:
+    if (side := whole("", given)) < 0:
+        raise UsageError(f"{given}: give the side of a crop, or 0 for none")
+    return side
+
+
+def _encode(given: Any) -> "Encode":
+    from wdsprep.encoding.recipe import Encode
+
+    if not isinstance(given, Encode):
+        raise UsageError(f"{given!r}: give wdsprep.Encode(resolution=...)")
+    return given
+
+
+def _device(given: Any) -> "torch.device":
+    import torch
+
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f"{given!r}: give a device of torch, such as cuda, cuda:1 or cpu"
+        ) from None
+
+
+def _pool(given: Any) -> Pool:
+    try:
+        least, most = (whole("", number) for number in given)
+    except (TypeError, ValueError, UsageError):
+        least, most = 1, 0
+    if not 1 <= least <= most:
+        raise UsageError(f"{given!r}: give the least and the most workers, such as (1, 8)")
+    return least, most
+
+
+ENCODE = about(
+    "How image shards become latents on the way.",
+    read=_encode,
+    page="image shards as the latents they will be: [Encode while "
+    "training](#encode-while-training)",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(Options):
+    """What is served, in which order."""
+
+    is_command: ClassVar[bool] = False
+
+    global_batch: int = field(
+        metadata=about(
+            "The samples of a step over all ranks.",
+            least=1,
+            most=(1 << 20) - 1,
+            also=("batch_size", "batch", "batchsize"),
+        )
+    )
+    join: "Places" = field(
+        default=(),
+        metadata=about(
+            "Datasets of the same images, whose arrays stand beside these.",
+            example='["shards/text", "scores.parquet"]',
+            page="beside the samples what else was [made of the same images]"
+            "(#text-and-latents-apart), and [columns of a table](#columns-of-a-table)",
+        ),
+    )
+    where: str | None = field(
+        default=None,
+        metadata=about(
+            "A condition on the json of samples: others are left out.",
+            also=("filter",),
+            example='"aesthetic >= 6"',
+            page="only [samples that meet a condition](#samples-that-meet-a-condition) on their "
+            "json",
+        ),
+    )
+    seed: int = field(default=0, metadata=about("The seed of the order.", least=0))
+    epochs: int | None = field(
+        default=1,
+        metadata=about(
+            "The length of an iteration, in epochs; None for one without end.",
+            least=1,
+            also=("num_epochs",),
+        ),
+    )
+    step: int = field(default=0, metadata=about("The step to begin at."))
+    fields: Iterable[str] | None = field(
+        default=None,
+        metadata=about(
+            "What a batch holds.",
+            also=("columns", "keys"),
+            example='("latent", "emb", "txt", "json", "key")',
+            page="what a batch holds; by default the arrays, `mask` where there is one, `shape` "
+            "where there are several, and `key`, and of image shards `image` (bytes), `txt` and "
+            "`key`",
+        ),
+    )
+    captions: Mapping[str, float] | None = field(
+        default=None,
+        metadata=about(
+            "Weights by which each sample has one of several captions.",
+            example='{"long": 0.8, "alt": 0.2}',
+            page="for each sample one of [several captions](#several-captions)",
+        ),
+    )
+    drop_text: float = field(
+        default=0.0,
+        metadata=about(
+            "The rate at which captions become the empty one.",
+            read=_rate,
+            also=("caption_dropout", "drop_caption", "cfg_dropout"),
+            example="0.1",
+            page="the rate of captions, up to 1, that become the empty one, the same after a "
+            "resume",
+        ),
+    )
+    flip: float = field(
+        default=0.0,
+        metadata=about(
+            "The rate at which latents are those of mirror images.",
+            read=_rate,
+            example="0.5",
+            page="the rate of images, up to 1, whose latents are those of the mirror image, the "
+            "same after a resume; of datasets encoded with `--flip`, and with `Encode(flip=True)`",
+        ),
+    )
+    homogeneous: bool = field(
+        default=False,
+        metadata=about(
+            "Whether each step is of one stream, or of one shape of it.",
+            example="True",
+            page="each batch from one stream, for arrays of different shapes, as latents of 256 "
+            "and of 512; always so where a dataset has [many shapes](#images-of-many-shapes)",
+        ),
+    )
+    shape_batch: int | None = field(
+        default=None,
+        metadata=about(
+            "How many neighbours in a step are of one shape, a multiple of what a rank gets.",
+            least=1,
+            page="so many neighbours of a step are of one stream and shape, not all of it: [images "
+            "of many shapes](#images-of-many-shapes)",
+        ),
+    )
+    window: int = field(
+        default=256,
+        metadata=about(
+            "How far the order shuffles inside a shard.",
+            least=1,
+            most=(1 << 31) - 1,
+            also=("shuffle_buffer", "buffer_size", "shuffle"),
+        ),
+    )
+    run: int = field(
+        default=RUN,
+        metadata=about(
+            "How many neighbours stay together inside a shard, as one request to S3.",
+            least=1,
+            most=(1 << 31) - 1,
+        ),
+    )
+    epoch_steps: int | None = field(
+        default=None,
+        metadata=about(
+            "The steps of an epoch, where they are not those of the data.",
+            least=1,
+            also=("steps_per_epoch",),
+        ),
+    )
+    skip_missing: bool = field(
+        default=False,
+        metadata=about(
+            "Whether other samples are served in place of those of a missing shard.",
+            example="True",
+            page="other samples in place of a missing shard's; without it, an error",
+        ),
+    )
+    pad: str = field(
+        default=FULL,
+        metadata=about(
+            "How far arrays as long as their captions are filled with zeros.",
+            choices=PADS,
+            example='"longest"',
+            page="where captions are of true length, zeros up to the longest of the batch, not of "
+            "all: [captions of true length](#captions-of-true-length)",
+        ),
+    )
+    tee: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "The place to keep latents that are made on the way.",
+            page="where to keep latents that are made on the way, as `wdsprep encode` would",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class LoadOptions(ServingOptions):
+    """All that `load` is given."""
+
+    streams: "Streams" = field(metadata=about("A dataset, or several that are mixed."))
+    _: KW_ONLY
+    encode: "Encode | None" = field(default=None, metadata=ENCODE)
+    rank: int | None = field(
+        default=None,
+        metadata=about(
+            "The number of this process among those that train.",
+            least=0,
+            page="where neither torch.distributed nor `RANK` in the environment says it",
+        ),
+    )
+    world_size: int | None = field(
+        default=None,
+        metadata=about(
+            "How many processes train.",
+            least=1,
+            page="where neither torch.distributed nor `WORLD_SIZE` in the environment says it",
+        ),
+    )
+    raw: bool = field(
+        default=False,
+        metadata=about(
+            "Whether samples come one by one, as webdataset has them.",
+            example="True",
+            page="samples one by one as webdataset has them; for tars of another program "
+            "(`wdsprep index` first) this or `pixels=`",
+        ),
+    )
+    pixels: int = field(
+        default=0,
+        metadata=about(
+            "The side of the crops that images are served as.",
+            read=_side,
+            also=("resolution", "image_size"),
+            example="256",
+            page="image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, 256), "
+            "of the images that are large enough",
+        ),
+    )
+    max_area: int = field(
+        default=MAX_AREA,
+        metadata=about(
+            "The most pixels of an image that is cropped; one of more is damage.",
+            least=1,
+            example="100_000_000",
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=about(
+            "The threads that read.",
+            least=0,
+            also=("num_workers", "workers"),
+            example="3",
+            page="threads that read; 2 on a machine with two cores",
+        ),
+    )
+    ahead: int | None = field(
+        default=None,
+        metadata=about(
+            "The steps that are read beforehand.",
+            least=0,
+            also=("prefetch", "prefetch_factor"),
+            example="4",
+            page="steps that are read beforehand; by default one more than threads",
+        ),
+    )
+    cache: "str | os.PathLike[str] | None" = field(
+        default=None,
+        metadata=about(
+            "A local folder for what comes over a network.",
+            also=("cache_dir",),
+            page="a local folder for what comes over a network; all processes of a machine may "
+            "share it",
+        ),
+    )
+    cache_nbytes: int | None = field(
+        default=None,
+        metadata=about("The most bytes that the cache may hold.", also=("cache_size",)),
+    )
+    pin: bool = field(
+        default=False,
+        metadata=about(
+            "Whether batches are in pinned memory, for the trainer to copy.",
+            also=("pin_memory",),
+            example="True",
+            page="only pin the memory of batches",
+        ),
+    )
+    device: "str | torch.device | None" = field(
+        default=None,
+        metadata=about(
+            "The device that batches are copied to, one step ahead.",
+            read=_device,
+            example='"cuda"',
+            page="copy batches to the GPU one step ahead",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class StreamOptions(ServingOptions):
+    """All that `stream` is given."""
+
+    images: "str | Stream | Iterable[str | Stream]" = field(
+        metadata=about("Image shards, or several datasets of them.")
+    )
+    _: KW_ONLY
+    encode: "Encode" = field(metadata=ENCODE)
+    trainers: int = field(
+        default=1, metadata=about("How many processes train.", least=1, also=("world_size",))
+    )
+    state: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=about("The state to go on from, which `state_dict` of any mode gave."),
+    )
+    decoders: Pool | None = field(
+        default=None,
+        metadata=about(
+            "The least and the most workers that decode; up to what the cluster has.",
+            read=_pool,
+        ),
+    )
+    encoders: Pool | None = field(
+        default=None,
+        metadata=about(
+            "The least and the most workers that encode; up to what the cluster has.",
+            read=_pool,
+        ),
+    )
+    gpus_per_encoder: float = field(
+        default=1.0,
+        metadata=about("The GPUs of an encoder; below 1, encoders share one.", least=0),
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata=about("The Ray cluster, where it is not that of this process.", example='"auto"'),
+    )
