@@ -112,6 +112,10 @@ class Option:
     def is_flag(self) -> bool:
         return self.annotation == "bool"
 
+    @property
+    def is_number(self) -> bool:
+        return self.annotation in NUMBERS
+
     def read(self, given: Any) -> Any:
         """The value of what is given, or a refusal that names the option."""
         if self.default in ("", ()) and given in (self.default, []):
@@ -131,6 +135,8 @@ class Option:
                 raise UsageError(
                     said if self.spelled in said else f"{self.spelled} {said}"
                 ) from None
+        elif self.about.is_place:
+            value = _place(self.spelled, given)
         else:
             value = KINDS.get(self.annotation, _anything)(self.spelled, given)
         self._check(value)
@@ -149,8 +155,7 @@ class Option:
 
     def read_text(self, text: str) -> Any:
         """The same of a word of a command line."""
-        numbers = {"int": int, "int | None": int, "float": float}
-        parse = self.about.parse or numbers.get(self.annotation)
+        parse = self.about.parse or NUMBERS.get(self.annotation)
         try:
             return self._read(text if parse is None else parse(text))
         except ValueError:
@@ -189,10 +194,17 @@ def _anything(_name: str, given: Any) -> Any:
     return given
 
 
+NUMBERS: Mapping[str, Callable[[str], float]] = {
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "float | None": float,
+}
 KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "int": whole,
     "int | None": whole,
     "float": real,
+    "float | None": real,
     "bool": _flag,
     "str": _text,
     "str | None": _text,
@@ -321,8 +333,28 @@ def taking(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, 
     return decorate
 
 
-Place: TypeAlias = "str | os.PathLike[str]"
+Place: TypeAlias = str | os.PathLike[str]
+
+
+def as_places(given: Place | Sequence[Place]) -> tuple[Place, ...]:
+    """Return several places, of which one alone may be given as it is."""
+    return (given,) if isinstance(given, str | os.PathLike) else tuple(given)
+
+
 R_co = TypeVar("R_co", covariant=True)
+
+
+Q = ParamSpec("Q")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class TwoWays(Protocol[P, R_co, Q, S_co]):
+    """A function whose result depends on how it is called."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Q.args, **options: Q.kwargs) -> S_co: ...
 
 
 class OfDatasets(Protocol[P, R_co]):

@@ -10,7 +10,6 @@ import pytest
 import wdsprep
 from tests.kit.packs import jpeg, write_files
 from wdsprep.cli import cli
-from wdsprep.cli.command import LibraryCommand
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.errors import UsageError
 
@@ -48,7 +47,7 @@ def test_at_most_sixteen_names_which_dir_lists() -> None:
 @pytest.mark.parametrize("name", CALLED)
 def test_a_command_has_the_options_and_defaults_of_its_function(name: str) -> None:
     command = cli.commands[name.rstrip("_")]  # Python keeps the word import for itself
-    assert isinstance(command, LibraryCommand | DeclaredCommand)
+    assert isinstance(command, DeclaredCommand)
     module, _, function = command.function.partition(":")
     assert getattr(wdsprep, name).__module__ == module
     assert function == name
@@ -57,8 +56,8 @@ def test_a_command_has_the_options_and_defaults_of_its_function(name: str) -> No
 
 
 def test_defaults_are_written_once() -> None:
-    """In the signatures: `LibraryCommand` has them from there."""
-    source = Path(inspect.getfile(LibraryCommand)).read_text()
+    """In the declarations: `DeclaredCommand` has them from there."""
+    source = Path(inspect.getfile(DeclaredCommand)).read_text()
     assert not re.findall(r"(?<!show_)\bdefault=", source)
 
 

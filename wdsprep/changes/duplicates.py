@@ -29,11 +29,13 @@ from typing import cast
 
 from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, largest
 from wdsprep.changes.hashes import Hashing, HashUnit, ImagesLooked, kept_beside, open_images
+from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.runners.base import CrewOptions, Finished, Quarantined, Runner, Step
+from wdsprep.options import Place, taking_datasets
+from wdsprep.runners.base import Finished, Quarantined, Runner, Step
 from wdsprep.runners.here import runner_for
 from wdsprep.store.base import absolute
-from wdsprep.text import command, unheard, whole
+from wdsprep.text import command, unheard
 
 DISTANCE = 6
 MOST_DISTANCE = 12
@@ -74,18 +76,8 @@ class DuplicatesListener:
     compared: Callable[[int, int], None] = unheard
 
 
-def duplicates(
-    *datasets: "str | os.PathLike[str]",
-    distance: int = DISTANCE,
-    output: "str | os.PathLike[str]" = "",
-    table: "str | os.PathLike[str]" = "",
-    hashes: "str | os.PathLike[str]" = "",
-    workers: int | str = "auto",
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    listener: DuplicatesListener | None = None,
-) -> Duplicates:
+@taking_datasets(DuplicatesOptions)
+def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplicates:
     """Find images of `datasets` that are equal, or look alike within `distance` bits of 64.
 
         found = wdsprep.duplicates("shards/images", output="copies.txt")
@@ -96,27 +88,19 @@ def duplicates(
     of a loader. What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
-    options = CrewOptions(
-        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
-    )
-    if not 0 <= whole("--distance", distance) <= MOST_DISTANCE:
-        raise UsageError(
-            f"--distance {distance}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is "
-            "another picture"
-        )
-    listener = listener or DuplicatesListener()
-    images = _opened([os.fspath(url) for url in datasets], os.fspath(hashes))
-    with copy_files(os.fspath(output), os.fspath(table), images) as files:
+    listener = options.listener or DuplicatesListener()
+    images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
+    with copy_files(os.fspath(options.output), os.fspath(options.table), images) as files:
         make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
         _look(images, make_runner, listener)
         for one in images:
             one.kept.publish()
         search = CopySearch(images)
-        copies = search.copies(distance, listener.compared)
+        copies = search.copies(options.distance, listener.compared)
         files.write(copies)
     return Duplicates(
         datasets=tuple(one.shown for one in images),
-        distance=distance,
+        distance=options.distance,
         samples=len(search.pixels),
         equal=int(copies.equal.sum()),
         near=int((~copies.equal).sum()),

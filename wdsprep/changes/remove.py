@@ -34,8 +34,9 @@ from dataclasses import dataclass, replace
 
 from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
+from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
-from wdsprep.changes.wanted import Asked, WantedSamples
+from wdsprep.changes.wanted import WantedSamples
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
@@ -52,6 +53,7 @@ from wdsprep.dataset.removed import (
 )
 from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed, write_manifest
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
+from wdsprep.options import Place, taking_datasets
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import EXAMPLES, plural
@@ -71,16 +73,8 @@ class RemoveListener:
     done: Callable[[int, int], object] = lambda _done, _of: None
 
 
-def remove(
-    *datasets: "str | os.PathLike[str]",
-    keys: Asked = "",
-    urls: Asked = "",
-    sha256: Asked = "",
-    sources: Asked = "",
-    keep_copies: bool = False,
-    yes: bool = False,
-    listener: RemoveListener | None = None,
-) -> "Removal":
+@taking_datasets(RemoveOptions)
+def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """Take samples out of datasets, so that no `pack` or `encode` brings them back.
 
         removal = wdsprep.remove("shards/images", "shards/latents-256", keys="000000000012")
@@ -90,17 +84,19 @@ def remove(
     """
     if not datasets:
         raise UsageError("nothing to remove from: name a dataset")
-    listener = listener or RemoveListener()
+    listener = options.listener or RemoveListener()
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is named twice: name each once")
-    wanted = WantedSamples.of(keys=keys, urls=urls, sha256=sha256, sources=sources)
+    wanted = WantedSamples.of(
+        keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
+    )
     ended = _end_begun(urls_of, listener)
     if not wanted and not ended:
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
-    finder = Finder(wanted=wanted, keeps_copies=keep_copies, heard=listener.found)
+    finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.found)
     job = _Job(places, finder)
     job.find()
     removal = job.removal(ended=ended)
@@ -108,7 +104,7 @@ def remove(
         job.publish()
         return removal
     listener.planned(removal)
-    if not (yes or listener.asked(removal)):
+    if not (options.yes or listener.asked(removal)):
         return removal
     job.mark()
     job.catch_up()

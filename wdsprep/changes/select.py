@@ -29,15 +29,16 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
+from wdsprep.options import taking
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
 from wdsprep.store.base import check_apart
-from wdsprep.text import at_least, size
 
 if TYPE_CHECKING:
     from wdsprep.changes.filling import SelectAsked
@@ -72,25 +73,8 @@ class Selected:
         return any(outcome.quarantined for outcome in self.outcomes.values())
 
 
-def select(
-    datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
-    out: "str | os.PathLike[str]",
-    *,
-    where: str = "",
-    keys: "str | os.PathLike[str] | Iterable[str]" = "",
-    count: int = 0,
-    seed: int = 0,
-    split: str | Mapping[str, float] = "",
-    samples_per_shard: int = 10_000,
-    max_shard_size: int | str = "2GB",
-    prefix: bool = False,
-    workers: int | str = 0,
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    overwrite: bool = False,
-    listener: SelectListener | None = None,
-) -> Selected:
+@taking(SelectOptions)
+def select(options: SelectOptions) -> Selected:
     """Copy samples of datasets into new ones: those that meet `where`, have one of `keys`, are
     among `count` drawn at random, or all; in parts, if there is a `split`.
 
@@ -102,31 +86,28 @@ def select(
     The options are those of `wdsprep select`; `keys` may be keys, too, and the datasets one or
     several. Interrupted or killed, the same call goes on where it was.
     """
-    at_least(0, count=count)
-    at_least(1, samples_per_shard=samples_per_shard)
-    options = SpanCrewOptions(
-        runner=runner,
-        workers=workers,
-        ray_address=ray_address,
-        max_attempts=max_attempts,
-    )
     from wdsprep.changes.filling import SelectAsked
     from wdsprep.changes.selection import WantedKeys
 
-    nbytes = size(max_shard_size)
-    at_least(1, max_shard_size=nbytes)
-    given = [datasets] if isinstance(datasets, str | os.PathLike) else list(datasets)
+    keys = options.keys
     asked = SelectAsked(
-        where=where,
+        where=options.where,
         keys=None if isinstance(keys, str) and not keys else WantedKeys.of(keys),
-        count=count,
-        seed=seed,
-        parts=parts_of(split),
-        samples=samples_per_shard,
-        nbytes=nbytes,
-        prefix=prefix,
+        count=options.count,
+        seed=options.seed,
+        parts=parts_of(options.split),
+        samples=options.samples_per_shard,
+        nbytes=options.max_shard_nbytes,
+        prefix=options.prefix,
     )
-    return _selected(given, os.fspath(out), asked, options, overwrite, listener or SelectListener())
+    return _selected(
+        options.places,
+        os.fspath(options.out),
+        asked,
+        options.part(SpanCrewOptions),
+        options.overwrite,
+        options.listener or SelectListener(),
+    )
 
 
 def parts_of(split: "str | Mapping[str, float]") -> "Parts":

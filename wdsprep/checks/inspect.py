@@ -11,8 +11,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, ParamSpec, cast
 
+from wdsprep.checks.options import InspectOptions, OverviewOptions
 from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
@@ -29,32 +30,30 @@ from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import members_of, split_member
 from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.options import TwoWays, taking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import Counting, command, plural, unheard
+from wdsprep.text import command, plural
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CountHeard = Callable[[int], None]
 
 
-@overload
-def inspect(dataset: "str | os.PathLike[str]") -> "Overview": ...
-@overload
-def inspect(
-    dataset: "str | os.PathLike[str]",
-    key: str,
-    *,
-    out: "str | os.PathLike[str]" = "",
-    heard: Counting = unheard,
-) -> "Overview | Looked | Reject": ...
-def inspect(
-    dataset: "str | os.PathLike[str]",
-    key: str = "",
-    *,
-    out: "str | os.PathLike[str]" = "",
-    heard: Counting = unheard,
-) -> "Overview | Looked | Reject":
-    """What a dataset is, by its manifest; or the sample with the key `key`, or its reject.
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+
+
+def _overloaded(
+    _whole: Callable[P, OverviewOptions], _sample: Callable[Q, InspectOptions]
+) -> "Callable[[object], TwoWays[P, Overview, Q, Overview | Looked | Reject]]":
+    """Tell type checkers which call gives what."""
+    return lambda function: cast("Any", function)
+
+
+@_overloaded(OverviewOptions, InspectOptions)
+@taking(InspectOptions)
+def inspect(options: InspectOptions) -> "Overview | Looked | Reject":
+    """Return what a dataset is, by its manifest; or the sample with the key `key`, or its reject.
 
         wdsprep.inspect("shards/images").facts["phases"]
         wdsprep.inspect("shards/images", "000000000012").facts
@@ -63,13 +62,13 @@ def inspect(
     `out` is a folder, or a URL of a bucket or the hub, to write the members of the sample to.
     `heard` is told how many shards were looked at, of how many.
     """
-    dataset, out = os.fspath(dataset), os.fspath(out)
+    dataset, out, key = os.fspath(options.dataset), os.fspath(options.out), options.key
     if out and not key:
         raise UsageError("-o is for the sample of a KEY")
     store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
-    found = look(store, manifest, key, lambda count: heard(count, len(manifest.shards)))
+    found = look(store, manifest, key, lambda count: options.heard(count, len(manifest.shards)))
     if out and isinstance(found, Looked):
         found = replace(found, written=tuple(found.write(out)))
     return found

@@ -9,16 +9,17 @@ these. Of rejects, what can be read stays, and the rest becomes rejects whose re
 list of inputs is removed, and the next `pack` writes it again from the table.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks import Finding, Kind
+from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.checks.verify import VerifyListener, verify
+from wdsprep.checks.verify import VerifyListener, check_datasets
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -41,8 +42,9 @@ from wdsprep.dataset.rejects import Reject, RejectsFile, leaves, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.options import taking
 from wdsprep.packing.retry_rejected import read_retries
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.here import runner_for
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import plural
 
@@ -61,17 +63,8 @@ class RepairListener:
     done: Callable[[int], None] = lambda _files: None
 
 
-def repair(
-    dataset: "str | os.PathLike[str]",
-    *,
-    quick: bool = False,
-    yes: bool = False,
-    workers: int | str = "auto",
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    listener: RepairListener | None = None,
-) -> "Repair":
+@taking(RepairOptions)
+def repair(options: RepairOptions) -> "Repair":
     """Remove what is damaged in a dataset, so that the next `pack` or `encode` makes it again.
 
         repair = wdsprep.repair("shards/images")            # verifies, and says what it would do
@@ -79,19 +72,16 @@ def repair(
 
     The options are those of `wdsprep repair`.
     """
-    listener = listener or RepairListener()
-    verified = verify(
-        dataset,
-        quick=quick,
-        workers=workers,
-        runner=runner,
-        ray_address=ray_address,
-        max_attempts=max_attempts,
+    listener = options.listener or RepairListener()
+    verified = check_datasets(
+        [options.dataset],
+        make_runner=partial(runner_for, options, told=listener.verifying.told, name="verify"),
+        quick=options.quick,
         listener=listener.verifying,
     )
     found = plan_repair(verified.surveys[0])
     listener.planned(found)
-    if found.is_needed and (yes or listener.asked(found)):
+    if found.is_needed and (options.yes or listener.asked(found)):
         return carry_out(found, listener.done)
     return found
 

@@ -10,12 +10,14 @@ from typing import cast
 
 from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.lookups import check_lookup
+from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import CrewOptions, Event, Finished, Quarantined, Runner, Step
+from wdsprep.options import Place, taking_datasets
+from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step
 from wdsprep.runners.here import runner_for
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
@@ -65,15 +67,8 @@ class Verified:
         return tuple(f for survey in self.surveys for f in survey.findings if f.kind.is_note)
 
 
-def verify(
-    *datasets: "str | os.PathLike[str]",
-    quick: bool = False,
-    workers: int | str = "auto",
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    listener: VerifyListener | None = None,
-) -> Verified:
+@taking_datasets(VerifyOptions)
+def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """Check every byte of datasets; given images and their latents, also that they match.
 
         verified = wdsprep.verify("shards/images", "shards/latents-256")
@@ -83,13 +78,9 @@ def verify(
     """
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
-    options = CrewOptions(
-        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
-    )
-    listener = listener or VerifyListener()
-
+    listener = options.listener or VerifyListener()
     make_runner = partial(runner_for, options, told=listener.told, name="verify")
-    return check_datasets(datasets, make_runner=make_runner, quick=quick, listener=listener)
+    return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 
 
 def check_datasets(

@@ -1,11 +1,11 @@
 """What commands are made of: options under headings, how their values are read, examples.
 
-No default of a library function stands here: `LibraryCommand` has them from its signature.
+What a function of the library is given stands in its declarations: see `wdsprep.cli.declared`.
 """
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -13,7 +13,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from wdsprep.cli.output import TERMINAL
-from wdsprep.encoding import MODELS
 from wdsprep.errors import UsageError
 from wdsprep.options import unknown
 
@@ -56,16 +55,6 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
-
-
-class ModelName(click.ParamType):  # type: ignore[type-arg]
-    """A preset, a folder or a repository: shells complete the first two."""
-
-    name = "text"
-
-    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-        known = [CompletionItem(name) for name in MODELS if name.startswith(incomplete)]
-        return [CompletionItem(incomplete, type="dir"), *known]
 
 
 PLACE = Place()
@@ -153,46 +142,6 @@ class Command(click.Command):
                 for example in self.examples:
                     formatter.write(f"  $ {example}\n")
         super().format_epilog(ctx, formatter)
-
-
-class LibraryCommand(Command):
-    """A command that is one call of the library's function `function`, such as
-    `wdsprep.packing.pack:pack`: an option that is not given has the function's default."""
-
-    def __init__(self, *args: Any, function: str, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.function = function
-
-    def defaults(self) -> Mapping[str, Any]:
-        """By parameter. Importing the function takes a while, and is left until it is needed."""
-        import inspect
-
-        signature = inspect.signature(named(self.function))
-        return {name: parameter.default for name, parameter in signature.parameters.items()}
-
-    def invoke(self, ctx: click.Context) -> Any:
-        defaults = self.defaults()
-        given = {name: value for name, value in ctx.params.items() if value is not None}
-        ctx.params = {name: given.get(name, defaults.get(name)) for name in ctx.params}
-        return super().invoke(ctx)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        ctx.default_map = dict(self.defaults())
-        super().format_options(ctx, formatter)
-
-
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What a function of the library, such as `wdsprep.text:size`, makes of the text, unless it
-    refuses that with a UsageError. It is imported when there is a text to read."""
-
-    def __init__(self, name: str, function: str) -> None:
-        self.name, self._function = name, function
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return named(self._function)(value)
-        except UsageError as error:
-            return self.fail(str(error), param, ctx)
 
 
 def options(

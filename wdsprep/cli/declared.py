@@ -40,7 +40,7 @@ def metavar_of(declared: Option) -> str:
         return about.metavar
     if about.choices:
         return f"[{'|'.join(filter(None, about.choices))}]"
-    return "N" if declared.annotation in ("int", "int | None", "float") else "TEXT"
+    return "N" if declared.is_number else "TEXT"
 
 
 def option_of(declared: Option) -> click.Option:
@@ -67,6 +67,7 @@ def argument_of(declared: Option) -> click.Argument:
         [declared.name],
         type=Value(declared),
         required=declared.is_required,
+        nargs=-1 if declared.about.is_many else 1,
         metavar=declared.about.metavar or None,
     )
 

@@ -1,12 +1,13 @@
 """What `wdsprep plan` asks and prints."""
 
 import json
-import re
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdsprep.checks.inspect import overview
+from wdsprep.cli.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
 from wdsprep.encoding.crew import SHARDS_PER_WORKER
@@ -29,6 +30,7 @@ from wdsprep.encoding.estimate import (
 from wdsprep.encoding.models.presets import DC, PRESETS
 from wdsprep.encoding.shape_lists import Given, sizes_of
 from wdsprep.errors import UsageError
+from wdsprep.options import taking
 from wdsprep.text import human_bytes, plural, printed
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
@@ -71,52 +73,32 @@ PUBLISHED = (
 )
 
 
-def plan_lines(
-    images: str = "",
-    *,
-    counts: Mapping[int, float] | None = None,
-    rates: Mapping[int, float] | None = None,
-    trials: Sequence[str] = (),
-    gpu: str | None = None,
-    gpus: int = 1,
-    price: float = 0.0,
-    model: str = Choice.model,
-    latents: str = Choice.latents,
-    flip: bool = Choice.flip,
-    text: str = Choice.text,
-    tokens: int = Choice.tokens,
-    samples_per_shard: int = Choice.samples_per_shard,
-    shapes: Given = "",
-    published: bool = False,
-    as_json: bool = False,
-) -> str:
+@taking(PlanOptions)
+def plan_lines(options: PlanOptions) -> str:
     """What the command line asks for, as text."""
-    if published:
+    if options.published:
         return printed(_published())
-    if bool(images) is bool(counts):
-        raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
     choice = Choice(
-        model=model,
-        latents=latents,
-        flip=flip,
-        text=text,
-        tokens=tokens,
-        samples_per_shard=samples_per_shard,
+        model=options.model,
+        latents=options.latents,
+        flip=options.flip,
+        text=options.text,
+        tokens=options.tokens,
+        samples_per_shard=options.samples_per_shard,
     )
-    if latents == "moments" and choice.preset.vae == DC:
-        raise UsageError(f"--latents moments: the VAE of {model} gives no distribution")
-    if choice.is_of_text and text != "emb":
-        raise UsageError(f"--latents none --text {text}: nothing of that is computed on a GPU")
-    if latents == "none" and flip:
-        raise UsageError("--flip is for images, which --latents none leaves alone")
-    given = {name: Bucket(samples=round(count)) for name, count in (counts or {}).items()}
-    buckets = given or buckets_in(images)
-    speeds = _speeds(sorted(buckets), rates or {}, trials, gpu, choice)
-    fleet = Fleet(devices=gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
+    if choice.latents == "moments" and choice.preset.vae == DC:
+        raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
+    gpu, price = options.gpu, options.price
+    counts = sizes(options.counts) if options.counts else {}
+    given = {name: Bucket(samples=round(count)) for name, count in counts.items()}
+    buckets = given or buckets_in(os.fspath(options.images))
+    rates = sizes(options.rates) if options.rates else {}
+    speeds = _speeds(sorted(buckets), rates, options.trials, gpu, choice)
+    fleet = Fleet(devices=options.gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
     phases = estimate(buckets, speeds, choice, fleet)
-    lists = shape_lists(shapes, [phase.resolution for phase in phases])
+    lists = shape_lists(options.shapes, [phase.resolution for phase in phases])
     one_run = in_one_run(phases, choice, fleet) if len(phases) > 1 else None
-    if as_json:
+    if options.as_json:
         listed = [facts(phase) | {"shapes": lists[phase.resolution]} for phase in phases]
         together = None if one_run is None else asdict(one_run)
         return json.dumps({"phases": listed, "one_run": together}, sort_keys=True)
@@ -135,18 +117,6 @@ def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]
             found[resolution], why[resolution] = [], error
     if len(why) == len(found):
         raise why[resolutions[-1]]
-    return found
-
-
-def sizes(given: Any) -> dict[int, float]:
-    """A number for each of some sizes: `256=490M,512=300M`."""
-    powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
-    found = {}
-    for part in given.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*=\s*(\d+(?:\.\d+)?)([kMB]?)\s*", part)
-        if match is None:
-            raise UsageError(f"{part!r}: write 256=490M,512=300M")
-        found[int(match[1])] = float(match[2]) * powers[match[3]]
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
@@ -50,7 +50,7 @@ from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.options import taking
+from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.run import (
     Outcome,
@@ -114,20 +114,11 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 
 
-class OneOrSeveral(Protocol[P, Q]):
-    """A call for one dataset has an outcome, one for several a list of them."""
-
-    @overload
-    def __call__(self, *args: P.args, **options: P.kwargs) -> Outcome: ...
-    @overload
-    def __call__(self, *args: Q.args, **options: Q.kwargs) -> list[Outcome]: ...
-
-
 def _overloaded(
     _one: Callable[P, EncodeOne], _several: Callable[Q, EncodeOptions]
-) -> Callable[[Callable[..., object]], OneOrSeveral[P, Q]]:
-    """Tell type checkers which call gives what."""
-    return lambda function: cast("OneOrSeveral[P, Q]", function)
+) -> Callable[[object], TwoWays[P, Outcome, Q, list[Outcome]]]:
+    """Tell type checkers that a call for one dataset has an outcome, one for several a list."""
+    return lambda function: cast("Any", function)
 
 
 @_overloaded(EncodeOne, EncodeOptions)

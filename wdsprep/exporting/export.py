@@ -23,14 +23,15 @@ from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.state import check_kind, open_dataset
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError, WorkError
-from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
+from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
+from wdsprep.options import taking
 from wdsprep.runners.base import PROGRESS_S, CrewOptions, Event, Finished, Quarantined, Step
 from wdsprep.runners.here import runner_for
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.text import EXAMPLES, examples, one_of, plural, shown
+from wdsprep.text import EXAMPLES, examples, plural, shown
 
 MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
@@ -75,19 +76,8 @@ class Exported:
         return f"<Exported {self.out!r}: {self.to}, {plural(self.samples, 'sample')}>"
 
 
-def export(
-    dataset: "str | os.PathLike[str]",
-    out: "str | os.PathLike[str]" = "",
-    *,
-    to: str,
-    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = (),
-    tower: str = "",
-    workers: int | str = "auto",
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    listener: ExportListener | None = None,
-) -> Exported:
+@taking(ExportOptions)
+def export(options: ExportOptions) -> Exported:
     """Write the dataset into `out` as another reader wants it.
 
         exported = wdsprep.export("shards/latents-256", "shards/mds", to="mds")
@@ -96,13 +86,9 @@ def export(
     The options are those of `wdsprep export`. Interrupted or killed, the same call goes on where it
     was.
     """
-    one_of(LAYOUTS, to=to)
-    options = CrewOptions(
-        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
-    )
-    named = [join] if isinstance(join, str | os.PathLike) else list(join)
-    places = [absolute(dataset), *map(absolute, named)]
-    target = absolute(out) if os.fspath(out) else ""
+    to, named = options.to, options.joined
+    places = [absolute(options.dataset), *map(absolute, named)]
+    target = absolute(options.out) if os.fspath(options.out) else ""
     manifests = [open_dataset(place)[1] for place in places]
     found = _exportable(places, manifests)
     if to == "energon":
@@ -113,7 +99,7 @@ def export(
         raise UsageError(f"--to {to} writes a folder of its own: name it behind the dataset")
     for place in places:
         check_apart(place, target)
-    layout = layout_of(to, tower).check(found)
+    layout = layout_of(to, options.tower).check(found)
     plan = Plan(
         to=to,
         dataset=found,
@@ -127,7 +113,7 @@ def export(
             "to": to,
         },
     )
-    return _Export(plan, target, listener or ExportListener()).run(options)
+    return _Export(plan, target, options.listener or ExportListener()).run(options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """`import`: make latents that somebody else has cached a dataset, file by file."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wdsprep.errors import FingerprintError, SourceError, UsageError
+from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.importing.options import ImportOptions
+from wdsprep.options import taking
 from wdsprep.runners.base import CrewOptions
-from wdsprep.text import at_least, examples, plural, shown
+from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
     from wdsprep.dataset.digests import DigestKind
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
     from wdsprep.dataset.shapes import Size
     from wdsprep.encoding.image_shards import ImageShard
-    from wdsprep.encoding.shape_lists import Given
     from wdsprep.importing.foreign import Foreign
     from wdsprep.importing.layout import ImportPlan
     from wdsprep.importing.names import CachedColumn
@@ -49,26 +49,8 @@ class ImportListener:
     status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
-def import_(
-    source: "str | os.PathLike[str]",
-    latents: "str | os.PathLike[str]",
-    *,
-    resolution: int = 0,
-    columns: str = "",
-    caption_col: str = "",
-    shapes: "Given" = "",
-    text_length: int = 0,
-    scale: float | None = None,
-    shift: float | None = None,
-    empty: str = "",
-    limit: int = 0,
-    workers: int | str = "auto",
-    runner: str = CrewOptions.runner,
-    ray_address: str | None = CrewOptions.ray_address,
-    max_attempts: int = CrewOptions.max_attempts,
-    overwrite: bool = False,
-    listener: ImportListener | None = None,
-) -> "Outcome":
+@taking(ImportOptions)
+def import_(options: ImportOptions) -> "Outcome":
     """Make latents that somebody else has cached in `source` the dataset `latents`.
 
         imported = wdsprep.import_("cache-mds", "shards/latents-256")
@@ -77,10 +59,6 @@ def import_(
     The options are those of `wdsprep import`. Interrupted or killed, the same call goes on where it
     was.
     """
-    at_least(0, resolution=resolution, text_length=text_length, limit=limit)
-    options = CrewOptions(
-        runner=runner, workers=workers, ray_address=ray_address, max_attempts=max_attempts
-    )
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.state import form_there
     from wdsprep.encoding.shape_lists import sizes_of
@@ -92,27 +70,31 @@ def import_(
     from wdsprep.runners.run import Run, carry_out, opened_dataset
     from wdsprep.store.base import absolute, check_apart
 
-    listener = listener or ImportListener()
-    asked = parse_columns(columns)
-    if shapes and not resolution:
-        raise UsageError("--shapes is a list for one resolution: give --resolution too")
-    sizes = sizes_of(shapes, resolution)
-    source, latents = absolute(source), absolute(latents)  # workers may run in other folders
+    listener = options.listener or ImportListener()
+    resolution, text_length = options.resolution, options.text_length
+    asked = parse_columns(options.columns)
+    sizes = sizes_of(options.shapes, resolution)
+    source, latents = absolute(options.source), absolute(options.latents)  # workers run elsewhere
     foreign = find_foreign(source)
     check_apart(foreign.url, latents)
     items = list(foreign.items())
     plan = _plan(foreign, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
     pixels = resolution_of(plan, resolution, foreign.url)
-    form = form_there(latents, overwrite=overwrite)
+    form = form_there(latents, overwrite=options.overwrite)
     settings = settings_of(
-        plan, form=form, kind=foreign.kind, resolution=pixels, scale=scale, shift=shift
+        plan,
+        form=form,
+        kind=foreign.kind,
+        resolution=pixels,
+        scale=options.scale,
+        shift=options.shift,
     )
-    settings |= {"caption_col": caption_col} if caption_col else {}
-    no_caption = empty_of(empty, plan.fields)
-    settings |= empty_setting(empty, no_caption)
+    settings |= {"caption_col": options.caption_col} if options.caption_col else {}
+    no_caption = empty_of(options.empty, plan.fields)
+    settings |= empty_setting(options.empty, no_caption)
     shards = _shards(foreign, items, pixels, DigestKind.of(form))
-    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=overwrite)
-    wanted, pending, manifest = _left_to_do(edition, manifest, foreign, shards, limit)
+    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=options.overwrite)
+    wanted, pending, manifest = _left_to_do(edition, manifest, foreign, shards, options.limit)
     listener.begun(_begun(foreign, items, plan))
     work = ImportWork(
         foreign=foreign,
@@ -120,7 +102,7 @@ def import_(
         latents=latents,
         settings=settings,
         edition=edition.mark,
-        caption_col=caption_col,
+        caption_col=options.caption_col,
         empty=no_caption,
     )
     made = _runner(options, pending, listener) if pending else None
@@ -128,7 +110,7 @@ def import_(
         edition,
         manifest,
         count=len(pending),
-        limit=limit if wanted != shards else 0,
+        limit=options.limit if wanted != shards else 0,
         status=listener.status,
     )
     (imported,) = carry_out([run], made, work, iter(pending))

@@ -12,14 +12,12 @@ Out: One HTML page, or a page of Markdown.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wdsprep.limits import MAX_AREA
+from wdsprep.options import Place, taking_datasets
+from wdsprep.reporting.options import ReportOptions
 from wdsprep.store import split_url
-from wdsprep.text import at_least
-
-SAMPLES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,17 +40,8 @@ class ReportListener:
     asked: Callable[[str], bool] = lambda _output: False
 
 
-def report(
-    *datasets: "str | os.PathLike[str]",
-    output: "str | os.PathLike[str]" = "report.html",
-    samples: int = SAMPLES,
-    seed: int = 0,
-    model: str = "",
-    max_area: int = MAX_AREA,
-    duplicates: "str | os.PathLike[str]" = "",
-    yes: bool = False,
-    listener: ReportListener | None = None,
-) -> WrittenReport:
+@taking_datasets(ReportOptions)
+def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     """Write the report on `datasets`, at most one of images and any latents made of them, as the
     one HTML file `output`, a path or a URL of a bucket or the hub.
 
@@ -69,21 +58,19 @@ def report(
     from wdsprep.reporting.facts.gather import gather, plan_of
     from wdsprep.reporting.page.page import page_of
 
-    at_least(0, samples=samples)
-    at_least(1, max_area=max_area)
-    output, listener = os.fspath(output), listener or ReportListener()
+    output, listener = os.fspath(options.output), options.listener or ReportListener()
     opened = open_all([os.fspath(dataset) for dataset in datasets])
-    check_output(output, opened, replaces=lambda: yes or listener.asked(output))
+    check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
     store, name = split_url(output)
     with store.write(name) as sink:  # a place that cannot be written to is known before the work
-        listener.told(plan_of(opened, samples, model))
+        listener.told(plan_of(opened, options.samples, options.model))
         facts = gather(
             opened,
-            samples=samples,
-            seed=seed,
-            model=model,
-            max_area=max_area,
-            duplicates=os.fspath(duplicates),
+            samples=options.samples,
+            seed=options.seed,
+            model=options.model,
+            max_area=options.max_area,
+            duplicates=os.fspath(options.duplicates),
             told=listener.told,
             heard=listener.heard,
         )

@@ -25,15 +25,16 @@ from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.names import CARD
 from wdsprep.dataset.state import phases
 from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
+from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.places import place_scheme, root_and_name
-from wdsprep.text import at_least, human_bytes, one_line, plural
+from wdsprep.text import human_bytes, one_line, plural
 
-SAMPLES, LONGEST = 5, 300
-REPO = "OWNER/NAME"
+LONGEST = 300
 LICENCE = "license: put here under which licence it is, such as cc-by-4.0"
 MARK = "<!-- written by wdsprep card, {} -->\n"
 _MARKED = re.compile(r"(.*)<!-- written by wdsprep card, ([0-9a-f]+) -->\n", re.DOTALL)
@@ -68,16 +69,8 @@ class Card:
     uploads: tuple[str, ...]
 
 
-def card(
-    *datasets: "str | os.PathLike[str]",
-    output: "str | os.PathLike[str]" = "",
-    repo: str = REPO,
-    license: str = "",
-    samples: int = SAMPLES,
-    seed: int = 0,
-    yes: bool = False,
-    listener: CardListener | None = None,
-) -> Card:
+@taking_datasets(CardOptions)
+def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     """The card of `datasets` as they will lie in the dataset `repo` of the Hugging Face hub,
     written to `output` where that is given.
 
@@ -90,8 +83,8 @@ def card(
     it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier card is
     replaced if it is as it was written; `yes` replaces any other file too.
     """
-    at_least(0, samples=samples)
-    output, listener = os.fspath(output), listener or CardListener()
+    output, listener = os.fspath(options.output), options.listener or CardListener()
+    repo, license = options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
     if not re.fullmatch(r"[a-z0-9.+-]*", license):
@@ -103,8 +96,8 @@ def card(
         repo = _their_repo(given) or repo
     placed = _placed(given, repo)
     if output:
-        _check_output(output, given, replaces=lambda: yes or listener.asked(output))
-    text = _marked("".join(_text(placed, repo, license, samples, seed)))
+        _check_output(output, given, replaces=lambda: options.yes or listener.asked(output))
+    text = _marked("".join(_text(placed, repo, license, options.samples, options.seed)))
     if output:
         store, name = split_url(output)
         write_bytes(store, name, text.encode())

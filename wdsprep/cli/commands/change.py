@@ -5,24 +5,18 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, LibraryCommand, option, options
-from wdsprep.cli.options import (
-    DATASETS,
-    JSON,
-    OUTPUT,
-    PACKERS,
-    SHARDS,
-    WORKERS,
-    output_file,
-    overwrite,
-)
+from wdsprep.cli.command import DONE_WITH_DAMAGE
+from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.options import DATASETS, OUTPUT
 from wdsprep.cli.output import tell
 
 
 @click.command(
     "remove",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.changes.remove:remove",
+    declared="wdsprep.changes.options:RemoveOptions",
+    headings=("Samples", "Output"),
     examples=(
         "wdsprep remove shards/images shards/latents-256 --keys 000000000012,000000000034",
         "wdsprep remove shards/images shards/latents-256 --urls opted-out.txt --yes",
@@ -30,31 +24,6 @@ from wdsprep.cli.output import tell
     ),
 )
 @DATASETS
-@options(
-    "Samples",
-    option(
-        "--keys",
-        metavar="FILE|KEY,KEY",
-        type=PLACE,
-        help="Remove these: a file with a key on each line, or keys.",
-    ),
-    option("--urls", metavar="FILE", type=PLACE, help="Remove what was fetched from these URLs."),
-    option(
-        "--sha256",
-        metavar="FILE",
-        type=PLACE,
-        help="Remove images of these digests, as packed or as they came.",
-    ),
-    option(
-        "--sources", metavar="FILE", type=PLACE, help="Remove what has these sources in its json."
-    ),
-    option(
-        "--keep-copies",
-        is_flag=True,
-        help="Let other samples with the same image or URL be packed: for duplicates.",
-    ),
-    option("--yes", is_flag=True, help="Remove without asking."),
-)
 @OUTPUT
 def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Take samples out of images and of what was made of them, for good.
@@ -72,8 +41,10 @@ def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 
 @click.command(
     "select",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.changes.select:select",
+    declared="wdsprep.changes.options:SelectOptions",
+    headings=("Samples", "Output", "Workers"),
     examples=(
         'wdsprep select shards/images shards/large --where "width >= 768"',
         "wdsprep select shards/images shards/latents-256 '{split}/{name}' "
@@ -81,33 +52,7 @@ def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
         "wdsprep select january/images february/images both --prefix",
     ),
 )
-@DATASETS
-@click.argument("out", type=PLACE)
-@options(
-    "Samples",
-    option("--where", help='Take what this is true of in the json, such as "width >= 768".'),
-    option("--keys", metavar="FILE", type=PLACE, help="Take the keys in this file, one a line."),
-    option("--count", type=click.IntRange(1), help="Take so many of these, drawn at random."),
-    option("--seed", type=int, show_default=True, help="Draw and split with this seed."),
-    option(
-        "--split",
-        metavar="NAME=SHARE,...",
-        help="Make parts of these, such as train=0.9,val=0.1, each where OUT with {split} says.",
-    ),
-)
-@options(
-    "Output",
-    *SHARDS,
-    option(
-        "--prefix",
-        is_flag=True,
-        help="Put the number of its dataset (0, 1, ...) before each key, where several have the "
-        "same keys.",
-    ),
-    overwrite("what is in OUT"),
-    JSON,
-)
-@PACKERS
+@OUTPUT
 def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options: Any) -> int:
     """Copy samples of DATASETs into OUT: a subset, a split, other shards, several in one.
 
@@ -125,8 +70,10 @@ def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options
 
 @click.command(
     "duplicates",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.changes.duplicates:duplicates",
+    declared="wdsprep.changes.options:DuplicatesOptions",
+    headings=("Comparison", "Workers", "Output"),
     examples=(
         "wdsprep duplicates shards/images",
         "wdsprep duplicates shards/images -o copies.txt --table copies.parquet",
@@ -134,37 +81,7 @@ def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options
     ),
 )
 @DATASETS
-@options(
-    "Comparison",
-    option(
-        "--distance",
-        type=int,
-        show_default=True,
-        help="Take for copies what differs in so many bits of 64; 0 to 12.",
-    ),
-    option(
-        "--hashes",
-        metavar="DIR",
-        type=PLACE,
-        show_default="DATASET-hashes",
-        help="Keep what the pictures look like in this folder.",
-    ),
-)
-@WORKERS
-@options(
-    "Output",
-    output_file(
-        "Write the keys of the copies to this file, one a line; with several datasets, {number} in "
-        "it says of which."
-    ),
-    option(
-        "--table",
-        metavar="FILE",
-        type=PLACE,
-        help="Write a Parquet table of all samples to this file; with {number} likewise.",
-    ),
-    JSON,
-)
+@OUTPUT
 def duplicates_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Find images of datasets that are equal, or nearly.
 

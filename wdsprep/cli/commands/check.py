@@ -7,38 +7,32 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, Command, LibraryCommand, option, options
-from wdsprep.cli.options import DATASETS, JSON, OUTPUT, WORKERS
+from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, Command, option, options
+from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.options import DATASETS, OUTPUT
 from wdsprep.cli.output import Kept, ProgressLine, echo, tell
 from wdsprep.text import plural
 
 
 @click.command(
     "inspect",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.checks.inspect:inspect",
+    declared="wdsprep.checks.options:InspectOptions",
+    headings=("Output",),
     examples=(
         "wdsprep inspect shards/images",
         "wdsprep inspect shards/images 000000000042 -o sample",
         "wdsprep inspect shards/latents-256 --urls",
     ),
 )
-@click.argument("dataset", type=PLACE)
-@click.argument("key", required=False)
 @options(
     "Output",
     option(
-        "-o",
-        "out",
-        metavar="DIR",
-        type=PLACE,
-        help="Write the members of the sample into this folder.",
-    ),
-    option(
         "--urls", "list_urls", is_flag=True, help="Print the shards as a trainer is given them."
     ),
-    JSON,
 )
+@OUTPUT
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
     """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
     from wdsprep.cli.inspect import describe
@@ -48,8 +42,10 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
 
 @click.command(
     "verify",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.checks.verify:verify",
+    declared="wdsprep.checks.options:VerifyOptions",
+    headings=("Checks", "Workers", "Output"),
     examples=(
         "wdsprep verify shards/images",
         "wdsprep verify shards/images shards/latents-256",
@@ -57,13 +53,6 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
     ),
 )
 @DATASETS
-@options(
-    "Checks",
-    option(
-        "--quick", is_flag=True, help="Check receipts, sizes and presence alone, and read no shard."
-    ),
-)
-@WORKERS
 @OUTPUT
 def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Check every byte of datasets; given images and their latents, also that they match.
@@ -81,21 +70,16 @@ def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 
 @click.command(
     "repair",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.checks.repair:repair",
+    declared="wdsprep.checks.options:RepairOptions",
+    headings=("Checks", "Workers", "Output"),
     examples=(
         "wdsprep repair shards/images",
         "wdsprep repair shards/latents-256 --yes",
         "wdsprep repair s3://bucket/images --quick",
     ),
 )
-@click.argument("dataset", type=PLACE)
-@options(
-    "Checks",
-    option("--quick", is_flag=True, help="Look at receipts, sizes and presence alone."),
-    option("--yes", is_flag=True, help="Repair without asking."),
-)
-@WORKERS
 @OUTPUT
 def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
     """Remove what is damaged in DATASET, so that the next pack or encode makes it again.

@@ -5,15 +5,17 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import PLACE, LibraryCommand, ModelName, option, options
-from wdsprep.cli.options import DATASETS, JSON, REPLACES, output_file, some_samples
+from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.options import DATASETS, OUTPUT
 from wdsprep.cli.output import tell
 
 
 @click.command(
     "report",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.reporting:report",
+    declared="wdsprep.reporting.options:ReportOptions",
+    headings=("Samples", "Output"),
     examples=(
         "wdsprep report shards/images",
         "wdsprep report shards/images shards/latents-256 -o report.html",
@@ -21,34 +23,7 @@ from wdsprep.cli.output import tell
     ),
 )
 @DATASETS
-@options(
-    "Samples",
-    *some_samples("Show so many samples of each bucket."),
-    option(
-        "--model",
-        type=ModelName(),
-        show_default="the one they were made with, where it is on this machine",
-        help="Decode latents with this model; the word none decodes nothing.",
-    ),
-    option(
-        "--max-area",
-        type=click.IntRange(1),
-        show_default=True,
-        help="Leave out images of more pixels than this.",
-    ),
-    option(
-        "--duplicates",
-        metavar="FILE",
-        type=PLACE,
-        help="Show groups of copies out of this table, which duplicates --table wrote.",
-    ),
-)
-@options(
-    "Output",
-    output_file("Write the page to this file.", show_default=True),
-    REPLACES,
-    JSON,
-)
+@OUTPUT
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show datasets on one page: where samples went, what they are like, and some of them.
 
@@ -63,8 +38,10 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 
 @click.command(
     "card",
-    cls=LibraryCommand,
+    cls=DeclaredCommand,
     function="wdsprep.reporting.card:card",
+    declared="wdsprep.reporting.options:CardOptions",
+    headings=("Card", "Output"),
     examples=(
         "wdsprep card shards/images",
         "wdsprep card shards/images -o shards/images/README.md --repo me/cats --license cc-by-4.0",
@@ -72,18 +49,7 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
     ),
 )
 @DATASETS
-@options(
-    "Card",
-    option("--repo", show_default=True, help="Write it for this dataset on the hub."),
-    option("--license", show_default="a place for it", help="State this licence, such as cc0-1.0."),
-    *some_samples("Show the captions of so many samples of each dataset."),
-)
-@options(
-    "Output",
-    output_file("Write the card to this file.", show_default="the screen"),
-    REPLACES,
-    JSON,
-)
+@OUTPUT
 def card_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write the card of datasets for the Hugging Face hub: its README, with what the viewer needs.
 

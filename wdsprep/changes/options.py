@@ -1,0 +1,195 @@
+"""What `remove`, `select` and `duplicates` are given."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.errors import UsageError
+from wdsprep.options import Options, Place, about, as_places
+from wdsprep.packing.rules import ShardSizes
+from wdsprep.runners.base import CrewOptions, SpanCrewOptions
+from wdsprep.runners.options import OUTPUT, overwrite
+from wdsprep.text import whole
+
+if TYPE_CHECKING:
+    from wdsprep.changes.duplicates import DuplicatesListener
+    from wdsprep.changes.remove import RemoveListener
+    from wdsprep.changes.select import SelectListener
+
+SAMPLES, COMPARISON = "Samples", "Comparison"
+MOST_DISTANCE = 12
+"""Bits that copies may differ in: what differs in more is another picture."""
+Asked = str | os.PathLike[str] | Iterable[str]
+"""A file with a name on each line, or names."""
+
+
+def _asked(given: Any) -> Asked:
+    if not isinstance(given, str | os.PathLike | Iterable):
+        raise UsageError(f"{given!r}: give a file with one on each line, or a list")
+    return given
+
+
+def _distance(given: Any) -> int:
+    if not 0 <= whole("", given) <= MOST_DISTANCE:
+        raise UsageError(
+            f"{given}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is another "
+            "picture"
+        )
+    return whole("", given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveOptions(Options):
+    """All that `remove` is given, but for the datasets."""
+
+    keys: Asked = field(
+        default="",
+        metadata=about(
+            "Remove these: a file with a key on each line, or keys.",
+            SAMPLES,
+            read=_asked,
+            metavar="FILE|KEY,KEY",
+            is_place=True,
+        ),
+    )
+    urls: Asked = field(
+        default="",
+        metadata=about(
+            "Remove what was fetched from these URLs.",
+            SAMPLES,
+            read=_asked,
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    sha256: Asked = field(
+        default="",
+        metadata=about(
+            "Remove images of these digests, as packed or as they came.",
+            SAMPLES,
+            read=_asked,
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    sources: Asked = field(
+        default="",
+        metadata=about(
+            "Remove what has these sources in its json.",
+            SAMPLES,
+            read=_asked,
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    keep_copies: bool = field(
+        default=False,
+        metadata=about(
+            "Let other samples with the same image or URL be packed: for duplicates.", SAMPLES
+        ),
+    )
+    yes: bool = field(default=False, metadata=about("Remove without asking.", SAMPLES))
+    listener: "RemoveListener | None" = None
+
+
+@dataclass(frozen=True)
+class SelectOptions(SpanCrewOptions, ShardSizes):
+    """All that `select` is given."""
+
+    datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+        metadata=about(
+            "The datasets to copy of.", is_place=True, is_many=True, metavar="DATASET..."
+        )
+    )
+    out: "str | os.PathLike[str]" = field(metadata=about("Where the samples go.", is_place=True))
+    _: KW_ONLY
+    where: str = field(
+        default="",
+        metadata=about('Take what this is true of in the json, such as "width >= 768".', SAMPLES),
+    )
+    keys: Asked = field(
+        default="",
+        metadata=about(
+            "Take the keys in this file, one a line.",
+            SAMPLES,
+            read=_asked,
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    count: int = field(
+        default=0, metadata=about("Take so many of these, drawn at random.", SAMPLES, least=0)
+    )
+    seed: int = field(
+        default=0, metadata=about("Draw and split with this seed.", SAMPLES, usual=True)
+    )
+    split: str | Mapping[str, float] = field(
+        default="",
+        metadata=about(
+            "Make parts of these, such as train=0.9,val=0.1, each where OUT with {split} says.",
+            SAMPLES,
+            metavar="NAME=SHARE,...",
+        ),
+    )
+    prefix: bool = field(
+        default=False,
+        metadata=about(
+            "Put the number of its dataset (0, 1, ...) before each key, where several have the "
+            "same keys.",
+            OUTPUT,
+        ),
+    )
+    overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
+    listener: "SelectListener | None" = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return as_places(self.datasets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicatesOptions(CrewOptions):
+    """All that `duplicates` is given, but for the datasets."""
+
+    distance: int = field(
+        default=6,
+        metadata=about(
+            "Take for copies what differs in so many bits of 64; 0 to 12.",
+            COMPARISON,
+            read=_distance,
+            parse=int,
+            usual=True,
+        ),
+    )
+    hashes: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Keep what the pictures look like in this folder.",
+            COMPARISON,
+            usual="DATASET-hashes",
+            metavar="DIR",
+            is_place=True,
+        ),
+    )
+    output: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Write the keys of the copies to this file, one a line; with several datasets, "
+            "{number} in it says of which.",
+            OUTPUT,
+            spelling="-o",
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    table: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Write a Parquet table of all samples to this file; with {number} likewise.",
+            OUTPUT,
+            metavar="FILE",
+            is_place=True,
+        ),
+    )
+    listener: "DuplicatesListener | None" = None

@@ -1,0 +1,139 @@
+"""What `plan` is given."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from wdsprep.encoding import LATENTS, MODELS, TEXTS
+from wdsprep.encoding.models.presets import TOKENS
+from wdsprep.encoding.shape_lists import Given
+from wdsprep.errors import UsageError
+from wdsprep.options import Options, about
+
+IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
+
+
+def sizes(given: Any) -> Mapping[int, float]:
+    """A number for each of some sizes: `256=490M,512=300M`, or a mapping."""
+    if isinstance(given, Mapping):
+        return given
+    powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
+    found = {}
+    for part in str(given).split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*=\s*(\d+(?:\.\d+)?)([kMB]?)\s*", part)
+        if match is None:
+            raise UsageError(f"{part!r}: write 256=490M,512=300M")
+        found[int(match[1])] = float(match[2]) * powers[match[3]]
+    return found
+
+
+@dataclass(frozen=True)
+class PlanOptions(Options):
+    """Those of the command."""
+
+    images: "str | os.PathLike[str]" = field(
+        default="", metadata=about("The images to be encoded.", is_place=True)
+    )
+    _: KW_ONLY
+    counts: Mapping[int, float] | str | None = field(
+        default=None,
+        metadata=about(
+            "Reckon for so many images by bucket: 256=490M,512=300M.",
+            IMAGES,
+            read=sizes,
+            metavar="SIZE=N,...",
+        ),
+    )
+    samples_per_shard: int = field(
+        default=10_000,
+        metadata=about("Reckon with so many samples in a shard.", IMAGES, least=1, usual=True),
+    )
+    published: bool = field(
+        default=False, metadata=about("Reckon the published runs instead.", IMAGES)
+    )
+    gpu: str | None = field(
+        default=None,
+        metadata=about(
+            "Take the speed of an A10G, A100, H100 or H200 from a table; it is not measured.",
+            SPEED,
+        ),
+    )
+    gpus: int = field(
+        default=1, metadata=about("Reckon with so many GPUs.", SPEED, least=1, usual=True)
+    )
+    price: float = field(
+        default=0.0,
+        metadata=about("Reckon with so many dollars for an hour of a GPU.", SPEED, least=0),
+    )
+    rates: Mapping[int, float] | str | None = field(
+        default=None,
+        metadata=about(
+            "Take these speeds of a GPU, in images a second: 256=111,512=30.",
+            SPEED,
+            read=sizes,
+            spelling="--rate",
+            metavar="SIZE=N,...",
+        ),
+    )
+    trials: Sequence[str] = field(
+        default=(),
+        metadata=about(
+            'Take the speed of an "encode --limit" from what it made.',
+            SPEED,
+            spelling="--trial",
+            is_place=True,
+            is_many=True,
+        ),
+    )
+    model: str = field(
+        default="sd2",
+        metadata=about(
+            "Reckon for this model of those that wdsprep models lists.",
+            MODEL,
+            choices=[name for name in MODELS if name != "tiny"],
+            metavar="NAME",
+            usual=True,
+        ),
+    )
+    latents: str = field(
+        default="sample",
+        metadata=about("Reckon with this kept of each image.", MODEL, choices=LATENTS, usual=True),
+    )
+    flip: bool = field(
+        default=False, metadata=about("Reckon with latents of mirror images too.", MODEL)
+    )
+    text: str = field(
+        default="emb",
+        metadata=about("Reckon with this kept of each caption.", MODEL, choices=TEXTS, usual=True),
+    )
+    shapes: Given = field(
+        default="",
+        metadata=about(
+            "Say of the phases that this list is for what its shapes take beside.",
+            MODEL,
+            metavar="FILE|sdxl|nearest:STEP,MAX",
+        ),
+    )
+    tokens: int = field(
+        default=TOKENS,
+        metadata=about(
+            "Reckon with captions of so many tokens, where a model stores no more than they have.",
+            MODEL,
+            least=1,
+            usual=True,
+        ),
+    )
+    as_json: bool = False
+
+    def check_together(self) -> None:
+        super().check_together()
+        if not self.published and bool(self.images) is bool(self.counts):
+            raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
+        if self.latents == "none" and self.text != "emb" and not self.published:
+            raise UsageError(
+                f"--latents none --text {self.text}: nothing of that is computed on a GPU"
+            )
+        if self.latents == "none" and self.flip and not self.published:
+            raise UsageError("--flip is for images, which --latents none leaves alone")

@@ -1,0 +1,60 @@
+"""What `export` is given."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from wdsprep.exporting import LAYOUTS
+from wdsprep.options import Place, about, as_places
+from wdsprep.runners.base import CrewOptions
+
+if TYPE_CHECKING:
+    from wdsprep.exporting.export import ExportListener
+
+LAYOUT = "Layout"
+
+
+@dataclass(frozen=True)
+class ExportOptions(CrewOptions):
+    """All that `export` is given."""
+
+    dataset: "str | os.PathLike[str]" = field(
+        metadata=about("The dataset to export.", is_place=True)
+    )
+    out: "str | os.PathLike[str]" = field(
+        default="", metadata=about("Where it goes.", is_place=True)
+    )
+    _: KW_ONLY
+    to: str = field(
+        metadata=about(
+            "Write what Megatron Energon, AMD's Primus, wids (Sana), webshart (SimpleTuner), "
+            "MosaicML's streaming (PRX) or datasets (MLPerf) reads.",
+            LAYOUT,
+            choices=LAYOUTS,
+        )
+    )
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+        default=(),
+        metadata=about(
+            "Put the arrays of this dataset of the same images beside those of DATASET, such as "
+            "text that was encoded alone.",
+            LAYOUT,
+            metavar="DATASET",
+            is_place=True,
+            is_many=True,
+        ),
+    )
+    tower: str = field(
+        default="",
+        metadata=about(
+            "Call embeddings in the columns of mds by this text tower of PRX.",
+            LAYOUT,
+            usual="the model",
+        ),
+    )
+    listener: "ExportListener | None" = None
+
+    @property
+    def joined(self) -> tuple[Place, ...]:
+        return as_places(self.join)

@@ -1,0 +1,115 @@
+"""What `import_` is given."""
+
+import os
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from wdsprep.encoding.shape_lists import Given
+from wdsprep.errors import UsageError
+from wdsprep.options import about
+from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.options import OUTPUT, limit, overwrite
+
+if TYPE_CHECKING:
+    from wdsprep.importing.take_in import ImportListener
+
+COLUMNS = "Columns"
+
+
+@dataclass(frozen=True)
+class ImportOptions(CrewOptions):
+    """All that `import_` is given."""
+
+    source: "str | os.PathLike[str]" = field(metadata=about("The cache to take in.", is_place=True))
+    latents: "str | os.PathLike[str]" = field(
+        metadata=about("Where the dataset goes.", is_place=True)
+    )
+    _: KW_ONLY
+    resolution: int = field(
+        default=0,
+        metadata=about(
+            "Say of how many pixels a side the images were.",
+            COLUMNS,
+            least=0,
+            usual="what the name of a column says",
+            example="256",
+            page="of how many pixels a side the images were, where no name says it",
+        ),
+    )
+    shapes: Given = field(
+        default="",
+        metadata=about(
+            "Take latents of all these shapes, as --shapes of encode lists them; others are "
+            "rejects. Without it all are squares of one size.",
+            COLUMNS,
+            metavar="FILE|sdxl|nearest:STEP,MAX",
+            page="the widths and heights that the images were cut to",
+        ),
+    )
+    columns: str = field(
+        default="",
+        metadata=about(
+            "Take these: a latent, or a mean and a logvar, an emb, a pooled and a mask, such as "
+            "latent=z,emb=t5. Of bare bytes say what they are: latent=z:float16:4x32x32.",
+            COLUMNS,
+            metavar="ROLE=NAME,...",
+            usual="recognised",
+            page="names of columns where they are not recognised",
+        ),
+    )
+    caption_col: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this column, or field of the json.", COLUMNS, usual="recognised"
+        ),
+    )
+    text_length: int = field(
+        default=0,
+        metadata=about(
+            "Say how many tokens the longest caption may have, where text is stored as long as "
+            "it is.",
+            COLUMNS,
+            least=0,
+            usual="the length of the mask",
+            example="256",
+            page="the most tokens of a caption, where text varies in length and has no mask",
+        ),
+    )
+    scale: float | None = field(
+        default=None,
+        metadata=about(
+            "Say by what latents are multiplied that are drawn from a mean and a logvar.",
+            COLUMNS,
+            usual="of Flux.1 where the names are MLPerf's",
+            example="N",
+            page="of the VAE, for means and variances: by what latents are multiplied",
+        ),
+    )
+    shift: float | None = field(
+        default=None,
+        metadata=about(
+            "Say what is subtracted from them before.",
+            COLUMNS,
+            example="N",
+            page="and what is subtracted from them before",
+        ),
+    )
+    empty: str = field(
+        default="",
+        metadata=about(
+            "Say what stands for a caption that a loader leaves out: zeros, or these arrays, as "
+            "emb=t5_empty.npy,pooled=clip_empty.npy.",
+            COLUMNS,
+            metavar="zeros|ROLE=FILE,...",
+        ),
+    )
+    limit: int = field(
+        default=0, metadata=limit("samples", OUTPUT, "without it the rest is done later")
+    )
+    overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
+    listener: "ImportListener | None" = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.shapes and not self.resolution:
+            raise UsageError("--shapes is a list for one resolution: give --resolution too")

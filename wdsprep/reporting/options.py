@@ -1,0 +1,159 @@
+"""What `report` and `card` are given, but for the datasets."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wdsprep.encoding import MODELS
+from wdsprep.limits import MAX_AREA
+from wdsprep.options import About, Options, about
+
+if TYPE_CHECKING:
+    from wdsprep.reporting import ReportListener
+    from wdsprep.reporting.card import CardListener
+
+SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
+REPO = "OWNER/NAME"
+
+
+def _samples(of: str, heading: str, page: str) -> Mapping[str, About]:
+    return about(f"Show {of}.", heading, least=0, usual=True, page=page)
+
+
+def _seed(heading: str, page: str) -> Mapping[str, About]:
+    return about("Pick the samples with this seed.", heading, usual=True, page=page)
+
+
+def _replaces(page: str) -> Mapping[str, About]:
+    return about("Replace the file without asking, whatever it is.", OUTPUT, page=page)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options):
+    """Those of `report`."""
+
+    samples: int = field(
+        default=12,
+        metadata=_samples(
+            "so many samples of each bucket", SAMPLES, "to show of each bucket; 0 for none"
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=_seed(
+            SAMPLES, "of the samples' choice: the same data and seed give the same page"
+        ),
+    )
+    model: str = field(
+        default="",
+        metadata=about(
+            "Decode latents with this model; the word none decodes nothing.",
+            SAMPLES,
+            known=MODELS,
+            usual="the one they were made with, where it is on this machine",
+            example="NAME",
+            page="decode latents with it; by default with the model that they were made "
+            "with, where that is on this machine; `none` decodes nothing. Nothing is "
+            "ever fetched",
+        ),
+    )
+    max_area: int = field(
+        default=MAX_AREA,
+        metadata=about(
+            "Leave out images of more pixels than this.",
+            SAMPLES,
+            least=1,
+            usual=True,
+            page="images of more pixels are not shown",
+        ),
+    )
+    duplicates: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Show groups of copies out of this table, which duplicates --table wrote.",
+            SAMPLES,
+            metavar="FILE",
+            is_place=True,
+            example="copies.parquet",
+            page="show some groups of copies side by side, out of the table that `wdsprep "
+            "duplicates --table` wrote: those whose copies differ most first",
+        ),
+    )
+    output: "str | os.PathLike[str]" = field(
+        default="report.html",
+        metadata=about(
+            "Write the page to this file.",
+            OUTPUT,
+            spelling="-o",
+            metavar="FILE",
+            is_place=True,
+            usual=True,
+            page="where to write it; a path or a URL of [any place](../packing/README.md#places)",
+        ),
+    )
+    yes: bool = field(
+        default=False,
+        metadata=_replaces(
+            "replace the file without asking, whatever it is. An earlier report is "
+            "replaced in any case; another file is asked about at a terminal, and "
+            "refused elsewhere"
+        ),
+    )
+    listener: "ReportListener | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardOptions(Options):
+    """Those of `card`."""
+
+    repo: str = field(
+        default=REPO,
+        metadata=about(
+            "Write it for this dataset on the hub.",
+            CARD,
+            usual=True,
+            page="the dataset on the hub that the card speaks of",
+        ),
+    )
+    license: str = field(
+        default="",
+        metadata=about(
+            "State this licence, such as cc0-1.0.",
+            CARD,
+            usual="a place for it",
+            example="NAME",
+            page="one of the hub's names, such as `cc-by-4.0`",
+        ),
+    )
+    samples: int = field(
+        default=5,
+        metadata=_samples(
+            "the captions of so many samples of each dataset",
+            CARD,
+            "captions to show of each dataset; 0 for none",
+        ),
+    )
+    seed: int = field(default=0, metadata=_seed(CARD, "of the samples' choice"))
+    output: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Write the card to this file.",
+            OUTPUT,
+            spelling="-o",
+            metavar="FILE",
+            is_place=True,
+            usual="the screen",
+            example="README.md",
+            page="where to write it; the screen by default",
+        ),
+    )
+    yes: bool = field(
+        default=False,
+        metadata=_replaces(
+            "replace the file without asking, whatever it is. A card that is as it "
+            "was written is replaced in any case; what you have changed is asked "
+            "about, or refused"
+        ),
+    )
+    listener: "CardListener | None" = None
