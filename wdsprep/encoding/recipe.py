@@ -23,7 +23,12 @@ MODEL, IMAGES = "Model", "Images"
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Those that one run encodes: one, or several of which each makes a dataset."""
-    is_one = isinstance(given, str) or not isinstance(given, Sequence)
+    if isinstance(given, str):
+        raise UsageError(
+            f"--resolution {given!r}: give pixels, such as 256, or several, as 256,512, in whole "
+            "numbers"
+        )
+    is_one = not isinstance(given, Sequence)
     numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
     found = tuple(whole("--resolution", number) for number in numbers)
     if not found:
@@ -36,7 +41,7 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
 def one_or_several(given: int | Sequence[int]) -> int | tuple[int, ...]:
     """Return the same as it was given: a number, or several."""
     found = resolutions_of(given)
-    return found if isinstance(given, Sequence) and not isinstance(given, str) else found[0]
+    return found if isinstance(given, Sequence) else found[0]
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:

@@ -101,6 +101,8 @@ class ImportOptions(CrewOptions):
             "emb=t5_empty.npy,pooled=clip_empty.npy.",
             COLUMNS,
             metavar="zeros|ROLE=FILE,...",
+            page="what `drop_text=` puts in place of a caption, as "
+            "`emb=t5_empty.npy,pooled=clip_empty.npy`: no cache says it, but its trainer has it",
         ),
     )
     limit: int = field(

@@ -57,10 +57,12 @@ def _condition(given: str) -> str:
     return Filter(given).text
 
 
-def _input_format(given: str) -> str:
-    from wdsprep.sources.recognise import format_of
+def _input_format(given: Any) -> str:
+    from wdsprep.sources.recognise import FORMATS, format_of
 
-    return format_of(str(given))
+    if not isinstance(given, str):
+        raise UsageError(f"{given!r}: give one of {', '.join(FORMATS)}")
+    return format_of(given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,165 @@
+"""Every option of every command and function, by the declarations: what cannot be meant is refused
+in the same line on the command line and in Python."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import wdsprep
+from tests.house.test_public import CALLED
+from wdsprep.cli import cli
+from wdsprep.cli.command import named
+from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.errors import UsageError
+from wdsprep.options import Option, options_of
+
+IN_PYTHON = {
+    "load": "wdsprep.loading.options:LoadOptions",
+    "stream": "wdsprep.loading.options:StreamOptions",
+    "Encode": "wdsprep.encoding.recipe:Encode",
+}
+NEEDED: dict[str, dict[str, Any]] = {
+    "load": {"global_batch": 8},
+    "stream": {"global_batch": 8, "encode": wdsprep.Encode(resolution=64)},
+    "Encode": {"resolution": 64},
+    "export": {"to": "mds"},
+}
+PLACES = {"pack": 2, "encode": 2, "inspect": 2, "repair": 1, "select": 2, "import_": 2, "export": 2}
+
+
+def command_of(name: str) -> DeclaredCommand:
+    command = cli.commands[name.rstrip("_")]
+    assert isinstance(command, DeclaredCommand)
+    return command
+
+
+def declared(name: str) -> tuple[Option, ...]:
+    if name in IN_PYTHON:
+        return options_of(named(IN_PYTHON[name]))
+    return command_of(name).declared
+
+
+ALL = [
+    pytest.param(name, option, id=f"{name}-{option.name}")
+    for name in (*CALLED, *IN_PYTHON)
+    for option in declared(name)
+    if not option.is_argument
+]
+
+
+def in_python(name: str, **options: Any) -> str:
+    places = ["here", "there"][: PLACES.get(name, 0 if name == "Encode" else 1)]
+    with pytest.raises(UsageError) as refused:
+        getattr(wdsprep, name)(*places, **{**NEEDED.get(name, {}), **options})
+    return str(refused.value)
+
+
+def on_the_line(name: str, *words: str) -> str:
+    needed = NEEDED.get(name, {})
+    given = [word for n, value in needed.items() for word in (f"--{n}", str(value))]
+    given = given if not words[0].startswith(tuple(given[:1])) or not given else []
+    places = ["here", "there"][: PLACES.get(name, 1)]
+    with pytest.raises(UsageError) as refused:
+        cli.main([name.rstrip("_"), *places, *given, *words], standalone_mode=False)
+    return str(refused.value)
+
+
+def wrong_values(option: Option) -> Iterator[tuple[str, Any]]:
+    """As they are typed, and as they are in Python."""
+    about = option.about
+    if option.is_flag:
+        yield "=perhaps", "perhaps"
+    elif about.choices:
+        yield "=no-such-word", "no-such-word"
+    elif option.is_number:
+        yield "=many", "many"
+        if about.least is not None:
+            less = about.least - 1
+            yield f"={less:g}", float(less) if "float" in option.annotation else int(less)
+        if about.most is not None:
+            yield f"={about.most + 1:g}", about.most + 1
+
+
+@pytest.mark.parametrize(("name", "option"), ALL)
+def test_a_value_of_a_wrong_kind_or_out_of_range_is_one_line(name: str, option: Option) -> None:
+    for typed, value in wrong_values(option):
+        said = in_python(name, **{option.name: value})
+        assert said.startswith(f"{option.spelled} ")
+        assert "\n" not in said
+        if name not in IN_PYTHON:
+            assert on_the_line(name, f"{option.spelled}{typed}") == said
+
+
+@pytest.mark.parametrize(("name", "option"), ALL)
+def test_what_is_no_text_or_place_is_one_line_too(name: str, option: Option) -> None:
+    """On a command line all is text."""
+    if option.about.is_place or option.annotation in ("str", "str | None"):
+        assert in_python(name, **{option.name: 5}).startswith(f"{option.spelled} 5")
+
+
+@pytest.mark.parametrize(("name", "option"), ALL)
+def test_a_name_that_is_misspelt_is_one_line_with_what_may_be_meant(
+    name: str, option: Option
+) -> None:
+    wrong = option.name + option.name[-1]
+    assert in_python(name, **{wrong: 1}) == (
+        f"{name}() has no option {wrong}: did you mean {option.name}?"
+    )
+    if name not in IN_PYTHON and not option.about.spelling:
+        dashed = f"--{wrong.replace('_', '-')}"
+        assert on_the_line(name, dashed) == (
+            f"{name.rstrip('_')} has no option {dashed}: did you mean {option.spelled}?"
+        )
+
+
+@pytest.mark.parametrize(("name", "option"), ALL)
+def test_what_is_given_twice_is_one_line(name: str, option: Option) -> None:
+    if name in IN_PYTHON or option.about.is_many:
+        return  # Python itself refuses a name that comes again
+    value = [] if option.is_flag else ["1"]
+    words = [option.spelled, *value, option.spelled, *value]
+    assert on_the_line(name, *words) == f"{option.spelled} is given twice: give it once"
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_is_given_twice_is_one_line(name: str) -> None:
+    first = next(option for option in declared(name) if option.is_argument)
+    assert in_python(name, **{first.name: "again"}) == (
+        f"{first.spelled} is given twice: give it once"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("pack", {"append": True, "overwrite": True}, "--append keeps what is packed, --overwrite"),
+        ("pack", {"retry_rejected": True, "overwrite": True}, "--overwrite removes the rejects"),
+        ("pack", {"min_caption": 9, "max_caption": 5}, "--max-caption is below --min-caption"),
+        ("pack", {"max_side": 64}, "--max-side needs --reencode"),
+        ("pack", {"workers": "2:4"}, "2:4 workers are for a Ray cluster"),
+        ("encode", {"captions": "a", "caption_field": "b"}, "--captions and --caption-field both"),
+        ("encode", {"caption_name": "a", "caption_fields": "b,c"}, "--caption-name is for one"),
+        ("encode", {"latents": "none", "text": "none"}, "--latents none and --text none leave"),
+        ("encode", {"latents": "none", "flip": True}, "--flip is for images"),
+        ("encode", {"latents": "none", "text_out": "c"}, "--text-out is for text beside latents"),
+        ("encode", {"captions_by": "key", "resolution": 64}, "--captions-by is for a table"),
+        ("import_", {"shapes": "sdxl"}, "--shapes is a list for one resolution"),
+    ],
+)
+def test_two_that_exclude_each_other_are_the_same_line(
+    name: str, options: dict[str, Any], said: str
+) -> None:
+    words = []
+    for option, value in options.items():
+        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    assert in_python(name, **options).startswith(said)
+    assert on_the_line(name, *words) == in_python(name, **options)
+
+
+def test_what_others_call_an_option_leads_to_ours() -> None:
+    line = "load() has no option batch_size: it is global_batch, the samples of a step over all "
+    assert in_python("load", batch_size=8) == f"{line}ranks"
+    assert "did you mean buckets" in in_python("pack", bucket=8)
+    with pytest.raises(UsageError, match="load\\(\\) needs global_batch: the samples of a step"):
+        wdsprep.load("here")  # type: ignore[call-arg]
