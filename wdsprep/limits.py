@@ -11,3 +11,5 @@ MAX_TEXT_NBYTES = 16 << 20
 """Bytes of a caption file or a json."""
 MAX_ARRAY_NBYTES = 1 << 30
 """Bytes of an array of a latent sample."""
+MAX_TABLE_ROWS = 1 << 32
+"""Rows of a table of captions."""

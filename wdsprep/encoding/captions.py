@@ -10,17 +10,20 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from wdsprep.dataset.names import lookup_name
 from wdsprep.dataset.records import Text, between, read_record
 from wdsprep.dataset.samples import Sample, at_path
-from wdsprep.encoding.lookup import MOST_ROWS, OpenLookup, open_lookup
 from wdsprep.errors import FormatError, UsageError
+from wdsprep.limits import MAX_TABLE_ROWS
 from wdsprep.options import Options, about
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.captions import caption_at
 from wdsprep.text import EXAMPLES, names, one_of
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.lookup import OpenLookup
 
 OWN = "caption"
 """What the samples' own captions are called, and those that stand in their place."""
@@ -57,6 +60,8 @@ class CaptionSource:
 
     def open(self) -> "Captions":
         if self.digest:
+            from wdsprep.encoding.lookup import open_lookup  # no help needs it
+
             lookup = open_lookup(self.at, lookup_name(self.digest), self.file_digest)
             return TableCaptions(self.by, lookup)
         return FieldCaptions(self.field) if self.field else Captions()
@@ -247,7 +252,7 @@ class FieldCaptions(Captions):
 
 
 class TableCaptions(Captions):
-    def __init__(self, by: str, lookup: OpenLookup) -> None:
+    def __init__(self, by: str, lookup: "OpenLookup") -> None:
         self._by, self._lookup = by, lookup
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
@@ -309,5 +314,5 @@ class Taken:
 
 
 class _Said(TypedDict):
-    rows: list[Annotated[int, between(0, MOST_ROWS, "the number of a row")]]
+    rows: list[Annotated[int, between(0, MAX_TABLE_ROWS, "the number of a row")]]
     unnamed: list[Text]

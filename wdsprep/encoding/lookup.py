@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from wdsprep.dataset.records import Hex, Nbytes, Text
 from wdsprep.errors import AccessError, FormatError, FullError, NotFoundError
-from wdsprep.limits import MAX_TEXT_NBYTES
+from wdsprep.limits import MAX_TABLE_ROWS, MAX_TEXT_NBYTES
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
@@ -43,7 +43,6 @@ TABLE = "CREATE TABLE captions (name text primary key, caption text, number inte
 end, is refused before anything is asked of it."""
 STEPS = 1_000_000
 """Of SQLite, of which finding a caption takes some hundred."""
-MOST_ROWS = 1 << 32
 UNUSED_S = 7 * 24 * 3600
 """After this a copy of a lookup goes when another is made."""
 
@@ -144,7 +143,7 @@ class OpenLookup:
             ).fetchone()
         if found is not None:
             caption, number = found
-            is_row = isinstance(number, int) and 0 <= number < MOST_ROWS
+            is_row = isinstance(number, int) and 0 <= number < MAX_TABLE_ROWS
             if not isinstance(caption, str) or not is_row:
                 raise _damaged(str(self._path), "a row of it has no caption and number")
         return found
