@@ -8,6 +8,8 @@
 - `duplicates` finds what is in images more than once: `hashes` keeps what each picture looks like,
   `near` finds which look alike, and `copies` writes down what may go.
 
+`options` are what each of them is given.
+
 In: Datasets, and keys, URLs, digests or sources of samples, or a condition.
 Out: The same datasets without them, and a list of what stays away; new ones; lists of copies.
 """

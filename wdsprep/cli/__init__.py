@@ -3,11 +3,12 @@
 Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too, as
 `img2dataset` tells.
 
-`commands` are what each is asked for, its help and its call; `command` is what they are made of,
-`options` what several have. `output` owns the terminal.
-`pack`, `encode`, `importing`, `select`, `duplicates`, `inspect`, `report`, `card`, `export` and
-`plan` hold what the commands of their names print, `checks` what `verify` and `repair` do,
-`changes` what `remove` does; `demo` packs and encodes drawings of its own.
+`commands` are each command's help and its call; `command` is what they are made of. Options are
+declared beside the functions of the library (`wdsprep.options`), and `declared` makes click's of
+them; `options` are those that commands alone have. `output` owns the terminal. `pack`, `encode`,
+`importing`, `select`, `duplicates`, `inspect`, `report`, `card`, `export` and `plan` hold what the
+commands of their names print, `checks` what `verify` and `repair` do, `changes` what `remove` does,
+`plan_options` what `plan` is given; `demo` packs and encodes drawings of its own.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.

@@ -1,14 +1,15 @@
 """`encode`: from image shards to latents and text embeddings.
 
-`encode` is the public function, `recipe` what decides its bytes, `fields` the arrays of a sample,
-`shape_lists` the shapes that a user names; `choices` chooses what a recipe leaves open, and
-`places` says where datasets go. `captions` says where captions come from, if not from the samples:
-`caption_table` reads a table of them, and `lookup` keeps it for the workers. `image_shards` says
-what there is to do, `phases` for which datasets, `pending` what of it is left, `crew` who does it,
-on which of the `gpus`; `worker` feeds one shard after another to the `engine`, which keeps a device
-busy (in `two_passes` where it cannot hold all); `latent_shard` writes what comes back, and
-`waiting` keeps what has to wait for its turn. `models` find and run a model family. `work` is what
-a worker is given, `progress` how fast it goes, and `estimate` reckons what it takes.
+`encode` is the public function, `options` all that it is given, `recipe` what decides its bytes,
+`fields` the arrays of a sample, `shape_lists` the shapes that a user names; `choices` chooses what
+a recipe leaves open, and `places` says where datasets go. `captions` says where captions come from,
+if not from the samples: `caption_table` reads a table of them, and `lookup` keeps it for the
+workers. `image_shards` says what there is to do, `phases` for which datasets, `pending` what of it
+is left, `crew` who does it, on which of the `gpus`; `worker` feeds one shard after another to the
+`engine`, which keeps a device busy (in `two_passes` where it cannot hold all); `latent_shard`
+writes what comes back, and `waiting` keeps what has to wait for its turn. `models` find and run a
+model family. `work` is what a worker is given, `progress` how fast it goes, and `estimate` reckons
+what it takes.
 
 Trainers may also encode while they train, and get the latents that `encode` would store:
 

@@ -5,7 +5,8 @@
 2. `layout` is what all of them have in common, and finds the one that is meant.
 3. `samples` reads a shard and what is joined to it, each byte against its digest. `tars` writes
    shards whose members have other names.
-4. `export` is the run: shards go to workers, and what is done is not done again.
+4. `export` is the run, and `options` what it is given: shards go to workers, and what is done is
+   not done again.
 
 `energon` and `webshart` write metadata alone, and the tars stay where they are. All others write
 every sample anew. What a shard became stands in a mark below `.wdsprep/`, written last: without one

@@ -1,11 +1,11 @@
 """`load` and `stream`: from shards to the batches of a trainer.
 
-`order` says which sample comes when, by arithmetic alone. `loader` serves it: `arguments` checks
-what is asked, `catalog` opens the datasets, `shelves` bring samples from a disk or from S3,
-`reading` makes batches of them, `serving` has threads do that ahead. In a batch, `grid` says what
-of a sample goes where, `memory` is where it lies, and `effects` is what chance adds. `to_device`
-and `worker_memory` bring it to a GPU and out of a DataLoader's worker. `encoded` makes latents on
-the way. `streaming` does the same with other machines, on Ray.
+`order` says which sample comes when, by arithmetic alone. `loader` serves it: `options` are what
+both are given, `arguments` checks what is asked, `catalog` opens the datasets, `shelves` bring
+samples from a disk or from S3, `reading` makes batches of them, `serving` has threads do that
+ahead. In a batch, `grid` says what of a sample goes where, `memory` is where it lies, and `effects`
+is what chance adds. `to_device` and `worker_memory` bring it to a GPU and out of a DataLoader's
+worker. `encoded` makes latents on the way. `streaming` does the same with other machines, on Ray.
 
 A dataset may be served in `parts`: of one shape, or those samples that meet a condition (`where`)
 or have a row in a table (`tables`). What such parts are is found in the

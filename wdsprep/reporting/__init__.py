@@ -5,7 +5,7 @@
 2. `sheet` has the samples to show: picked by chance, read where they lie, with their latents.
 3. `page` writes both down, and escapes everything that comes from data.
 
-`card` is the README of datasets on the Hugging Face hub.
+`card` is the README of datasets on the Hugging Face hub. `options` are what both are given.
 
 In: Datasets.
 Out: One HTML page, or a page of Markdown.

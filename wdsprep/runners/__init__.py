@@ -18,11 +18,10 @@
    and says what is where (`versions`).
 
 `run` is one run over the units of a dataset. `schedule` decides who gets which unit, and what a
-failure costs; `local` and `ray` carry its messages to workers and back, `watch` ends what
-hangs; `here` does without workers.
-`worker` is the side of a worker that both kinds share, `local_worker` the rest of a local one.
-`base` has what all of these tell each other. `track` tells Weights & Biases or TensorBoard how far
-a run is.
+failure costs; `local` and `ray` carry its messages to workers and back, `watch` ends what hangs;
+`here` does without workers. `worker` is the side of a worker that both kinds share, `local_worker`
+the rest of a local one. `base` has what all of these tell each other, `options` what is said of
+options that many runs have. `track` tells Weights & Biases or TensorBoard how far a run is.
 
     with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
         for event in events: ...
