@@ -71,6 +71,9 @@ class About:
     """Words that it may be beside others, which a shell completes."""
     also: Sequence[str] = ()
     """What others call it."""
+    code: str = ""
+    """That of the samples which it rejects, and the words that let more of them pass."""
+    remedy: str = ""
     page: str = ""
     """What its row on a page says in place of the help, in Markdown."""
     example: str = ""
@@ -118,7 +121,7 @@ class Option:
 
     def read(self, given: Any) -> Any:
         """The value of what is given, or a refusal that names the option."""
-        if self.default in ("", ()) and given in (self.default, []):
+        if self.default in ("", ()) and isinstance(given, str | tuple | list) and not given:
             return given
         if given is None and ("None" in self.annotation or self.default is None):
             return None
@@ -256,11 +259,10 @@ def _option(declared: type, field: "Field[Any]") -> Option:
     )
 
 
-def only_one(what: str, **given: Any) -> None:
-    """Refuse two options of which each leaves the other without a sense."""
-    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-    if len(names) > 1:
-        raise UsageError(f"{names[0]} and {names[1]}: {what}: give one of them")
+def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
+    """Return what lets more samples pass that options reject, by the code of the rejects."""
+    abouts = [option.about for option in options_of(declared)]
+    return {about.code: about.remedy for about in abouts if about.code}
 
 
 def suggestion(wrong: str, names: Iterable[str]) -> str:

@@ -14,7 +14,6 @@ from wdsprep.options import (
     OptionError,
     Options,
     about,
-    only_one,
     options_of,
     suggesting,
     taking,
@@ -42,7 +41,8 @@ class Rules(Sides):
 
     def check_together(self) -> None:
         super().check_together()
-        only_one("one keeps, one removes", append=self.append, overwrite=self.overwrite)
+        if self.append and self.overwrite:
+            raise UsageError("--append and --overwrite: one keeps, one removes")
 
     @cached_property
     def nbytes(self) -> int:

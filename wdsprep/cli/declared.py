@@ -149,9 +149,9 @@ class DeclaredCommand(Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = {each.dashed: each for each in self.declared if each.is_flag}
         for word in args[: args.index("--") if "--" in args else None]:
-            name, has_value, value = word.replace("_", "-").partition("=")
-            if has_value and name in flags:
-                flags[name].read(value)  # refuses it
+            name, has_value, value = word.partition("=")
+            if has_value and (flag := flags.get(name.replace("_", "-"))):
+                flag.read(value)  # refuses it
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:

@@ -20,7 +20,9 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.caption_table import CaptionReport
 from wdsprep.encoding.captions import OWN
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
+from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
+from wdsprep.options import remedies_of
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
 from wdsprep.text import EXAMPLES, command, human_bytes, plural
@@ -35,11 +37,7 @@ TEXTLESS = (
     "captions, then encode with --overwrite"
 )
 
-REMEDIES = {
-    Code.TOO_SMALL: "a smaller --resolution takes smaller images",
-    Code.ASPECT_RATIO: "--overwrite with a larger --max-crop, or more --shapes, takes more images",
-    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
-}
+REMEDIES = remedies_of(EncodeOptions)
 
 
 class EncodeShow(RunShow):

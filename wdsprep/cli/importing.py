@@ -17,7 +17,7 @@ from wdsprep.importing.take_in import ImportBegun, ImportListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import human_bytes, plural
 
-REMEDIES = {
+REMEDIES: dict[str, str] = {
     Code.OTHER_SHAPE: "--columns names other columns, --text-length what varies in length, and "
     "--shapes the images' shapes",
     Code.NO_ARRAY: "--columns names other columns",

@@ -374,14 +374,14 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     return lines
 
 
-def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[Code, str]) -> str:
+def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str]) -> str:
     """For the end of a run that kept nothing: why most of it was not, and what to do."""
     worst = max(sorted(rejects), key=lambda code: rejects[code])
     count, everything = rejects[worst], sum(rejects.values())
     all_are = f"{count:,} of {plural(everything, 'reject')} are"
     if count == everything:
         all_are = f"all {everything:,} rejects are" if everything > 1 else "the one reject is"
-    remedy = remedies.get(Code.named(worst), "mend the source")
+    remedy = remedies.get(worst, "mend the source")
     return Kept(f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why of each")
 
 

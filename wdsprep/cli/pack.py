@@ -17,8 +17,9 @@ from wdsprep.cli.output import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
+from wdsprep.options import remedies_of
 from wdsprep.packing.retry_rejected import retryable
-from wdsprep.packing.rules import PackListener
+from wdsprep.packing.rules import PackListener, PackOptions
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
@@ -32,24 +33,17 @@ if TYPE_CHECKING:
 
 WORST_HOSTS = 5
 AGAIN = "--retry-rejected fetches them again"
-REMEDIES = {
+REMEDIES: dict[str, str] = {
+    **remedies_of(PackOptions),
     Code.NO_IMAGE: "put each image beside its caption, with the same name",
     Code.BAD_URL: "give URLs that begin with http:// or https://",
-    Code.TOO_SMALL: "--overwrite with smaller --buckets and --min-size takes smaller images",
-    Code.TOO_LARGE: "--overwrite with a larger --max-area takes larger images",
-    Code.ASPECT_RATIO: "--overwrite with a larger --max-aspect-ratio takes longer images",
-    Code.TOO_MANY_BYTES: "--overwrite with larger --max-bytes takes larger files",
-    Code.FILTERED: "--overwrite with another --filter takes others",
-    Code.CAPTION_TOO_SHORT: "--overwrite with a smaller --min-caption takes shorter captions",
-    Code.CAPTION_TOO_LONG: "--overwrite with a larger --max-caption takes longer captions",
     Code.PRIVATE_ADDRESS: "--retry-rejected --allow-private-hosts fetches them",
     Code.DISALLOWED: "their owners want no training on them",
-    Code.HASH_MISMATCH: "look whether --verify-hash names the right column and hash",
     **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
     **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
 }
 """What to do where nothing was packed, most of it for this reason."""
-REMEDIES_OF_URLS = {
+REMEDIES_OF_URLS: dict[str, str] = {
     Code.TOO_MANY_BYTES: "--retry-rejected with larger --max-bytes fetches larger files"
 }
 ALLOWING = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
@@ -87,6 +88,8 @@ class RecipeOptions(Options):
             "Reject images that would lose more than this part of their area, such as 0.2.",
             MODEL,
             read=checked_crop,
+            code=Code.ASPECT_RATIO,
+            remedy="--overwrite with a larger --max-crop, or more --shapes, takes more images",
             parse=float,
             order=-1,
             example="0.2",
@@ -194,6 +197,8 @@ RESOLUTION = about(
     "are encoded: of all unless given.",
     MODEL,
     read=one_or_several,
+    code=Code.TOO_SMALL,
+    remedy="a smaller --resolution takes smaller images",
     parse=parse_resolutions,
     metavar="N,...",
     order=-2,

@@ -12,6 +12,7 @@ Out: A picture that every trainer can read, or its crop for the VAE; or the code
 import re
 from dataclasses import dataclass
 
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 
@@ -32,6 +33,8 @@ AREA = about(
     "Images",
     least=1,
     usual=True,
+    code=Code.TOO_LARGE,
+    remedy="--overwrite with a larger --max-area takes larger images",
     page="images of more pixels are rejects",
 )
 """What is said of `max_area`, wherever images are looked at."""

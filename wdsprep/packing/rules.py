@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.rules import FetchOptions, FetchRules
 from wdsprep.images import AREA, Limits, Recode, jpeg_quality
@@ -121,6 +122,8 @@ class PackRules(ShardSizes):
             IMAGES,
             least=0,
             usual="the smallest bucket",
+            code=Code.TOO_SMALL,
+            remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
             example="N",
             page="reject images whose shorter side has fewer pixels; it counts where it is above "
             "the smallest bucket",
@@ -133,6 +136,8 @@ class PackRules(ShardSizes):
             "Reject images whose longer side is more than so many times the shorter.",
             IMAGES,
             least=0,
+            code=Code.ASPECT_RATIO,
+            remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
             example="N",
         ),
     )
@@ -144,6 +149,8 @@ class PackRules(ShardSizes):
             read=size,
             metavar="SIZE",
             usual="250MB; of a download 50MB",
+            code=Code.TOO_MANY_BYTES,
+            remedy="--overwrite with larger --max-bytes takes larger files",
             example="250MB",
             page="reject images of more bytes, from any source; of a download 50 MB unless given",
         ),
@@ -204,11 +211,25 @@ class PackRules(ShardSizes):
     )
     min_caption: int = field(
         default=0,
-        metadata=about("Reject captions of fewer characters.", COLUMNS, least=0, example="N"),
+        metadata=about(
+            "Reject captions of fewer characters.",
+            COLUMNS,
+            least=0,
+            code=Code.CAPTION_TOO_SHORT,
+            remedy="--overwrite with a smaller --min-caption takes shorter captions",
+            example="N",
+        ),
     )
     max_caption: int = field(
         default=0,
-        metadata=about("Reject captions of more characters.", COLUMNS, least=0, example="N"),
+        metadata=about(
+            "Reject captions of more characters.",
+            COLUMNS,
+            least=0,
+            code=Code.CAPTION_TOO_LONG,
+            remedy="--overwrite with a larger --max-caption takes longer captions",
+            example="N",
+        ),
     )
     filter: str = field(
         default="",
@@ -216,6 +237,8 @@ class PackRules(ShardSizes):
             'Keep only what this is true of, such as "aesthetic >= 4.5 and pwatermark < 0.8".',
             COLUMNS,
             read=_condition,
+            code=Code.FILTERED,
+            remedy="--overwrite with another --filter takes others",
             example='"aesthetic >= 4.5 and pwatermark < 0.8"',
             page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
             "fields or the table's columns, in the language of `where=`",
@@ -227,6 +250,8 @@ class PackRules(ShardSizes):
             "Reject images whose bytes do not have the digest of this column, such as md5.",
             COLUMNS,
             read=Digest.parse,
+            code=Code.HASH_MISMATCH,
+            remedy="look whether --verify-hash names the right column and hash",
             metavar="COLUMN[:HASH]",
             example="COLUMN:HASH",
             page="reject images whose bytes are not those that the table has the sha256, md5 or "
