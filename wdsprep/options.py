@@ -265,12 +265,15 @@ def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
     return {about.code: about.remedy for about in abouts if about.code}
 
 
-def suggestion(wrong: str, names: Iterable[str]) -> str:
-    """What somebody may have meant by a name that there is not."""
+def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
+    """Say what somebody may have meant by a name that there is not, or where all names are."""
     import difflib
 
-    near = difflib.get_close_matches(wrong, list(names), 1)
-    return f": did you mean {near[0]}?" if near else ""
+    if near := difflib.get_close_matches(wrong, list(names), 1):
+        return f"did you mean {near[0]}?"
+    if not wrong.startswith("-"):
+        return f"help(wdsprep.{function.removesuffix('()')}) lists them"
+    return f'"wdsprep {function} --help" lists them'.replace("wdsprep wdsprep", "wdsprep")
 
 
 def unknown(function: str, wrong: str, names: Sequence[str], options: Sequence[Option]) -> str:
@@ -282,7 +285,7 @@ def unknown(function: str, wrong: str, names: Sequence[str], options: Sequence[O
             own = option.spelled if wrong.startswith("-") else option.name
             what = f"it is {own}, {what[0].lower()}{what[1:]}"
             return f"{function} has no option {wrong}: {what}"
-    return f"{function} has no option {wrong}{suggestion(wrong, names)}"
+    return f"{function} has no option {wrong}: {_suggestion(function, wrong, names)}"
 
 
 def check_call(
@@ -301,7 +304,8 @@ def check_call(
         first = f"{function}() takes {plural(len(by_place), 'argument')} without a name"
         raise OptionError(f"{first} ({', '.join(by_place)}): give {args[len(by_place)]!r} a name")
     if twice := [name for name in by_place[: len(args)] if name in kwargs]:
-        raise OptionError(given_twice(twice[0].upper()))
+        own = next(option for option in options if option.name == twice[0])
+        raise OptionError(given_twice(own.spelled))
     for parameter in known.values():
         is_needed = parameter.default is parameter.empty and parameter is not DATASETS
         if is_needed and parameter.name not in (*kwargs, *by_place[: len(args)]):

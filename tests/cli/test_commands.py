@@ -243,7 +243,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "--max-side", "9"], 2, "--max-side needs --reencode"),
         (["pack", "--max-shard-size", "big"], 2, "is no size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
-        (["pack", "--no-such-option"], 2, "pack has no option --no-such-option"),
+        (["pack", "--no-such-option"], 2, '--no-such-option: "wdsprep pack --help" lists them'),
         (["index", "downloads"], 1, "downloads holds no .tar to index"),
         (["rebuild", "downloads"], 1, "has no receipts"),
     ],

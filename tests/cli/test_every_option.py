@@ -160,6 +160,7 @@ def test_two_that_exclude_each_other_are_the_same_line(
 def test_what_others_call_an_option_leads_to_ours() -> None:
     line = "load() has no option batch_size: it is global_batch, the samples of a step over all "
     assert in_python("load", batch_size=8) == f"{line}ranks"
-    assert "did you mean buckets" in in_python("pack", bucket=8)
+    assert in_python("pack", bucket=8) == "pack() has no option bucket: did you mean buckets?"
+    assert in_python("load", streams="there") == "streams is given twice: give it once"
     with pytest.raises(UsageError, match="load\\(\\) needs global_batch: the samples of a step"):
         wdsprep.load("here")  # type: ignore[call-arg]

@@ -102,7 +102,7 @@ def test_what_is_given_is_read_once_and_the_same_again() -> None:
         (lambda: pack(append=True, overwrite=True), "--append and --overwrite: one keeps, one"),
         (lambda: pack(least_sides=1), "pack() has no option least_sides: did you mean least_side?"),
         (lambda: verify("a", shares=1), "verify() has no option shares: did you mean share?"),
-        (lambda: pack(zzz=1), "pack() has no option zzz"),
+        (lambda: pack(zzz=1), "pack() has no option zzz: help(wdsprep.pack) lists them"),
         (lambda: Taught(batch_size=1), "Taught() has no option batch_size: it is batch, the"),
         (lambda: Taught(btch=1), "Taught() has no option btch: did you mean batch?"),
     ],
