@@ -13,7 +13,7 @@ about it beside its default.
 
 From it come the signature of the function, which is that of the class's constructor, for type
 checkers, editors and `help()` alike; the option of the command line and its help
-(`wdsprep.cli.declared`); its row on a page (`tools/option-tables`); and the check, which says the
+(`wdsprep.cli.declared`); its row on a page (`tools.option_tables`); and the check, which says the
 same line in Python and on the command line. Classes are put together by inheritance. A field that
 nothing is said about is an argument of the function and no option of a command.
 
@@ -102,7 +102,7 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """As messages and a command line name it; `load`, which is no command, as Python does."""
+        """Its name in messages and on a command line; of `load`, which is no command, in Python."""
         if not self.is_command:
             return self.name
         return self.name.upper() if self.is_argument else self.about.spelling or self.dashed
@@ -120,7 +120,7 @@ class Option:
         return self.annotation in NUMBERS
 
     def read(self, given: Any) -> Any:
-        """The value of what is given, or a refusal that names the option."""
+        """Return the value of what is given, or refuse it by the name of the option."""
         if self.default in ("", ()) and isinstance(given, str | tuple | list) and not given:
             return given
         if given is None and ("None" in self.annotation or self.default is None):
@@ -134,16 +134,18 @@ class Option:
             try:
                 value = self.about.read(given)
             except UsageError as error:
-                said = str(error).strip()
-                raise UsageError(
-                    said if self.spelled in said else f"{self.spelled} {said}"
-                ) from None
+                raise UsageError(self._named(str(error).strip())) from None
         elif self.about.is_place:
             value = _place(self.spelled, given)
         else:
             value = KINDS.get(self.annotation, _anything)(self.spelled, given)
         self._check(value)
         return value
+
+    def _named(self, said: str) -> str:
+        """Return what is said of a value with the name of the option, if that is not in it."""
+        has_name = self.dashed in said if self.is_command else said.startswith(self.name)
+        return said if has_name else f"{self.spelled} {said}"
 
     def _check(self, value: Any) -> None:
         about = self.about
@@ -157,7 +159,7 @@ class Option:
             raise UsageError(f"{self.spelled} {value}: give {about.most:g} or less")
 
     def read_text(self, text: str) -> Any:
-        """The same of a word of a command line."""
+        """Return the same of a word of a command line."""
         parse = self.about.parse or NUMBERS.get(self.annotation)
         try:
             return self._read(text if parse is None else parse(text))
@@ -232,13 +234,13 @@ class Options:
         """Refuse what does not go together."""
 
     def part(self, options: type[OptionsT]) -> OptionsT:
-        """Those that a class which this one inherits from declares."""
+        """Return those that a class declares which this one inherits from."""
         found = cast("Any", options)
         return cast("OptionsT", found(**{f.name: getattr(self, f.name) for f in fields(found)}))
 
 
 def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
-    """The options of a class, in their order."""
+    """Return the options of a class, in their order."""
     return _options_of(declared)
 
 
@@ -269,15 +271,16 @@ def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
     """Say what somebody may have meant by a name that there is not, or where all names are."""
     import difflib
 
-    if near := difflib.get_close_matches(wrong, list(names), 1):
-        return f"did you mean {near[0]}?"
+    known = {name.lstrip("-"): name for name in names}  # what all begin with makes none alike
+    if near := difflib.get_close_matches(wrong.lstrip("-"), known, 1):
+        return f"did you mean {known[near[0]]}?"
     if not wrong.startswith("-"):
         return f"help(wdsprep.{function.removesuffix('()')}) lists them"
     return f'"wdsprep {function} --help" lists them'.replace("wdsprep wdsprep", "wdsprep")
 
 
 def unknown(function: str, wrong: str, names: Sequence[str], options: Sequence[Option]) -> str:
-    """Why a call, or a command line, has not the option `wrong`."""
+    """Say that a call, or a command line, has no option `wrong`, and what may be meant."""
     plain = wrong.lstrip("-").replace("-", "_")
     for option in options:
         if plain in option.about.also:
@@ -317,7 +320,7 @@ def given_twice(name: str) -> str:
 
 
 def missing(function: str, name: str, options: Sequence[Option]) -> str:
-    """What a call, or a command line, has to be given."""
+    """Say what a call, or a command line, has to be given."""
     (own,) = [option for option in options if option.name == name]
     what = own.about.help.rstrip(".")
     return f"{function} needs {own.spelled}: {what[0].lower()}{what[1:]}"

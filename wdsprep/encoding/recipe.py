@@ -33,9 +33,9 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
     found = tuple(whole("--resolution", number) for number in numbers)
     if not found:
-        raise UsageError("no resolution is given: give one, such as 256")
+        raise UsageError("no --resolution is given: give one, such as 256")
     if twice := [number for number in found if found.count(number) > 1]:
-        raise UsageError(f"resolution {twice[0]} is given twice: name each once")
+        raise UsageError(f"--resolution {twice[0]} is given twice: name each once")
     return found
 
 

@@ -25,7 +25,7 @@ Pool = tuple[int, int]
 
 
 def _rate(given: Any) -> float:
-    if not 0 <= real("a rate of", given) <= 1:
+    if not 0 <= real("", given) <= 1:
         raise UsageError(f"{given}: a rate is from 0 to 1")
     return float(given)
 
