@@ -272,7 +272,7 @@ def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
     import difflib
 
     known = {name.lstrip("-"): name for name in names}  # what all begin with makes none alike
-    if near := difflib.get_close_matches(wrong.lstrip("-"), known, 1):
+    if near := difflib.get_close_matches(wrong.lstrip("-"), known, 1, 0.7):
         return f"did you mean {known[near[0]]}?"
     if not wrong.startswith("-"):
         return f"help(wdsprep.{function.removesuffix('()')}) lists them"
