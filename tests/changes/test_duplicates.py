@@ -15,8 +15,9 @@ from PIL import Image, ImageDraw
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
-from wdsprep.changes.duplicates import DISTANCE, DuplicatesListener
+from wdsprep.changes.duplicates import DuplicatesListener
 from wdsprep.changes.near import bits_set, kept_of, near_pairs, plan
+from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual import NO_HASH, look
 from wdsprep.store import open_store

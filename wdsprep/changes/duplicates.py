@@ -37,9 +37,6 @@ from wdsprep.runners.here import runner_for
 from wdsprep.store.base import absolute
 from wdsprep.text import command, unheard
 
-DISTANCE = 6
-MOST_DISTANCE = 12
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duplicates:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from wdsprep.changes.select import SelectListener
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
-MOST_DISTANCE = 12
-"""Bits that copies may differ in: what differs in more is another picture."""
+DISTANCE, MOST_DISTANCE = 6, 12
+"""Bits of 64 that copies may differ in, and the most: what differs in more is another picture."""
 Asked = str | os.PathLike[str] | Iterable[str]
 """A file with a name on each line, or names."""
 
@@ -153,7 +153,7 @@ class DuplicatesOptions(CrewOptions):
     """All that `duplicates` is given, but for the datasets."""
 
     distance: int = field(
-        default=6,
+        default=DISTANCE,
         metadata=about(
             "Take for copies what differs in so many bits of 64; 0 to 12.",
             COMPARISON,

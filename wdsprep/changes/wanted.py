@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from wdsprep.changes.options import Asked
 from wdsprep.dataset.removed import Marks, mark_of
 from wdsprep.dataset.samples import key_order
 from wdsprep.errors import UsageError
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, stream
 
-Asked = str | os.PathLike[str] | Iterable[str]
-"""A file with one on each line, or the things themselves."""
 OWN_KEY = re.compile(r"\d{12,}")
 DIGITS = 6  # at least, of a slice and of a number in it
 SHA256 = re.compile(r"[0-9a-f]{64}")
