@@ -21,7 +21,9 @@ from blake3 import blake3
 from tests.kit.serving import serving
 from wdsprep.dataset.arrays import Field
 from wdsprep.encoding.fields import fields
+from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.find import TINY, Model, check_resolution, check_weights, find_model
+from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WorkError
 
@@ -378,17 +380,142 @@ def test_code_that_comes_with_a_model_is_refused(
     assert find_model(str(folder), text="none").channels == 16
 
 
-def test_a_tower_with_code_of_its_own_is_refused_where_transformers_has_no_such_class(
+CODE = {"auto_map": {"AutoModel": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}}
+
+
+@pytest.mark.parametrize("text", ["emb", "tokens"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "text_encoder_2/config.json",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer_config.json",
+        "tokenizer_2/tokenizer_config.json",
+        "tokenizer_2/processor_config.json",
+        "tokenizer_2/preprocessor_config.json",
+        "vae/config.json",
+    ],
+)
+def test_a_part_that_names_code_is_refused_with_weights_and_without(
+    file: str, text: str, tmp_path: Path
+) -> None:
+    for nested in (False, True):
+        named = {"tokenizer": [CODE]} if nested else CODE
+        own = FLUX_VAE if file.startswith("vae") else {}
+        files = {**flux_files(), file: json.dumps({**own, **named}).encode()}
+        said = failure(lay_out(tmp_path / str(nested), files), text)
+        assert f"{file} wants to run code that comes with the model (auto_map" in said
+
+
+def test_code_is_no_obstacle_where_diffusers_has_the_class_in_its_place(tmp_path: Path) -> None:
+    kolors = {
+        "_class_name": "KolorsPipeline",
+        "text_encoder": ["kolors", "ChatGLMModel"],
+        "tokenizer": ["kolors", "ChatGLMTokenizer"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    files = flux_files(kolors)
+    files["tokenizer/tokenizer_config.json"] = json.dumps(CODE).encode()
+    assert find_model(str(lay_out(tmp_path, files)), text="tokens").pipeline
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("tokenizer", ["diffusers", "DiffusionPipeline"]),
+        ("tokenizer_2", ["diffusers", "AutoencoderKL"]),
+        ("text_encoder", ["diffusers", "UNet2DConditionModel"]),
+        ("text_encoder_2", ["kolors", "KolorsPipeline"]),
+        ("tokenizer", ["transformers", "AutoTokenizer"]),
+        ("text_encoder", ["transformers", "pipelines.Pipeline"]),
+        ("text_encoder", ["pipeline_utils.py", "Model"]),
+        ("text_encoder_9/../..", ["transformers", "CLIPTextModel"]),
+    ],
+)
+def test_a_class_that_loads_other_classes_is_refused_by_its_name(
+    part: str, named: list[str], tmp_path: Path
+) -> None:
+    folder = lay_out(tmp_path, flux_files(**{part: named}))
+    assert "wants to run code that comes with it" in failure(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("tokenizer", "CLIPTextModel"),
+        ("tokenizer", "CLIPTextConfig"),
+        ("tokenizer", "CLIPImageProcessor"),
+        ("text_encoder", "T5Config"),
+        ("text_encoder", "GenerationConfig"),
+        ("text_encoder", "Trainer"),
+        ("text_encoder", "logging"),
+        ("processor", "CLIPTextModel"),
+    ],
+)
+def test_a_class_of_another_role_is_not_loaded(part: str, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"{part} is a {kind}, which is no PreTrained"):
+        class_of(Component(part, "transformers", kind))
+    for name, known in (
+        ("text_encoder", "T5EncoderModel"),
+        ("tokenizer", "T5TokenizerFast"),
+        ("tokenizer", "PixtralProcessor"),
+        ("processor", "Qwen2VLProcessor"),
+    ):
+        assert class_of(Component(name, "transformers", known)).__name__
+
+
+def test_files_outside_of_a_model_are_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    for number, name in enumerate(("/etc/hostname", "../../mine.json")):
+        config = {"vocab_file": name, "tokenizer_file": "/no/such/file"}
+        files = {**flux_files(), "tokenizer_2/tokenizer_config.json": json.dumps(config).encode()}
+        said = failure(lay_out(tmp_path / str(number), files))
+        assert "names a file outside of the model (vocab_file" in said
+    index = {"weight_map": {"a": "../../../other/model.safetensors"}}
+    files = {
+        **flux_files(),
+        "text_encoder_2/model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    assert "not among the weights beside it" in failure(lay_out(tmp_path / "index", files))
+    files = {**flux_files(), "text_encoder_2/adapter_config.json": b"{}"}
+    assert "has text_encoder_2/adapter_config.json" in failure(lay_out(tmp_path / "adapter", files))
+
+
+def test_weights_that_a_name_counts_without_end_are_told_by_the_first_that_lacks(
     tmp_path: Path,
 ) -> None:
-    files = flux_files(text_encoder_2=["transformers", "MyEncoderModel"])
-    config = {"auto_map": {"AutoModel": "modeling_my.MyEncoderModel"}}
-    files["text_encoder_2/config.json"] = json.dumps(config).encode()
-    said = failure(lay_out(tmp_path / "unknown", files))
-    assert "text_encoder_2 of" in said
-    assert "trust_remote_code: MyEncoderModel" in said
-    known = {**files, "model_index.json": flux_files()["model_index.json"]}
-    assert find_model(str(lay_out(tmp_path / "known", known)), text="emb").pipeline
+    name = "text_encoder_2/model-00001-of-99999999999.safetensors"
+    files = without(
+        flux_files(), *(n for n in flux_files() if n.startswith("text_encoder_2/model-"))
+    )
+    said = failure(lay_out(tmp_path, {**files, name: b"weights"}))
+    assert "lacks text_encoder_2/model-00002-of-99999999999.safetensors:" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "said"),
+    [
+        ("vae", {"scaling_factor": float("nan")}, "says scaling_factor nan"),
+        ("vae", {"scaling_factor": 0}, "has to be a number above 0"),
+        ("vae", {"scaling_factor": "1"}, "says scaling_factor '1'"),
+        ("vae", {"latent_channels": 10**9}, "says latent_channels 1000000000"),
+        ("vae", {"latent_channels": -4}, "says latent_channels -4"),
+        ("vae", {"block_out_channels": [8] * 5000}, "has to be a list of 1 to 8"),
+        ("vae", {"block_out_channels": 7}, "says block_out_channels 7"),
+        ("vae", {"_class_name": ["AutoencoderKL"]}, "the VAE of"),
+        ("text_encoder_2", {"d_model": 10**9}, "says d_model 1000000000, and no network has"),
+        ("text_encoder_2", {"sub": [{"num_layers": 10**5}]}, "says num_layers 100000"),
+        ("text_encoder_2", {"n_positions": 1e300}, "says n_positions 1e"),
+    ],
+)
+def test_numbers_that_no_network_has_are_refused_where_they_stand(
+    file: str, changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    own = FLUX_VAE if file == "vae" else {}
+    config = json.dumps({**own, **changed}).encode()
+    folder = lay_out(tmp_path, {**flux_files(), f"{file}/config.json": config})
+    assert said in failure(folder)
+    assert str(folder) in failure(folder)
 
 
 def test_a_pipeline_without_text_or_of_blocks_is_told(tmp_path: Path) -> None:

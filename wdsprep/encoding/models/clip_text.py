@@ -15,7 +15,7 @@ from wdsprep.dataset.arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.models.loading import load_tokenizer, load_tower
 from wdsprep.encoding.recipe import Recipe
 
 
@@ -55,8 +55,7 @@ class ClipText:
         self.tokens, self._device = tokens.tokens, device
 
         def load(dtype: str) -> Any:
-            options = {"dtype": DTYPES[dtype]}
-            tower = load_weights(CLIPTextModel, model, model.towers[0].folder, options)
+            tower = load_tower(CLIPTextModel, model, model.towers[0].folder, DTYPES[dtype])
             return _States(tower, tokens.pad, tokens.end).to(device)
 
         from transformers import CLIPTextModel

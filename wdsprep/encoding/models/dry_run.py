@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Tokens
 from wdsprep.encoding.models.families import is_mask, member_of
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_tokenizer, silence
+from wdsprep.encoding.models.loading import load_config, load_tokenizer, silence
 from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
@@ -193,7 +192,7 @@ class DryRun:
             if not part.has_weights:
                 return self._watched(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
-            config = kind.config_class.from_pretrained(str(Path(model.folder, part.name)))
+            config = load_config(model, kind, part.name)
             made = self._towers[part.name] = EmptyEncoder(
                 part, config, DTYPES[own], self._note, width
             )

@@ -8,13 +8,20 @@ imports no torch: a driver knows the shapes of all latents that workers will mak
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.shapes import Size, shape_name
+from wdsprep.encoding.models.classes import is_ported
+from wdsprep.encoding.models.configs import (
+    MOST_WIDTH,
+    Config,
+    check_part,
+    check_sizes,
+    check_weight_index,
+)
 from wdsprep.encoding.models.hub import (
     COMMIT,
     Folder,
@@ -27,9 +34,9 @@ from wdsprep.encoding.models.hub import (
 from wdsprep.encoding.models.parts import (
     INDEX,
     VAE_WEIGHTS,
+    ModelParts,
     TextPipeline,
     parts_of,
-    read_json,
     variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
@@ -43,6 +50,10 @@ TINY_NOTE = (
     "what it makes"
 )
 LENGTH = 77
+ANY_LENGTH = 10**40
+"""Of a tokenizer: those without a limit write 10^30."""
+ADAPTER = "adapter_config.json"
+"""Names a base model, which transformers would load in place of what lies beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +205,13 @@ def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
 
 
 def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
+    try:
+        return _read(name, place, wanted)
+    except OSError as error:
+        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
+
+
+def _read(name: str, place: ModelFiles, wanted: Wanted) -> Model:
     """Read the configs first, so that a model that will not do is not fetched."""
     what, text = place.what, wanted.text
     parts = parts_of(place, text, has_vae=wanted.vae)
@@ -211,14 +229,13 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
     if text != "none" and of_vae in place.names():
         jsons.add(of_vae)
     configs = place.fetch(sorted(jsons))
-    config = read_json(configs / of_vae) if of_vae in jsons else {}
+    _check_configs(place, configs, parts, jsons)
+    config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
     rule = replace(NO_VAE, upcast=config.get("force_upcast") is True)
     if wanted.vae:
         rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
     towers: tuple[Tower, ...] = ()
-    if parts.pipeline:
-        _check_towers(what, configs, parts.pipeline)
-    elif text != "none":
+    if text != "none" and parts.pipeline is None:
         towers = (_tower(what, configs, text),)
     folder = place.fetch(parts.files)
     weights = [file for file in parts.files if file.endswith(".safetensors")]
@@ -249,43 +266,45 @@ def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
     )
 
 
-def _check_towers(what: str, configs: Path, pipeline: TextPipeline) -> None:
-    """That transformers has the classes of towers which bring code for them."""
-    for part in pipeline.components:
-        if not part.has_weights or part.library != "transformers":
-            continue
-        config = read_json(configs / part.name / "config.json")
-        if config.get("auto_map") and not _has_class(part.kind):
+def _check_configs(
+    place: ModelFiles, folder: Path, parts: ModelParts, jsons: Iterable[str]
+) -> None:
+    """Check what the libraries will read of the parts."""
+    components = parts.pipeline.components if parts.pipeline else ()
+    ported = {part.name for part in components if is_ported(part)}
+    names = place.names()
+    for file in sorted(jsons):
+        part, _, name = file.rpartition("/")
+        if name.endswith("config.json"):
+            config = Config.read(folder / file)
+            check_part(config, is_ported=part in ported)
+            if name == "config.json":
+                check_sizes(config)
+        elif ".safetensors.index" in name:
+            check_weight_index(Config.read(folder / file), part, frozenset(parts.files))
+        if f"{part}/{ADAPTER}" in names:
             raise UsageError(
-                f"{part.name} of {what} wants to run code that comes with it (trust_remote_code: "
-                f"{part.kind}), which wdsprep never does: choose another --model, or add "
-                "--text none"
+                f"{place.what} has {part}/{ADAPTER}, so its weights lie elsewhere: merge them, or "
+                "choose another --model"
             )
-
-
-def _has_class(kind: str) -> bool:
-    """Whether transformers has it; asked of its files, as importing it takes seconds."""
-    found = find_spec("transformers")
-    if found is None or found.origin is None:
-        return True  # who loads it says more
-    files = Path(found.origin).parent.glob("models/*/modeling_*.py")
-    return any(f"class {kind}(".encode() in file.read_bytes() for file in files)
 
 
 def _tower(what: str, folder: Path, text: str) -> Tower:
     path = folder / "tokenizer/tokenizer_config.json"
-    length = read_json(path).get("model_max_length", LENGTH) if path.is_file() else LENGTH
+    own = Config.read(path) if path.is_file() else Config(path)
+    length = min(own.whole("model_max_length", LENGTH, most=ANY_LENGTH), LENGTH)
     if text == "tokens":
-        return Tower(folder="", tokenizer="tokenizer", width=0, length=min(length, LENGTH))
-    config = read_json(folder / "text_encoder/config.json")
-    kinds = config.get("architectures") or ["no class"]
-    if "CLIPTextModel" not in kinds:
+        return Tower(folder="", tokenizer="tokenizer", width=0, length=length)
+    config = Config.read(folder / "text_encoder/config.json")
+    kinds = config.get("architectures", ["no class"])
+    if not isinstance(kinds, list) or "CLIPTextModel" not in kinds:
+        kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
         raise UsageError(
-            f"the text encoder of {what} is {kinds[0]}, and it lacks {INDEX}, which says how that "
+            f"the text encoder of {what} is {kind}, and it lacks {INDEX}, which says how that "
             "is run: copy that there too, or add --text none to encode the images alone"
         )
-    length = min(length, config.get("max_position_embeddings", LENGTH))
-    width = config.get("hidden_size", 512)  # as CLIPTextConfig has it
+    length = min(length, config.whole("max_position_embeddings", LENGTH))
+    width = config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
     return Tower(folder="text_encoder", tokenizer="tokenizer", width=width, length=length)
 
 

@@ -1,15 +1,25 @@
 """Networks and tokenizers from the files of a model. Nothing that a model brings along is run."""
 
-import importlib
+import contextlib
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdsprep.encoding.models.configs import MOST_STATES, MOST_WIDTH
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.parts import Component, variant_of
-from wdsprep.errors import WorkError
+from wdsprep.encoding.models.parts import variant_of
+from wdsprep.encoding.models.weights import tensors_in
+from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural
+
+SPARE_NUMBERS, SPARE_PIECES = 1 << 24, 20_000
+"""What a network may have beside the tensors of its files: tables that it computes, and modules."""
+LONGEST = 1 << 20
+"""The most tokens that a tokenizer may pad to; what claims more has no limit."""
+NO_LIMIT = int(1e30)
+"""As transformers writes it."""
 
 
 def load_vae(
@@ -22,6 +32,11 @@ def load_vae(
     return load_weights(getattr(diffusers, model.vae_kind), model, model.vae, options, needed)
 
 
+def load_tower(kind: Any, model: Model, folder: str, dtype: Any) -> Any:
+    """Load a text encoder."""
+    return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
+
+
 def load_weights(
     kind: Any,
     model: Model,
@@ -30,11 +45,10 @@ def load_weights(
     needed: tuple[str, ...] = ("",),
 ) -> Any:
     """Libraries make up what a file lacks, and merely log it: here it is an error."""
-    from safetensors import SafetensorError
-
     files = [name for name in model.files if name.rpartition("/")[0] == folder]
     path = Path(model.folder, folder)
-    try:
+    weights = [Path(model.folder, name) for name in files if name.endswith(".safetensors")]
+    with library_at_work(path, kind), held_to_weights(weights):
         made, info = kind.from_pretrained(
             str(path),
             variant=variant_of(files),
@@ -43,8 +57,6 @@ def load_weights(
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise cannot_load(path, kind, error) from error
     lost = sorted(name for name in info["missing_keys"] if name.startswith(needed))
     if lost:
         raise WorkError(
@@ -55,31 +67,102 @@ def load_weights(
 
 def load_tokenizer(model: Model, kind: Any, folder: str) -> Any:
     path = Path(model.folder, folder)
+    with library_at_work(path, kind):
+        made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        own = getattr(made, "tokenizer", made)  # of a processor
+        if getattr(own, "model_max_length", 0) > LONGEST:
+            own.model_max_length = NO_LIMIT
+        return made
+
+
+def load_config(model: Model, kind: Any, folder: str) -> Any:
+    """Load what stands for a text encoder without its weights."""
+    path = Path(model.folder, folder)
+    with library_at_work(path, kind):
+        config = kind.config_class.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+        own = config.get_text_config()
+        width = own.hidden_size
+        layers = getattr(own, "num_hidden_layers", None) or own.num_layers
+    for name, number, most in (
+        ("hidden_size", width, MOST_WIDTH),
+        ("hidden_size times layers", width * layers, MOST_STATES),
+    ):
+        if not isinstance(number, int) or not 0 < number <= most:
+            raise UsageError(
+                f"{path / 'config.json'} says {name} {number}, and no text encoder has over "
+                f"{most:,}: choose another --model"
+            )
+    return config
+
+
+@contextlib.contextmanager
+def library_at_work(path: Path, kind: Any) -> Iterator[None]:
+    """Turn whatever a library raises over the files of a part into one line that names them: what
+    a stranger has written there may make it raise anything."""
     try:
-        return kind.from_pretrained(str(path), local_files_only=True)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        yield
+    except WdsprepError:
+        raise
+    except Exception as error:
+        raise cannot_load(path, kind, error) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
         raise cannot_load(path, kind, error) from error
 
 
-def cannot_load(path: Path, kind: Any, error: Exception) -> WorkError:
-    line = str(error).strip().partition("\n")[0]
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up, which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def cannot_load(path: Path, kind: Any, error: BaseException) -> WorkError:
+    line = cause_of(error)
     if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
         line = "its weights are of other sizes than its config.json says"
     return WorkError(f"{path} cannot be loaded as {kind.__name__}: {line}")
 
 
-def class_of(component: Component) -> Any:
-    """The class of transformers or diffusers that a pipeline's index names."""
-    library = component.library
-    own = library in ("diffusers", "transformers")
+def cause_of(error: BaseException) -> str:
+    """Return the first line of an error, with its class where the text alone says little."""
+    line = str(error).strip().partition("\n")[0]
+    plain = isinstance(error, OSError | ValueError | RuntimeError) and line
+    return line if plain else f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+@contextlib.contextmanager
+def held_to_weights(files: Sequence[Path]) -> Iterator[None]:
+    """Refuse a network in this thread that is built larger than what its files hold: a number in
+    a config would take all memory, or never end, before anything is read. Embeddings may be built
+    twice and tied."""
+    from torch.nn.modules import module
+
+    tensors = [entry for file in files for entry in tensors_in(file)]
+    numbers = 2 * sum(entry.numel for entry in tensors) + SPARE_NUMBERS
+    pieces = 16 * len(tensors) + SPARE_PIECES
+    thread, seen = threading.get_ident(), set[tuple[int, str]]()
+
+    def count(owner: Any, name: str, piece: Any) -> None:
+        nonlocal numbers
+        if threading.get_ident() != thread or (id(owner), name) in seen:
+            return
+        seen.add((id(owner), name))
+        numbers -= piece.numel() if hasattr(piece, "numel") else 0
+        if numbers < 0 or len(seen) > pieces:
+            raise ValueError("its config.json describes a larger network than its weights are of")
+
+    hooks = [
+        module.register_module_parameter_registration_hook(count),
+        module.register_module_buffer_registration_hook(count),
+        module.register_module_module_registration_hook(count),
+    ]
     try:
-        module = importlib.import_module(library if own else f"diffusers.pipelines.{library}")
-        return getattr(module, component.kind)
-    except (AttributeError, ImportError) as error:
-        raise WorkError(
-            f"{component.name} is a {component.kind} of {library}, which the diffusers and "
-            "transformers here do not have: a newer one may"
-        ) from error
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def silence() -> None:

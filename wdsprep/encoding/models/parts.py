@@ -4,17 +4,16 @@ A pipeline's index says of what it consists. A prompt needs its text encoders, t
 processors; its denoiser is never needed. What would run code of its own is refused here.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from wdsprep.encoding.models.classes import check_names
+from wdsprep.encoding.models.configs import read_json
 from wdsprep.encoding.models.hub import ModelFiles
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import UsageError
 
 INDEX = "model_index.json"
 VAE_WEIGHTS = "diffusion_pytorch_model"
@@ -195,8 +194,10 @@ def _weights(names: frozenset[str], stem: str) -> list[str]:
 def _numbered(names: frozenset[str], stem: str) -> list[str]:
     """All that the name of one tells of."""
     named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
-    of = max((match[1] for name in names if (match := named.fullmatch(name))), default="00001")
-    return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, int(of) + 1)]
+    there = [match[1] for name in names if (match := named.fullmatch(name))]
+    of = max(there, default="00001")
+    count = min(int(of), len(there) + 1)  # of more than are there, one is enough to be missed
+    return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, count + 1)]
 
 
 def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
@@ -211,7 +212,7 @@ def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | Non
     needed = LEFT_OUT.get(str(kind), ())
     known = {part.name for part in parts}
     parts += [part for part in needed if part.name not in known]
-    _check_code(place, kind, parts)
+    check_names(place.what, kind, parts)
     _check_left_out(place, needed)
     if not any(part.has_weights for part in parts):
         raise UsageError(
@@ -264,27 +265,6 @@ def _check_one_tower(place: ModelFiles) -> None:
         )
 
 
-def _check_code(place: ModelFiles, kind: object, parts: Iterable[Component]) -> None:
-    """That all classes are the libraries' own."""
-    diffusers = find_spec("diffusers")
-    if diffusers is None or diffusers.origin is None:
-        raise WorkError("diffusers is not installed here, which has the code of pipelines")
-    inside = Path(diffusers.origin).parent
-    known = {"diffusers", "transformers", *(path.name for path in (inside / "pipelines").iterdir())}
-    foreign = [f"{p.library}.{p.kind}" for p in parts if p.library not in known]
-    foreign = foreign if isinstance(kind, str) else [f"{INDEX} names {kind}", *foreign]
-    if foreign:
-        raise UsageError(
-            f"{place.what} wants to run code that comes with it (trust_remote_code: {foreign[0]}), "
-            "which wdsprep never does: choose another --model, or add --text none"
-        )
-    if f'"{kind}"' not in Path(diffusers.origin).read_text():
-        raise UsageError(
-            f"{place.what} is {kind}, which the diffusers here does not know: install a newer one, "
-            "or add --text none to encode the images alone"
-        )
-
-
 def _check_left_out(place: ModelFiles, needed: Iterable[Component]) -> None:
     folders = {name.partition("/")[0] for name in place.names()}
     if not (lost := [part.name for part in needed if part.name not in folders]):
@@ -297,13 +277,3 @@ def _check_left_out(place: ModelFiles, needed: Iterable[Component]) -> None:
         f'`hf download {LLAMA} --include "*token*" --local-dir hidream/tokenizer_4`; '
         "and pass --model ./hidream"
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} is no JSON object")
-    return value

@@ -13,7 +13,7 @@ from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.families import member_of
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_tokenizer, load_weights
+from wdsprep.encoding.models.loading import load_tokenizer, load_tower
 from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
@@ -68,8 +68,8 @@ class PipelineText:
             def load_part(part: Component, kind: Any) -> Any:
                 if not part.has_weights:
                     return load_tokenizer(model, kind, part.name)
-                options = {"dtype": DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]}
-                made = load_weights(kind, model, part.name, options)
+                own = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
+                made = load_tower(kind, model, part.name, own)
                 return made.eval().requires_grad_(False).to(device)
 
             whole = assembled(model, load_part)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.encoding import HALF
+from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
     BY_MASK,
@@ -31,7 +32,6 @@ from wdsprep.encoding.models.families import (
     is_mask,
 )
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import class_of
 from wdsprep.encoding.models.parts import Component, TextPipeline
 from wdsprep.errors import UsageError, WorkError
 

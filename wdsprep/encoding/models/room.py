@@ -1,6 +1,5 @@
 """Whether a GPU has room for what encodes images and captions: together, in turn, or not at all."""
 
-from math import prod
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.prompt_call import dtype_of_tower
-from wdsprep.encoding.models.weights import read_head
+from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
@@ -60,10 +59,4 @@ def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
     """What the weights in a folder of the model take, by the heads of their files."""
     names = [name for name in model.files if name.rpartition("/")[0] == folder]
     files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
-    return itemsize * sum(map(_numbers, files))
-
-
-def _numbers(path: Path) -> int:
-    with path.open("rb") as file:
-        tensors, _ = read_head(file)
-    return sum(prod(tensor["shape"]) for tensor in tensors.values())
+    return itemsize * sum(entry.numel for path in files for entry in tensors_in(path))

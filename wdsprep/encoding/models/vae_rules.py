@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wdsprep.encoding.models.configs import MOST_BLOCKS, Config
 from wdsprep.encoding.models.weights import read_head
 from wdsprep.errors import UsageError, WorkError
 
 SCALE = 0.18215  # what AutoencoderKL takes where its config names none
 FLUX2_PATCH = 2
 NORM_EPSILON = 1e-4  # what AutoencoderKLFlux2 takes where its config names none
+NORM_NBYTES = 1 << 16
+MOST_CHANNELS = 1 << 12
+MOST_FACTOR = 1 << 8
 NORM_EPSILONS = {"ErnieImagePipeline": 1e-5}
 """Of pipelines that add another number to the variances than the VAE's config says."""
 SHIFTLESS = ("Kandinsky5T2IPipeline", "Kandinsky5I2IPipeline")
@@ -57,61 +61,65 @@ NO_VAE = VaeRule(kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
 """Where none is wanted."""
 
 
-def _kl(config: Mapping[str, Any]) -> VaeRule:
+def _kl(config: Config) -> VaeRule:
     return VaeRule(
         kind="AutoencoderKL",
-        channels=config.get("latent_channels", 4),
-        factor=2 ** (len(config["block_out_channels"]) - 1),
-        scale=config.get("scaling_factor", SCALE),
-        shift=config.get("shift_factor") or 0.0,
+        channels=config.whole("latent_channels", 4, most=MOST_CHANNELS),
+        factor=_factor(config, "block_out_channels"),
+        scale=config.above_zero("scaling_factor", SCALE),
+        shift=config.real("shift_factor", 0.0),
         upcast=config.get("force_upcast") is True,
     )
 
 
-def _dc(config: Mapping[str, Any]) -> VaeRule:
+def _dc(config: Config) -> VaeRule:
     return VaeRule(
         kind="AutoencoderDC",
-        channels=config["latent_channels"],
-        factor=2 ** (len(config["encoder_block_out_channels"]) - 1),
-        scale=config.get("scaling_factor", 1.0),
+        channels=config.whole("latent_channels", most=MOST_CHANNELS),
+        factor=_factor(config, "encoder_block_out_channels"),
+        scale=config.above_zero("scaling_factor", 1.0),
         is_sampled=False,
     )
 
 
-def _flux2(config: Mapping[str, Any]) -> VaeRule:
+def _flux2(config: Config) -> VaeRule:
     return VaeRule(
         kind="AutoencoderKLFlux2",
-        channels=config["latent_channels"] * FLUX2_PATCH**2,
-        factor=2 ** (len(config["block_out_channels"]) - 1) * FLUX2_PATCH,
+        channels=config.whole("latent_channels", most=MOST_CHANNELS) * FLUX2_PATCH**2,
+        factor=_factor(config, "block_out_channels") * FLUX2_PATCH,
         scale=1.0,
         patch=FLUX2_PATCH,
     )
 
 
-def _hunyuan_image(config: Mapping[str, Any]) -> VaeRule:
+def _hunyuan_image(config: Config) -> VaeRule:
     return VaeRule(
         kind="AutoencoderKLHunyuanImage",
-        channels=config["latent_channels"],
-        factor=config["spatial_compression_ratio"],
-        scale=config["scaling_factor"],
+        channels=config.whole("latent_channels", most=MOST_CHANNELS),
+        factor=config.whole("spatial_compression_ratio", most=MOST_FACTOR),
+        scale=config.above_zero("scaling_factor"),
     )
 
 
-def _qwen_image(config: Mapping[str, Any]) -> VaeRule:
-    factor = 2 ** len(config["temperal_downsample"])
-    rule = VaeRule(
-        kind="AutoencoderKLQwenImage", channels=config["z_dim"], factor=factor, scale=1.0
-    )
+def _qwen_image(config: Config) -> VaeRule:
+    channels = config.whole("z_dim", most=MOST_CHANNELS)
+    factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
+    rule = VaeRule(kind="AutoencoderKLQwenImage", channels=channels, factor=factor, scale=1.0)
     return _by_channel(rule, config)
 
 
-def _wan(config: Mapping[str, Any]) -> VaeRule:
-    factor = config.get("scale_factor_spatial") or 8
-    rule = VaeRule(kind="AutoencoderKLWan", channels=config["z_dim"], factor=factor, scale=1.0)
+def _wan(config: Config) -> VaeRule:
+    channels = config.whole("z_dim", most=MOST_CHANNELS)
+    factor = config.whole("scale_factor_spatial", 8, most=MOST_FACTOR)
+    rule = VaeRule(kind="AutoencoderKLWan", channels=channels, factor=factor, scale=1.0)
     return _by_channel(rule, config)
 
 
-RULES: Mapping[str, Callable[[Mapping[str, Any]], VaeRule]] = {
+def _factor(config: Config, blocks: str) -> int:
+    return int(2 ** (len(config.list(blocks, MOST_BLOCKS)) - 1))
+
+
+RULES: Mapping[str, Callable[[Config], VaeRule]] = {
     "AutoencoderKL": _kl,
     "AutoencoderDC": _dc,
     "AutoencoderKLFlux2": _flux2,
@@ -121,11 +129,11 @@ RULES: Mapping[str, Callable[[Mapping[str, Any]], VaeRule]] = {
 }
 
 
-def vae_rule(what: str, config: Mapping[str, Any], pipeline: str, *, has_unet: bool) -> VaeRule:
+def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> VaeRule:
     """What a VAE's config says of it; that of a batch norm is `normed` once its weights are here.
     A VAE alone has the `pipeline` ""."""
     kind = config.get("_class_name", "no class")
-    if kind not in RULES:
+    if not isinstance(kind, str) or kind not in RULES:
         raise UsageError(
             f"the VAE of {what} is {kind}; wdsprep encodes with {', '.join(RULES)}: choose another"
         )
@@ -141,23 +149,24 @@ def vae_rule(what: str, config: Mapping[str, Any], pipeline: str, *, has_unet: b
             f"the VAE of {what} scales each channel (latents_mean), and how its pipeline does that "
             "stands in model_index.json: pass the whole pipeline"
         )
-    try:
-        rule = RULES[kind](config)
-        if is_by_channel:  # where there is a UNet, by the scale as well
-            rule = _by_channel(rule, config, rule.scale if has_unet else 1.0)
-    except (KeyError, TypeError) as error:
-        missing = error.args[0] if isinstance(error, KeyError) else f"all it should ({error})"
-        raise UsageError(f"the config of the VAE of {what} names no {missing}") from None
+    rule = RULES[kind](config)
+    if is_by_channel:  # where there is a UNet, by the scale as well
+        rule = _by_channel(rule, config, rule.scale if has_unet else 1.0)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
 
 
-def _by_channel(rule: VaeRule, config: Mapping[str, Any], scale: Any = 1.0) -> VaeRule:
+def _by_channel(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
     """By the means and deviations that a config lists."""
-    means, deviations = config["latents_mean"], config["latents_std"]
+    means, deviations = config.reals("latents_mean"), config.reals("latents_std")
     if not len(means) == len(deviations) == rule.channels:
-        raise TypeError(f"{len(means)} means of {rule.channels} channels")
+        raise UsageError(
+            f"{config.path} has {len(means)} means and {len(deviations)} deviations of "
+            f"{rule.channels} channels: choose another --model"
+        )
+    if not all(deviation > 0 for deviation in deviations):
+        raise UsageError(f"{config.path} has a deviation that is not above 0 (latents_std)")
     scales = tuple(scale / deviation for deviation in deviations)
-    return replace(rule, scale=scales, shift=tuple(means))
+    return replace(rule, scale=scales, shift=means)
 
 
 def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
@@ -169,16 +178,18 @@ def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
     return max(rule.factor, 2 * rule.own_factor) if is_packed else rule.factor
 
 
-def normed(
-    rule: VaeRule, config: Mapping[str, Any], pipeline: str, files: Sequence[Path]
-) -> VaeRule:
+def normed(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
     """With the batch norm that lies among the weights of `AutoencoderKLFlux2`."""
     if rule.kind != "AutoencoderKLFlux2":
         return rule
-    epsilon = NORM_EPSILONS.get(pipeline, config.get("batch_norm_eps", NORM_EPSILON))
+    epsilon = NORM_EPSILONS.get(pipeline) or config.real("batch_norm_eps", NORM_EPSILON)
     means, variances = (_tensor(files, f"bn.running_{name}") for name in ("mean", "var"))
     if not len(means) == len(variances) == rule.channels:
         raise WorkError(f"{files[0].parent} has {len(means)} means of {rule.channels} channels")
+    if not all(map(math.isfinite, means)) or not all(
+        0 < one + epsilon < math.inf for one in variances
+    ):
+        raise WorkError(f"{files[0].parent} has a batch norm that is no number (bn.running_*)")
     scale = tuple(1 / math.sqrt(variance + epsilon) for variance in variances)
     return replace(rule, scale=scale, shift=means)
 
@@ -199,9 +210,10 @@ def _read_tensor(path: Path, name: str) -> tuple[float, ...] | None:
         tensors, start = read_head(file)
         if (entry := tensors.get(name)) is None:
             return None
-        begin, end = entry["data_offsets"]
-        file.seek(start + begin)
-        return _numbers(file.read(end - begin), entry["dtype"])
+        if entry.end - entry.begin > NORM_NBYTES:
+            raise ValueError(f"{name} is no list of channels")
+        file.seek(start + entry.begin)
+        return _numbers(file.read(entry.end - entry.begin), entry.dtype)
 
 
 def _numbers(data: bytes, dtype: str) -> tuple[float, ...]:

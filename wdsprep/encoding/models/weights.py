@@ -11,18 +11,21 @@ import fcntl
 import json
 import os
 import socket
-import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.errors import WorkError
 
 BLOCK_NBYTES = 8 << 20
 LARGE_NBYTES = 1_000_000_000
 """Below this, computing takes a second."""
+HEAD_NBYTES = 100_000_000
+"""The most that safetensors itself takes for a header."""
 SETTLED_S = 2.0
 """What was written less long ago may be written again without another time."""
 
@@ -37,14 +40,51 @@ def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
     return kind.hex("".join(f"{sums[file]}  {file}\n" for file in files).encode())
 
 
-def read_head(file: IO[bytes]) -> tuple[dict[str, Any], int]:
-    """The tensors of a safetensors file by name, as its header has them, and where their bytes
-    begin; read by hand, without torch."""
-    (nbytes,) = struct.unpack("<Q", file.read(8))
-    if nbytes > os.fstat(file.fileno()).st_size:
+class TensorEntry(NamedTuple):
+    """What the header of a safetensors file says of a tensor."""
+
+    dtype: str
+    numel: int
+    begin: int
+    end: int
+    """of its bytes, behind the header"""
+
+
+def read_head(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
+    """Return the tensors of a safetensors file by name, and where their bytes begin; a ValueError
+    for what is no header, or claims more than the file has. Read by hand, without torch."""
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(8)
+    nbytes = int.from_bytes(head, "little")
+    if len(head) < 8 or nbytes > min(size - 8, HEAD_NBYTES):
         raise ValueError("its header is longer than it")
-    head = json.loads(file.read(nbytes))
-    return {name: entry for name, entry in head.items() if name != "__metadata__"}, 8 + nbytes
+    try:
+        listed = json.loads(file.read(nbytes))
+        entries = {
+            name: _entry(one, size - 8 - nbytes)
+            for name, one in listed.items()
+            if name != "__metadata__"
+        }
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise ValueError(f"its header is not one: {error}") from None
+    return entries, 8 + nbytes
+
+
+def tensors_in(path: Path) -> list[TensorEntry]:
+    try:
+        with path.open("rb") as file:
+            return list(read_head(file)[0].values())
+    except ValueError as error:
+        raise WorkError(f"{path} is no safetensors file ({error})") from None
+
+
+def _entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
+    dtype, shape, (begin, end) = listed["dtype"], listed["shape"], listed["data_offsets"]
+    if not all(isinstance(number, int) for number in (begin, end, *shape)):
+        raise ValueError("a tensor has a place or a shape that is no whole number")
+    if not 0 <= begin <= end <= nbytes or not 0 <= (numel := prod(shape)) <= 8 * (end - begin):
+        raise ValueError("a tensor is larger than its bytes")
+    return TensorEntry(str(dtype), numel, begin, end)
 
 
 def _sums(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""Which classes the parts of a pipeline may be of.
+
+A pipeline's index names a library and a class for each part, and the class then loads a folder as
+it likes: a pipeline in the place of a tokenizer would read an index of its own, and run a class
+that lies beside it. So each role has base classes, and nothing is loaded by another. What can be
+told by names is refused without an import, before anything is fetched.
+"""
+
+import importlib
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.encoding.models.configs import NO_CODE
+from wdsprep.errors import UsageError, WorkError
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.parts import Component
+
+NETWORKS = ("PreTrainedModel",)
+TOKENIZERS = ("PreTrainedTokenizerBase", "ProcessorMixin")
+PROCESSORS = (*TOKENIZERS, "ImageProcessingMixin", "FeatureExtractionMixin")
+"""Of transformers. Those of diffusers' own pipelines, as Kolors has some, are derived from them."""
+LOADS_OTHERS = re.compile("Pipeline|^Auto")
+"""In the names of classes that look for what to load in files of the model."""
+
+
+def bases_of(part: "Component") -> tuple[str, ...]:
+    """Return the names of the classes of which a part in this role has to be one."""
+    if part.has_weights:
+        return NETWORKS
+    return TOKENIZERS if "tokenizer" in part.name else PROCESSORS
+
+
+def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
+    """Check the names of the pipeline's class and of its parts', without an import."""
+    found = find_spec("diffusers")
+    if found is None or found.origin is None:
+        raise WorkError("diffusers is not installed here, which has the code of pipelines")
+    inside = Path(found.origin).parent
+    packages = {path.name for path in (inside / "pipelines").iterdir() if path.is_dir()}
+    foreign = [] if isinstance(kind, str) else [f"model_index.json names {kind}"]
+    foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_own(part, packages)]
+    if foreign:
+        raise UsageError(
+            f"{what} wants to run code that comes with it (trust_remote_code: {foreign[0]}), "
+            f"{NO_CODE}"
+        )
+    if f'"{kind}"' not in Path(found.origin).read_text():
+        raise UsageError(
+            f"{what} is {kind}, which the diffusers here does not know: install a newer one, "
+            "or add --text none to encode the images alone"
+        )
+
+
+def _is_own(part: "Component", packages: set[str]) -> bool:
+    """Whether transformers or a pipeline's package may have such a part: diffusers' other classes
+    are no text encoders and no tokenizers."""
+    is_library = part.library == "transformers" or part.library in packages
+    are_names = all(map(str.isidentifier, part))
+    return is_library and are_names and not LOADS_OTHERS.search(part.kind)
+
+
+def is_ported(part: "Component") -> bool:
+    """Whether diffusers has the class of this part, in place of code that its authors bring."""
+    return part.library != "transformers"
+
+
+def class_of(part: "Component") -> Any:
+    """Return the class that a pipeline's index names, which is of the part's role."""
+    library = "transformers" if not is_ported(part) else f"diffusers.pipelines.{part.library}"
+    try:
+        found = getattr(importlib.import_module(library), part.kind)
+    except (AttributeError, ImportError) as error:
+        raise WorkError(
+            f"{part.name} is a {part.kind} of {part.library}, which the diffusers and "
+            "transformers here do not have: a newer one may"
+        ) from error
+    if lacking := getattr(found, "_backends", ()):
+        raise WorkError(f"{part.name} is a {part.kind}, which needs {' and '.join(lacking)} here")
+    transformers = importlib.import_module("transformers")
+    bases = bases_of(part)
+    allowed = tuple(getattr(transformers, name) for name in bases)
+    if not (isinstance(found, type) and issubclass(found, allowed)):
+        raise UsageError(
+            f"{part.name} is a {part.kind}, which is no {' or '.join(bases)}, so it could run code "
+            f"that comes with the model, {NO_CODE}"
+        )
+    return found
