@@ -42,7 +42,7 @@ from wdsprep.encoding.models.prompt_call import (
     pipeline_class,
 )
 from wdsprep.encoding.recipe import Recipe
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.errors import UsageError, WorkError
 
 LONG = "a " * 2000  # words: longer than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
@@ -253,12 +253,7 @@ class DryRun:
         self._calls.clear()
         self._taken = 0
         self._given.clear()
-        try:
-            return self._call.outputs(self._pipeline, [caption])
-        except WdsprepError:
-            raise
-        except Exception as error:
-            raise misbehaves(self._call.name, error) from error
+        return self._call.outputs(self._pipeline, [caption])
 
     def _watched(self, name: str, tokenizer: Any) -> Any:
         silent = copy.deepcopy(tokenizer)

@@ -8,8 +8,12 @@ tensors; a *length* then says how much of a row is the caption's own.
 
 import ast
 import inspect
+import linecache
+import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -32,8 +36,9 @@ from wdsprep.encoding.models.families import (
     is_mask,
 )
 from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.loading import is_panic
 from wdsprep.encoding.models.parts import Component, TextPipeline
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import UsageError, WdsprepError, WorkError
 
 ALONE = "add --text none to encode the images alone"
 GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
@@ -93,12 +98,24 @@ class PromptCall:
         return [ast.unparse(part) for part in parts]
 
     def _check(self, given: Sequence[str]) -> None:
+        if beside := [name for name in self._call if self._is_of_batch(name)]:
+            raise UsageError(
+                f"{self.name} cannot be used for text: its denoiser wants {beside[0]} beside "
+                f"embeddings, which is made of a whole batch of captions: {ALONE}"
+            )
         wanted = [name for name in self._call if is_embedding(name)]
         lacking = [name for name in wanted if name not in given]
         if lacking or all(map(is_mask, given)):
             what = f"does not give {', '.join(lacking)}, which its __call__ takes"
             what = what if lacking else "gives nothing that its __call__ takes in place of a prompt"
             raise UsageError(f"{self.name} cannot be used for text: encode_prompt {what}: {ALONE}")
+
+    def _is_of_batch(self, name: str) -> bool:
+        """Whether it stands for a prompt, as it has a negative twin, and is no array of one."""
+        is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
+        return (
+            is_for_prompt and not is_embedding(name) and re.fullmatch(r"prompt_\d+", name) is None
+        )
 
     def _bound(self, length: int) -> dict[str, Any]:
         bound = {}
@@ -142,12 +159,17 @@ class PromptCall:
             GUIDED: guided,
         }
         ours = {name: value for name, value in ours.items() if name in self._own}
-        made = pipeline.encode_prompt(**self.arguments, **ours)
-        made = made if len(self._outputs) > 1 else (made,)
-        return dict(zip(self._outputs, made, strict=True))
+        with pipeline_at_work(self.name):
+            made = pipeline.encode_prompt(**self.arguments, **ours)
+            made = made if len(self._outputs) > 1 else (made,)
+            return dict(zip(self._outputs, made, strict=True))
 
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
         """What is kept, the batch being the first axis."""
+        with pipeline_at_work(self.name):
+            return self._rows(made)
+
+    def _rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
         value, lengths = _batched(made[self.first], BATCH_AXIS.get(self.first, 0))
         if self.is_masked:
             value, lengths = _compact(value, made[self._mask])
@@ -214,6 +236,8 @@ def known_class(kind: str) -> Any:
 
 
 def pipeline_class(model: Model) -> Any:
+    import diffusers
+
     name = pipeline_of(model).kind
     found = known_class(name)
     if found is None:
@@ -221,29 +245,69 @@ def pipeline_class(model: Model) -> Any:
             f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
             "upgrade it, or choose another --model"
         )
-    try:
-        found.from_pretrained  # noqa: B018  what stands in for a class that lacks a package says so
-    except ImportError as error:
-        raise misbehaves(name, error) from error
+    if lacking := getattr(found, "_backends", ()):
+        raise WorkError(
+            f"{name} cannot be used for text, it needs {' and '.join(lacking)}: {ALONE}"
+        )
+    if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
+        raise UsageError(f"{model.name} is a {name}, which is no pipeline: {ALONE}")
     return found
 
 
 def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
-    """The pipeline with what is for text alone. `load` is given each part and its class."""
+    """Return the pipeline with what is for text alone. `load` is given each part and its class, all
+    of which are checked before the first is loaded."""
     kind, pipeline = pipeline_class(model), pipeline_of(model)
-    parts = {part.name: load(part, class_of(part)) for part in pipeline.components}
+    classes = {part: class_of(part) for part in pipeline.components}
+    parts = {part.name: load(part, found) for part, found in classes.items()}
     taken = inspect.signature(kind).parameters
     arguments = {name: value for name, value in pipeline.arguments.items() if name in taken}
     without = {name: None for name, one in taken.items() if one.default is one.empty}
-    try:
+    with pipeline_at_work(kind.__name__):
         return kind(**{**without, **arguments, **parts})
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
-        raise misbehaves(kind.__name__, error) from error
 
 
-def misbehaves(name: str, error: Exception) -> WorkError:
-    line = str(error).strip().partition("\n")[0]
-    return WorkError(f"{name} cannot be used for text ({type(error).__name__}: {line}): {ALONE}")
+@contextmanager
+def pipeline_at_work(name: str) -> Iterator[None]:
+    """Turn what a pipeline's own code raises into one line, but for a GPU that is full: a stranger
+    has chosen the class, its arguments and its parts."""
+    try:
+        yield
+    except (WdsprepError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise misbehaves(name, error) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise misbehaves(name, error) from error
+
+
+def misbehaves(name: str, error: BaseException) -> WorkError:
+    """Return what an error inside of a pipeline means to its user, with its cause."""
+    if isinstance(error, ImportError):
+        why = "it needs a package that is not installed here"
+    elif part := absent_part(error):
+        why = f"its code needs the {part} of the whole pipeline, which is not loaded for captions"
+    else:
+        why = "its code cannot encode a caption with the parts that are there for text"
+    kind, cause = type(error).__name__, str(error).strip().partition("\n")[0]
+    return WorkError(f"{name} cannot be used for text, {why}: {ALONE} ({kind}: {cause})")
+
+
+def absent_part(error: BaseException) -> str:
+    """Return the part of a pipeline that was taken for something and is None, or nothing."""
+    if not isinstance(error, AttributeError) or error.obj is not None:
+        return ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner, line = (
+            frame.f_locals.get("self"),
+            linecache.getline(frame.f_code.co_filename, number),
+        )
+        for name in re.findall(r"self\.(\w+)\.", line):
+            if getattr(owner, name, owner) is None:
+                return str(name)
+    return ""
 
 
 def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
