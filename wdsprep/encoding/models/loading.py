@@ -16,7 +16,7 @@ from wdsprep.text import plural
 
 SPARE_NUMBERS, SPARE_PIECES = 1 << 24, 20_000
 """What a network may have beside the tensors of its files: tables that it computes, and modules."""
-LONGEST = 1 << 20
+LONGEST = 1 << 18
 """The most tokens that a tokenizer may pad to; what claims more has no limit."""
 NO_LIMIT = int(1e30)
 """As transformers writes it."""

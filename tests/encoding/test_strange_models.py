@@ -1,0 +1,135 @@
+"""Whatever a stranger has written into the folder of a model, it is one line, and soon."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.damaged_models import copied, damage, little_memory, load
+from wdsprep.encoding.models.configs import MOST, MOST_LAYERS, MOST_WIDTH
+
+FAMILIES = ("StableDiffusion", "Flux", "QwenImage")
+DAMAGES, LONGEST_S = 12, 60.0
+Family = Callable[[str], Path]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore"),  # libraries warn of what they find odd before they fail
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_damaged_config_is_one_line_and_takes_little(
+    name: str, family: Family, tmp_path: Path
+) -> None:
+    rng = random.Random(name)
+    said = 0
+    with little_memory():
+        for _ in range(DAMAGES):
+            folder = copied(family(name), tmp_path / "damaged")
+            how = damage(folder, rng)
+            began = time.monotonic()
+            line = load(folder, rng.choice(["emb", "tokens"]))
+            assert "\n" not in line, how
+            assert time.monotonic() - began < LONGEST_S, how
+            said += bool(line)
+    assert said
+
+
+@pytest.mark.parametrize("text", ["emb", "tokens"])
+@pytest.mark.parametrize(
+    ("name", "file", "changed"),
+    [
+        ("StableDiffusion", "text_encoder/config.json", {"num_hidden_layers": MOST_LAYERS}),
+        ("StableDiffusion", "text_encoder/config.json", {"max_position_embeddings": MOST}),
+        ("StableDiffusion", "text_encoder/config.json", {"hidden_size": MOST_WIDTH}),
+        ("StableDiffusion", "vae/config.json", {"layers_per_block": MOST_LAYERS}),
+        ("StableDiffusion", "vae/config.json", {"block_out_channels": [8, MOST]}),
+        ("Flux", "text_encoder_2/config.json", {"d_model": MOST_WIDTH, "num_layers": 3000}),
+        ("Flux", "text_encoder_2/config.json", {"d_ff": MOST}),
+        ("Flux", "text_encoder_2/config.json", {"vocab_size": MOST}),
+        ("Flux", "text_encoder/config.json", {"max_position_embeddings": MOST}),
+    ],
+)
+def test_a_network_larger_than_its_weights_is_not_built(
+    name: str, file: str, changed: dict[str, Any], text: str, family: Family, tmp_path: Path
+) -> None:
+    folder = copied(family(name), tmp_path / "model")
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    with little_memory():
+        line = load(folder, text)
+    assert line or (text == "tokens" and "vae" not in file)  # of whose towers nothing is built
+    if line and text == "emb":
+        assert str(folder / file.partition("/")[0]) in line
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionXL", "Flux"])
+def test_a_tokenizer_that_pads_without_end_is_one_line(
+    name: str, family: Family, tmp_path: Path
+) -> None:
+    for length in (10**7, 10**9, 10**12):
+        folder = copied(family(name), tmp_path / "model")
+        path = folder / "tokenizer/tokenizer_config.json"
+        own = json.loads(path.read_bytes()) | {"model_max_length": length}
+        path.write_text(json.dumps(own))
+        with little_memory():
+            assert f"{name}Pipeline cannot be used for text" in load(folder, "emb")
+
+
+def test_a_pipeline_in_the_place_of_a_tokenizer_runs_nothing(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = copied(family("Flux"), tmp_path / "model")
+    index = json.loads((folder / "model_index.json").read_bytes())
+    index["tokenizer"] = ["diffusers", "DiffusionPipeline"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    inner = {"_class_name": ["mine", "Mine"], "_diffusers_version": "0.36.0"}
+    (folder / "tokenizer/model_index.json").write_text(json.dumps(inner))
+    (folder / "tokenizer/mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for text in ("emb", "tokens"):
+        assert "wants to run code that comes with it" in load(folder, text)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["Flux", "QwenImage"])
+def test_no_question_is_asked_for_code_in_a_tokenizer(
+    name: str, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the check before it does not look."""
+    monkeypatch.setattr("wdsprep.encoding.models.find.check_part", lambda *_, **__: None)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
+    folder = copied(family(name), tmp_path / "model")
+    for path in folder.glob("*/*config.json"):
+        code = {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"], "AutoModel": "mine.Mine"}}
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | code))
+        (path.parent / "mine.py").write_text("raise SystemExit")
+    load(folder, "emb")
+
+
+def test_what_a_pipeline_lacks_is_told_before_the_inner_cause(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = copied(family("Flux"), tmp_path / "model")
+    index = json.loads((folder / "model_index.json").read_bytes())
+    kept = {"text_encoder": index.pop("text_encoder_2"), "tokenizer": index.pop("tokenizer_2")}
+    (folder / "text_encoder").rename(tmp_path / "aside")
+    (folder / "text_encoder_2").rename(folder / "text_encoder")
+    (folder / "tokenizer").rename(tmp_path / "aside too")
+    (folder / "tokenizer_2").rename(folder / "tokenizer")
+
+    def line(kind: str) -> str:
+        named = index | kept | {"_class_name": kind}
+        (folder / "model_index.json").write_text(json.dumps(named))
+        return load(folder, "emb")
+
+    bria = line("BriaPipeline")
+    assert "its code needs the vae of the whole pipeline, which is not loaded" in bria
+    assert "--text none" in bria
+    assert bria.endswith("(AttributeError: 'NoneType' object has no attribute 'config')")
+    kandinsky = line("Kandinsky5T2IPipeline")
+    assert "its denoiser wants prompt_cu_seqlens beside embeddings" in kandinsky
+    assert "--text none" in kandinsky
