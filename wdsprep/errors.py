@@ -20,17 +20,45 @@ Anything else that escapes is a bug, and is reported as one.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-# What a URL may keep to itself: a name and password, and a query, up to the marks after it.
+# What a URL may keep to itself: a name and password, and a query, up to the marks after it. A
+# backslash is of JSON, and stays with what it escapes.
 SECRETS = re.compile(
-    r"""(https?://)(?:[^\s/?#@]*@)?([^\s?#"'<>]*)(?:[?#]\S*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
+    r"""(https?://)(?:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
+    r"""(?:[?#](?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
+    re.IGNORECASE,
+)
+# Of other schemes a name and password, and a query that gives something a value: in names of files
+# on S3 a question mark stands for itself.
+OTHER_SECRETS = re.compile(
+    r"""\b(?!https?:)([a-z][a-z0-9+.-]*://)(?:[^\s/?#"<>@:\\]*:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
+    r"""(?:\?(?=[\w.%-]+=)(?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
     re.IGNORECASE,
 )
 
 
 def without_secrets(text: str) -> str:
-    """A text whose URLs end at their paths: a signed URL opens its file to all who read a log."""
-    return SECRETS.sub(r"\1\2", text) if "://" in text else text
+    """Return a text whose URLs end at their paths: a signed URL opens its file to all who read it.
+
+    Whatever people read goes through here, at the door: an error as it is made, what is printed, a
+    line of a log, a tracker. What is cut of JSON leaves it JSON.
+    """
+    if "://" not in text:
+        return text
+    return OTHER_SECRETS.sub(r"\1\2", SECRETS.sub(r"\1\2", text))
+
+
+def values_without_secrets(value: Any) -> Any:
+    """Return the same of each text in lists and mappings, at any depth."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {name: values_without_secrets(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(values_without_secrets, value))
+    return value
 
 
 class WdsprepError(Exception):

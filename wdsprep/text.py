@@ -21,7 +21,7 @@ from operator import index
 from reprlib import Repr
 from typing import Any
 
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, without_secrets
 
 
 def whole(name: str, given: Any) -> int:
@@ -186,7 +186,7 @@ def harmless(text: str) -> str:
 
 class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
+        return harmless(without_secrets(super().format(record)))
 
 
 _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON

@@ -1,14 +1,33 @@
 """Whoever reads a log learns nothing from it that opens a file: URLs end at their paths."""
 
+import inspect
+import json
+import os
+import subprocess
+import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import wdsprep
-from tests.kit.webserver import Behaviour, WebServer, ok, raw, refused_port, status
+from tests.kit.packs import jpeg
+from tests.kit.paths import ROOT
+from tests.kit.webserver import (
+    Behaviour,
+    Connection,
+    Request,
+    WebServer,
+    ok,
+    ranges_of,
+    raw,
+    refused_port,
+    status,
+)
 from wdsprep.cli import main
-from wdsprep.errors import StoreError, WdsprepError, without_secrets
+from wdsprep.errors import StoreError, WdsprepError, values_without_secrets, without_secrets
+from wdsprep.runners.ray import cluster
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -90,6 +109,113 @@ def test_a_signed_url_of_s3_is_in_no_error_nor_in_its_traceback(
     assert "Signature" not in said
 
 
+@pytest.fixture
+def site() -> Iterator[WebServer]:
+    """A presigned table, and images behind signed URLs, of which one is gone."""
+    table = bytearray(b"url,caption\n")
+
+    def behave(connection: Connection, request: Request) -> bool:
+        path = request.path.partition("?")[0]
+        if path == "/t.csv":
+            return ranges_of(bytes(table))(connection, request)
+        image = ok(jpeg(3)) if path.startswith("/ok/") else status(404)
+        return image(connection, request)
+
+    with WebServer(behave) as server:
+        for number in range(4):
+            table += f"{server.url}/{'gone' if number == 2 else 'ok'}/{number}{QUERY},a\n".encode()
+        yield server
+
+
+@pytest.fixture(params=["signature", "password"])
+def table(request: pytest.FixtureRequest, site: WebServer) -> str:
+    if request.param == "signature":
+        return f"{site.url}/t.csv{QUERY}"
+    return f"{site.url.replace('://', f'://me:{SECRET}@')}/t.csv"
+
+
+PACK = ("--allow-private-hosts", "--samples-per-shard", "2", "--workers", "1", "--min-size", "8")
+
+
+def test_a_pack_that_succeeds_keeps_secrets_to_itself(
+    table: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, page = str(tmp_path / "out"), tmp_path / "report.html"
+    for words in (
+        ("pack", "-v", table, out, *PACK),
+        ("pack", table, out, *PACK),
+        ("pack", "--json", table, out, *PACK),
+        ("inspect", out),
+        ("inspect", "--json", out),
+        ("inspect", out, "000000000001"),
+        ("report", out, "-o", str(page)),
+        ("card", out),
+    ):
+        assert main([*words]) in (0, 3), words
+        said = "".join(capfd.readouterr())
+        assert said, words
+        assert SECRET not in said, words
+    assert SECRET not in page.read_text()
+    told = [path for path in (tmp_path / "out").glob("*.*") if SECRET in path.read_text()]
+    assert told == []  # rejects and samples hold the URLs of images, to be fetched again
+
+
+@pytest.mark.parametrize("kind", ["wandb", "tensorboard"])
+def test_a_tracker_is_given_no_secret(kind: str, table: str, tmp_path: Path) -> None:
+    words = ["pack", table, "out", *PACK, "--track", kind]
+    env = os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "wdsprep", *words],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert f"--track {kind}: " in done.stdout + done.stderr
+    folder = tmp_path / {"wandb": "wandb", "tensorboard": "runs"}[kind]
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert kept
+    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
+    if kind == "wandb":
+        assert any(b"/t.csv" in path.read_bytes() for path in kept)  # the command line is there
+
+
+def test_what_a_tracker_is_told_of_is_cut_at_any_depth() -> None:
+    url = f"https://me:{SECRET}@h/t?sig={SECRET}"
+    given = {"source": url, "more": [{"urls": (url, 7)}], "n": 1.5, "none": None}
+    left = {"source": "https://h/t", "more": [{"urls": ("https://h/t", 7)}], "n": 1.5, "none": None}
+    assert values_without_secrets(given) == left
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "https://h/a?x=1",
+        'see https://h/a?b="c" now',
+        "https://me:pw@h/?a\\b#c, and",
+        "ftp://a:b@c/d?e=f",
+    ],
+)
+def test_json_that_is_cut_is_json_still(said: str) -> None:
+    value = {"a": [said, said], said: {"url": said}, "n": 1}
+    cut = json.loads(without_secrets(json.dumps(value)))
+    assert [*cut] == ["a", without_secrets(said), "n"]
+    assert cut["n"] == 1
+    assert "pw" not in json.dumps(cut)
+
+
+def test_a_ray_job_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import utils, worker
+
+    name = f"wdsprep pack https://me:{SECRET}@h/t.csv?sig={SECRET} out"
+    monkeypatch.setattr(utils, "get_entrypoint_name", lambda: name)
+    assert "ray._private.utils.get_entrypoint_name()" in inspect.getsource(worker.connect)
+    with cluster._named_without_secrets():
+        assert utils.get_entrypoint_name() == "wdsprep pack https://h/t.csv out"
+    assert utils.get_entrypoint_name() == name
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [
@@ -100,6 +226,9 @@ def test_a_signed_url_of_s3_is_in_no_error_nor_in_its_traceback(
         ("https://h?sig=S/wdsprep.json is damaged", "https://h is damaged"),
         ("s3://b/what?.tar, is it there? a/b?c", "s3://b/what?.tar, is it there? a/b?c"),
         ("https://h/me@home is kept", "https://h/me@home is kept"),
+        ("https://me:p@S@h/t", "https://h/t"),
+        ("ftp://me:S@h/t, s3://KEY:S@b/t, s3://b@c/t", "ftp://h/t, s3://b/t, s3://b@c/t"),
+        ("az://c/b?sv=1&sig=S: no", "az://c/b: no"),
     ],
 )
 def test_a_url_ends_at_its_path(text: str, left: str) -> None:

@@ -92,6 +92,22 @@ def ok(body: bytes, /, **headers: object) -> Behaviour:
     return raw(response(200, body, **{"Content_Type": "image/jpeg", **headers}), keep=True)
 
 
+def ranges_of(data: bytes, etag: str = '"1"') -> Behaviour:
+    """A file in ranges, as a server should give it."""
+
+    def behave(connection: Connection, request: Request) -> bool:
+        start, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
+        end = min(int(last) + 1 if last else len(data), len(data))
+        if int(start) >= len(data):
+            connection.send(response(416, Content_Range=f"bytes */{len(data)}"))
+            return True
+        span = f"bytes {start}-{end - 1}/{len(data)}"
+        connection.send(response(206, data[int(start) : end], Content_Range=span, ETag=etag))
+        return True
+
+    return behave
+
+
 def status(code: int, body: bytes = b"", /, **headers: object) -> Behaviour:
     return raw(response(code, body, **headers), keep=True)
 

@@ -11,6 +11,7 @@ from tests.kit.webserver import (
     Request,
     WebServer,
     in_turn,
+    ranges_of,
     raw,
     response,
     status,
@@ -21,22 +22,6 @@ from wdsprep.store.web import WebStore
 
 TEN = b"0123456789"
 Served = Callable[[WebServer], WebStore]
-
-
-def ranges_of(data: bytes, etag: str = '"1"') -> Behaviour:
-    """A server as it should be."""
-
-    def behave(connection: Connection, request: Request) -> bool:
-        start, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
-        end = min(int(last) + 1 if last else len(data), len(data))
-        if int(start) >= len(data):
-            connection.send(response(416, Content_Range=f"bytes */{len(data)}"))
-            return True
-        span = f"bytes {start}-{end - 1}/{len(data)}"
-        connection.send(response(206, data[int(start) : end], Content_Range=span, ETag=etag))
-        return True
-
-    return behave
 
 
 def part(body: bytes, span: str | None, **headers: object) -> Behaviour:

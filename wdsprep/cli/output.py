@@ -35,7 +35,7 @@ import click
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.errors import without_secrets
+from wdsprep.errors import values_without_secrets, without_secrets
 from wdsprep.text import (
     Counting,
     LogFormatter,
@@ -60,8 +60,8 @@ Parts = str | Sequence[str]
 
 
 class Terminal:
-    """What leaves goes through here: it knows whether a progress line stands there, takes it away
-    first, and knows how much somebody wants to read."""
+    """What leaves goes through here, without the secrets of URLs: it knows whether a progress line
+    stands there, takes it away first, and knows how much somebody wants to read."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -95,11 +95,11 @@ class Terminal:
     def write(self, text: str, *, err: bool = False, out: TextIO | None = None) -> None:
         with self._lock:
             self.clear()
-            click.echo(text, file=out, err=err)
+            click.echo(without_secrets(text), file=out, err=err)
 
     def draw(self, out: TextIO, parts: Parts) -> None:
         with self._lock:
-            out.write(f"{CLEAR}{fitted(parts, columns(out) - 1)}\r")
+            out.write(f"{CLEAR}{fitted(values_without_secrets(parts), columns(out) - 1)}\r")
             out.flush()
             self._drawn = out
 
@@ -154,9 +154,9 @@ def complain(text: str, *, traced: bool = True) -> None:
     """An error is one line, whatever names are in it; after its traceback, if that is wanted."""
     TERMINAL.still()
     if traced and TERMINAL.is_debugging:
-        echo(without_secrets(traceback.format_exc()), err=True)
+        echo(traceback.format_exc(), err=True)
     over_ctrl_c = "\r" * sys.stderr.isatty()
-    TERMINAL.write(f"{over_ctrl_c}wdsprep: {one_line(without_secrets(text))}", err=True)
+    TERMINAL.write(f"{over_ctrl_c}wdsprep: {one_line(text)}", err=True)
 
 
 # --- the progress line

@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, values_without_secrets, without_secrets
 from wdsprep.text import one_of
 
 if TYPE_CHECKING:
@@ -52,21 +53,38 @@ class WandbTracker:
         import wandb
 
         own = wandb.Settings(console="off", silent=True, init_timeout=OPENING_S)
-        mode = wandb.setup(settings=own).settings.mode
-        if mode == "online" and not wandb.login(prompt=False):
-            raise UsageError('it knows no key: run "wandb login", or set WANDB_MODE=offline')
-        project = wandb.setup().settings.project or PROJECT
-        self._run = wandb.init(project=project, group=group, config=dict(settings), settings=own)
+        with _arguments_without_secrets():
+            self._run = self._begin(own, group, settings)
         self._run.define_metric("*", step_metric=axis)
         self._axis = axis
         folder = os.path.relpath(Path(self._run.dir).parent)
         self.shown = self._run.url or f'"wandb sync {folder}"'
+
+    def _begin(self, own: Any, group: str, settings: Mapping[str, Any]) -> Any:
+        import wandb
+
+        mode = wandb.setup(settings=own).settings.mode
+        if mode == "online" and not wandb.login(prompt=False):
+            raise UsageError('it knows no key: run "wandb login", or set WANDB_MODE=offline')
+        project = wandb.setup().settings.project or PROJECT
+        return wandb.init(project=project, group=group, config=dict(settings), settings=own)
 
     def log(self, at: int, figures: Figures) -> None:
         self._run.log({self._axis: at, **figures})
 
     def close(self) -> None:
         self._run.finish()
+
+
+@contextmanager
+def _arguments_without_secrets() -> Iterator[None]:
+    """A block in which the command line, which wandb keeps of each run, has no secrets of URLs."""
+    before = sys.argv
+    sys.argv = values_without_secrets(before)
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 class TensorboardTracker:
@@ -113,7 +131,7 @@ class Tracking:
         """How what was told can be looked at, once the tracker is there."""
         self._thread: threading.Thread | None = None
         if kind:
-            opened = (group, axis, settings)
+            opened = (group, axis, values_without_secrets(settings))
             self._thread = threading.Thread(target=self._work, args=opened, daemon=True)
             self._thread.start()
 
@@ -211,7 +229,8 @@ def tracked(
     """A block in which a run over the datasets `places` is tracked; gives what to call whenever
     something has been done. However it ends, its last figures are tracked, and the user is `told`
     how to look at them."""
-    group = "+".join(place.rstrip("/").rpartition("/")[2] for place in places)
+    shown = map(without_secrets, places)
+    group = "+".join(place.rstrip("/").rpartition("/")[2] for place in shown)
     tracking = Tracking(kind, group, "samples", settings)
     run = RunTracking(tracking, before, status, more)
     try:

@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import AuthenticationError, RayError
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.errors import WorkError
+from wdsprep.errors import WorkError, without_secrets
 
 CONNECT_S = 5.0
 STARTS = 2
@@ -46,7 +46,7 @@ def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bo
     is_own = address == "local"
     _check_reachable(address)
     _check_token(address)
-    with _quiet():
+    with _quiet(), _named_without_secrets():
         try:
             _init(
                 address,
@@ -139,6 +139,21 @@ def node_share(gpus: float) -> float:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")
+
+
+@contextmanager
+def _named_without_secrets() -> Iterator[None]:
+    """Ray keeps the command line of each driver, and shows it in its list of jobs (2.60)."""
+    module = getattr(getattr(ray, "_private", None), "utils", None)
+    own = getattr(module, "get_entrypoint_name", None)
+    if module is None or own is None:  # a Ray that has it elsewhere
+        yield
+        return
+    module.get_entrypoint_name = lambda: without_secrets(own())
+    try:
+        yield
+    finally:
+        module.get_entrypoint_name = own
 
 
 @contextmanager
