@@ -199,10 +199,10 @@ def test_what_a_tracker_is_told_of_is_cut_at_any_depth() -> None:
 )
 def test_json_that_is_cut_is_json_still(said: str) -> None:
     value = {"a": [said, said], said: {"url": said}, "n": 1}
-    cut = json.loads(without_secrets(json.dumps(value)))
-    assert [*cut] == ["a", without_secrets(said), "n"]
-    assert cut["n"] == 1
-    assert "pw" not in json.dumps(cut)
+    for shown in (json.dumps(value), json.dumps(value, indent=1)):
+        cut = json.loads(without_secrets(shown))
+        assert (len(cut["a"]), len(cut), cut["n"]) == (2, 3, 1)
+        assert "pw" not in json.dumps(cut)
 
 
 def test_a_ray_job_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_ray_job_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> 
 
     name = f"wdsprep pack https://me:{SECRET}@h/t.csv?sig={SECRET} out"
     monkeypatch.setattr(utils, "get_entrypoint_name", lambda: name)
-    assert "ray._private.utils.get_entrypoint_name()" in inspect.getsource(worker.connect)
+    assert "ray._private.utils.get_entrypoint_name()" in inspect.getsource(worker.init)
     with cluster._named_without_secrets():
         assert utils.get_entrypoint_name() == "wdsprep pack https://h/t.csv out"
     assert utils.get_entrypoint_name() == name

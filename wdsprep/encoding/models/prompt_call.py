@@ -245,10 +245,8 @@ def pipeline_class(model: Model) -> Any:
             f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
             "upgrade it, or choose another --model"
         )
-    if lacking := getattr(found, "_backends", ()):
-        raise WorkError(
-            f"{name} cannot be used for text, it needs {' and '.join(lacking)}: {ALONE}"
-        )
+    with pipeline_at_work(name):  # what stands in for a class that lacks a package says so
+        _ = getattr(found, "from_pretrained", None)
     if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
         raise UsageError(f"{model.name} is a {name}, which is no pipeline: {ALONE}")
     return found
