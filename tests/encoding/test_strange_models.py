@@ -80,10 +80,11 @@ def test_a_tokenizer_that_pads_without_end_is_one_line(
             assert f"{name}Pipeline cannot be used for text" in load(folder, "emb")
 
 
+@pytest.mark.parametrize("name", ["StableDiffusion", "Flux"])
 def test_a_pipeline_in_the_place_of_a_tokenizer_runs_nothing(
-    family: Family, tmp_path: Path
+    name: str, family: Family, tmp_path: Path
 ) -> None:
-    folder = copied(family("Flux"), tmp_path / "model")
+    folder = copied(family(name), tmp_path / "model")
     index = json.loads((folder / "model_index.json").read_bytes())
     index["tokenizer"] = ["diffusers", "DiffusionPipeline"]
     (folder / "model_index.json").write_text(json.dumps(index))

@@ -36,23 +36,31 @@ def bases_of(part: "Component") -> tuple[str, ...]:
 
 def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
     """Check the names of the pipeline's class and of its parts', without an import."""
-    found = find_spec("diffusers")
-    if found is None or found.origin is None:
-        raise WorkError("diffusers is not installed here, which has the code of pipelines")
-    inside = Path(found.origin).parent
-    packages = {path.name for path in (inside / "pipelines").iterdir() if path.is_dir()}
-    foreign = [] if isinstance(kind, str) else [f"model_index.json names {kind}"]
+    inside = _library().parent / "pipelines"
+    packages = {path.name for path in inside.iterdir() if path.is_dir()}
+    foreign = [] if isinstance(kind, str | None) else [f"model_index.json names {kind}"]
     foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_own(part, packages)]
     if foreign:
         raise UsageError(
             f"{what} wants to run code that comes with it (trust_remote_code: {foreign[0]}), "
             f"{NO_CODE}"
         )
-    if f'"{kind}"' not in Path(found.origin).read_text():
+
+
+def check_known(what: str, kind: str) -> None:
+    """Check that diffusers has a pipeline of that name, without an import."""
+    if f'"{kind}"' not in _library().read_text():
         raise UsageError(
             f"{what} is {kind}, which the diffusers here does not know: install a newer one, "
             "or add --text none to encode the images alone"
         )
+
+
+def _library() -> Path:
+    found = find_spec("diffusers")
+    if found is None or found.origin is None:
+        raise WorkError("diffusers is not installed here, which has the code of pipelines")
+    return Path(found.origin)
 
 
 def _is_own(part: "Component", packages: set[str]) -> bool:

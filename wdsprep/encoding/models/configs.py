@@ -15,8 +15,9 @@ from typing import Any
 
 from wdsprep.errors import UsageError, WorkError
 
-LARGEST_NBYTES = 1 << 26
-"""Of a JSON file that is read here: an index of the weights of a large network has 1 MB."""
+LARGEST_NBYTES = 1 << 24
+"""Of JSON that is read here: an index of the weights of a large network has 1 MB. Read, it takes up
+to twenty times as much memory."""
 MOST = 1 << 24
 """The largest number that a network's config may name: rows of a table, places in a text."""
 MOST_LAYERS = 1 << 12

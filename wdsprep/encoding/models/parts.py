@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdsprep.encoding.models.classes import check_names
+from wdsprep.encoding.models.classes import check_known, check_names
 from wdsprep.encoding.models.configs import read_json
 from wdsprep.encoding.models.hub import ModelFiles
 from wdsprep.encoding.models.presets import PRESETS
@@ -207,12 +207,13 @@ def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | Non
         return None
     parts = _text_parts(index)
     kind = index.get("_class_name")
+    check_names(place.what, kind, parts)
     if _is_stable_diffusion(str(kind), index, parts):
         return None
     needed = LEFT_OUT.get(str(kind), ())
     known = {part.name for part in parts}
     parts += [part for part in needed if part.name not in known]
-    check_names(place.what, kind, parts)
+    check_known(place.what, str(kind))
     _check_left_out(place, needed)
     if not any(part.has_weights for part in parts):
         raise UsageError(

@@ -24,8 +24,8 @@ from wdsprep.errors import WorkError
 BLOCK_NBYTES = 8 << 20
 LARGE_NBYTES = 1_000_000_000
 """Below this, computing takes a second."""
-HEAD_NBYTES = 100_000_000
-"""The most that safetensors itself takes for a header."""
+HEAD_NBYTES = 1 << 24
+"""Of a header: 100,000 tensors have as much."""
 SETTLED_S = 2.0
 """What was written less long ago may be written again without another time."""
 
