@@ -74,6 +74,8 @@ class About:
     code: str = ""
     """That of the samples which it rejects, and the words that let more of them pass."""
     remedy: str = ""
+    decides: bool = False
+    """Whether it stands in the settings of a dataset, where it is not the default."""
     page: str = ""
     """What its row on a page says in place of the help, in Markdown."""
     example: str = ""
@@ -259,6 +261,13 @@ def _option(declared: type, field: "Field[Any]") -> Option:
         is_command=getattr(declared, "is_command", True),
         about=field.metadata["about"],
     )
+
+
+def stated(options: Options) -> dict[str, Any]:
+    """Return the options that decide what a dataset is, but for those with their defaults."""
+    own = [option for option in options_of(type(options)) if option.about.decides]
+    values = ((option, getattr(options, option.name)) for option in own)
+    return {option.name: value for option, value in values if value != option.default}
 
 
 def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:

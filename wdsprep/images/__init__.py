@@ -10,11 +10,12 @@ Out: A picture that every trainer can read, or its crop for the VAE; or the code
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.options import about
+from wdsprep.limits import MAX_AREA
+from wdsprep.options import Options, about
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -28,9 +29,10 @@ OTHER_IMAGES = frozenset(
 """What nobody decodes here, as far as a name tells: by their first bytes they may be something
 else, and if not, each is a reject."""
 
+HEADING = "Images"
 AREA = about(
     "Reject images of more pixels than this.",
-    "Images",
+    HEADING,
     least=1,
     usual=True,
     code=Code.TOO_LARGE,
@@ -47,6 +49,46 @@ class Limits:
     min_side: int
     max_area: int
     max_aspect_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(Options):
+    """What a user says of the images that are taken."""
+
+    min_size: int = field(
+        default=0,
+        metadata=about(
+            "Reject images whose shorter side has fewer pixels.",
+            HEADING,
+            least=0,
+            usual="the smallest bucket",
+            code=Code.TOO_SMALL,
+            remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
+            example="N",
+            page="reject images whose shorter side has fewer pixels; it counts where it is above "
+            "the smallest bucket",
+        ),
+    )
+    max_area: int = field(default=MAX_AREA, metadata=AREA)
+    max_aspect_ratio: float = field(
+        default=0.0,
+        metadata=about(
+            "Reject images whose longer side is more than so many times the shorter.",
+            HEADING,
+            least=0,
+            code=Code.ASPECT_RATIO,
+            remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
+            example="N",
+        ),
+    )
+
+    def limits_from(self, smallest: int) -> Limits:
+        """Return the limits of images whose shorter side has at least so many pixels."""
+        return Limits(
+            min_side=max(smallest, self.min_size),
+            max_area=self.max_area,
+            max_aspect_ratio=self.max_aspect_ratio,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.rules import FetchOptions, FetchRules
-from wdsprep.images import AREA, Limits, Recode, jpeg_quality
-from wdsprep.limits import MAX_AREA, MAX_DOWNLOAD_NBYTES, MAX_NBYTES
-from wdsprep.options import Options, about
+from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
+from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
+from wdsprep.options import Options, about, stated
 from wdsprep.packing import HASHES
 from wdsprep.runners.base import SpanCrewOptions
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wdsprep.runners.run import RunStatus
     from wdsprep.sources import Columns
 
-IMAGES, COLUMNS, SOURCE = "Images", "Captions and columns", "Source"
+IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class ShardSizes(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackRules(ShardSizes):
+class PackRules(ShardSizes, ImageOptions):
     """What decides which samples are kept and what their shards look like."""
 
     buckets: str | Iterable[int] = field(
@@ -103,6 +103,7 @@ class PackRules(ShardSizes):
             IMAGES,
             read=parse_buckets,
             usual=True,
+            order=-2,
             page="the smallest shorter side of each bucket",
         ),
     )
@@ -113,32 +114,7 @@ class PackRules(ShardSizes):
             IMAGES,
             choices=("full", "header"),
             usual=True,
-        ),
-    )
-    min_size: int = field(
-        default=0,
-        metadata=about(
-            "Reject images whose shorter side has fewer pixels.",
-            IMAGES,
-            least=0,
-            usual="the smallest bucket",
-            code=Code.TOO_SMALL,
-            remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
-            example="N",
-            page="reject images whose shorter side has fewer pixels; it counts where it is above "
-            "the smallest bucket",
-        ),
-    )
-    max_area: int = field(default=MAX_AREA, metadata=AREA)
-    max_aspect_ratio: float = field(
-        default=0.0,
-        metadata=about(
-            "Reject images whose longer side is more than so many times the shorter.",
-            IMAGES,
-            least=0,
-            code=Code.ASPECT_RATIO,
-            remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
-            example="N",
+            order=-2,
         ),
     )
     max_bytes: int | str = field(
@@ -260,7 +236,9 @@ class PackRules(ShardSizes):
     )
     compute_hash: str = field(
         default="",
-        metadata=about("Keep the digest of each image in its json.", COLUMNS, choices=HASHES),
+        metadata=about(
+            "Keep the digest of each image in its json.", COLUMNS, choices=HASHES, decides=True
+        ),
     )
 
     def check_together(self) -> None:
@@ -287,11 +265,7 @@ class PackRules(ShardSizes):
 
     @cached_property
     def limits(self) -> Limits:
-        return Limits(
-            min_side=max(self.sides[0], self.min_size),
-            max_area=self.max_area,
-            max_aspect_ratio=self.max_aspect_ratio,
-        )
+        return self.limits_from(self.sides[0])
 
     @cached_property
     def recode(self) -> Recode | None:
@@ -428,13 +402,12 @@ def settings_of(
         "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
         "samples_per_shard": options.samples_per_shard,
         "source": source,
+        **stated(options),
     }
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)
     if options.verify is not None:
         found["verify_hash"] = f"{options.verify.column}:{options.verify.hash}"
-    if options.compute_hash:
-        found["compute_hash"] = options.compute_hash
     if source != "urls" and options.max_nbytes != MAX_NBYTES:
         found["max_bytes"] = options.max_nbytes
     if source == "urls":
