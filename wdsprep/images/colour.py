@@ -22,8 +22,10 @@ _MAX_NBYTES = 4 << 20  # the largest real ones, of presses, have 3 MB
 _BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
 
 
-def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
-    """Upright, 8 bits, sRGB, opaque: L or RGB."""
+def plain(
+    image: Image.Image, header: Header, done: set[str]
+) -> tuple[Image.Image, Image.Image | None]:
+    """Return an image upright, in 8 bits of sRGB, as L or RGB; and its alpha, if it has any."""
     clear = _clear(image, header)
     if header.orientation != 1:
         done.add("orientation")
@@ -48,8 +50,7 @@ def plain(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
         done.add("alpha")
         alpha = image.getchannel("A")
         image = image.convert("L" if "L" in (image.mode[0], header.mode) else "RGB")
-    image = _srgb(image, header, done)
-    return image if alpha is None else onto_white(image, alpha)
+    return _srgb(image, header, done), alpha
 
 
 def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:

@@ -177,7 +177,9 @@ def _converted(
     image: Image.Image, header: Header, limits: Limits, recode: Recode | None
 ) -> Picture:
     done = set(header.needs)
-    image = colour.plain(image, header, done)
+    image, alpha = colour.plain(image, header, done)
+    if alpha is not None:
+        image = colour.onto_white(image, alpha)
     source_width, source_height = image.size
     if recode:
         done.add("recode")
