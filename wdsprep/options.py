@@ -155,10 +155,11 @@ class Option:
             raise UsageError(
                 f"{self.spelled} {value!r}: give one of {', '.join(filter(None, about.choices))}"
             )
+        shown = f"{value:g}" if isinstance(value, float) else value  # 2.0 as people write it
         if about.least is not None and not value >= about.least:
-            raise UsageError(f"{self.spelled} {value}: give {about.least:g} or more")
+            raise UsageError(f"{self.spelled} {shown}: give {about.least:g} or more")
         if about.most is not None and not value <= about.most:
-            raise UsageError(f"{self.spelled} {value}: give {about.most:g} or less")
+            raise UsageError(f"{self.spelled} {shown}: give {about.most:g} or less")
 
     def read_text(self, text: str) -> Any:
         """Return the same of a word of a command line."""
