@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.made_before import copied, made_by
 from tests.kit.paths import ROOT
 from wdsprep.cli import cli
 
@@ -165,7 +166,7 @@ def loaded_by(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
-    return {name.partition(".")[0] for name in json.loads(done.stderr)}
+    return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
 
 @pytest.mark.parametrize(
@@ -187,3 +188,19 @@ def test_pack_needs_no_torch() -> None:
         "import wdsprep.runners.local"
     )
     assert not loaded & {"torch", "torchvision", "diffusers", "transformers", "webdataset", "ray"}
+
+
+@pytest.mark.parametrize(
+    "room", ["store", "dataset", "sources", "runners", "packing", "changes", "checks", "exporting"]
+)
+def test_a_room_that_makes_no_tensors_loads_no_torch(room: str) -> None:
+    """Functions may, where they are called."""
+    names = [f"wdsprep.{module}" for module in FILES if room_of(module) == room]
+    assert not loaded_by(f"import {', '.join(names)}") & {"torch", "diffusers", "transformers"}
+
+
+def test_a_condition_is_selected_by_without_torch(tmp_path: Path) -> None:
+    images = copied(made_by("0.2.0") / "images", tmp_path / "images")
+    words = ["select", str(images), str(tmp_path / "few"), "--where", "aesthetic > 3"]
+    loaded = loaded_by(f"from wdsprep.cli import main\nassert main({words}) == 0")
+    assert not loaded & {"torch", "torchvision", "diffusers", "transformers"}

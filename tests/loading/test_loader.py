@@ -23,11 +23,11 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
+from wdsprep.dataset import aio
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.catalog import Stream
-from wdsprep.loading.shelves import aio
 from wdsprep.loading.shelves import local as shelf
 
 BATCH = 32

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from wdsprep.dataset.chance import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
-from wdsprep.loading.order.chance import draw, key_of, permuted, shuffled
+from wdsprep.loading.order.chance import permuted, shuffled
 from wdsprep.loading.order.mixing import Want, shares_of, split, tree_of
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.loading.shelves.remote import pieces_of

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import wdsprep
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.packs import upload
+from wdsprep.dataset import aio
 from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.latents import normalised, patchified
 from wdsprep.dataset.samples import Sample
@@ -33,7 +34,6 @@ from wdsprep.images.shapes import Fit
 from wdsprep.loading.encoded import BatchLayout, EncodedRow
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.shelves import aio
 from wdsprep.loading.shelves import local as shelf
 from wdsprep.loading.streaming.stages import PieceFacts, joined, packed
 from wdsprep.loading.streaming.trainer import _Collate

@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.chance import draw, key_of
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.receipts import Shard
 from wdsprep.errors import UsageError
-from wdsprep.loading.order.chance import draw, key_of
+from wdsprep.loading.catalog import Stream, load_datasets
+from wdsprep.loading.where import Subset, Where
 from wdsprep.store import opened, split_url
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
@@ -190,9 +192,6 @@ def with_keys(
 # --- by a condition
 def where(every: Sequence[Some], origins: Sequence[Origin], condition: str) -> list[Some]:
     """Those whose json meets it."""
-    from wdsprep.loading.catalog import Stream, load_datasets  # with torch, which takes seconds
-    from wdsprep.loading.where import Subset, Where
-
     parsed = Where(condition)
     found: dict[tuple[int, str], Numbers] = {}
     for at, origin in enumerate(origins):

@@ -8,10 +8,10 @@ is what chance adds. `to_device` and `worker_memory` bring it to a GPU and out o
 worker. `encoded` makes latents on the way. `streaming` does the same with other machines, on Ray.
 
 A dataset may be served in `parts`: of one shape, or those samples that meet a condition (`where`)
-or have a row in a table (`tables`). What such parts are is found in the
-json of all samples (`facts`), and `kept`; so are the shapes of images that become latents on the
-way (`images_in_shapes`). `joining` puts other datasets of the same images beside one, of which
-`taking` says what comes from where.
+or have a row in a table (`tables`). What such parts are is found in the json of all samples
+(`facts`) and kept on this machine; so are the shapes of images that become latents on the way
+(`images_in_shapes`). `joining` puts other datasets of the same images beside one, of which `taking`
+says what comes from where.
 
 In: Datasets of images or latents, a seed and a step.
 Out: Batches in one order, whatever the cluster, and the state to go on from.

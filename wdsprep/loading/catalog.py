@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.reindex import is_older, is_whole
@@ -34,7 +35,6 @@ from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading import order
 from wdsprep.loading.grid import short
-from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_shards
 from wdsprep.loading.taking import givers
@@ -458,3 +458,10 @@ def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""
         raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} and no tars{hint}")
+
+
+def bring_back(dataset: Dataset) -> str:
+    """What to do about a shard that is missing."""
+    repair = command("repair", dataset.store.url)
+    again = f" or make it again ({repair}, then the command it is from)"
+    return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import LATENT, is_imported, text_fields
+from wdsprep.dataset.chance import Ints, Words, draw, key_of
 from wdsprep.dataset.latents import normalised
 from wdsprep.dataset.names import IMPORTER, empty_name
 from wdsprep.dataset.receipts import fingerprint
@@ -26,7 +27,6 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
-from wdsprep.loading.order.chance import Ints, Words, draw, key_of
 from wdsprep.loading.taking import TEXTS, check_once, givers
 from wdsprep.loading.where import in_short
 from wdsprep.text import plural, real

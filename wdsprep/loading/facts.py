@@ -25,15 +25,15 @@ import numpy as np
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.aio import address_of, read_all
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.names import index_name
+from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_json
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.ends import LARGE_NBYTES, near_the_end, walked
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.loading.catalog import Dataset
-from wdsprep.loading.order.chance import Ints
-from wdsprep.loading.shelves.aio import address_of, read_all
-from wdsprep.loading.shelves.local import OPEN_SHARDS, OpenShard, OpenShards
+from wdsprep.loading.catalog import Dataset, bring_back
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
@@ -126,7 +126,7 @@ class _Reader:
         self._store = store
         self._is_ours = dataset.kind != "tars"
         self._comes_whole = isinstance(store, RemoteStore) and dataset.sample_nbytes <= LARGE_NBYTES
-        self._shards = OpenShards(dataset, self._open_tar, lambda: OPEN_SHARDS)
+        self._shards = OpenShards(dataset, self._open_tar, lambda: OPEN_SHARDS, bring_back(dataset))
 
     def _open_tar(self, name: str) -> int:
         if self._store.root:

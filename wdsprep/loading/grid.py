@@ -8,11 +8,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
-from wdsprep.loading.order.chance import Ints
-from wdsprep.loading.worker_memory import Bytes
 
 _DIGITS = 8 ** np.arange(5, -1, -1)
 _SIZE_DIGITS = 8 ** np.arange(10, -1, -1)

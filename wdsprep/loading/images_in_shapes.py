@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.kept import KeptWriter, kept
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes, cut_of
 from wdsprep.loading.catalog import Dataset, to_be_encoded
 from wdsprep.loading.facts import SomeFacts, look_at_all
-from wdsprep.loading.kept import KeptWriter, kept
 from wdsprep.loading.parts import Numbers, Positions, keep_positions, without_rejects
-from wdsprep.loading.shelves.cache import CacheDir
+from wdsprep.loading.shelves.cache import CacheDir, folder_of
 from wdsprep.text import human_bytes, plural
 
 NOWHERE = -1
@@ -42,7 +42,7 @@ def latents_of(
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = kept(cache, what, lambda writer, path: _look(chosen, cut, writer, path))
+    found = kept(folder_of(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(

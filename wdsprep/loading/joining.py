@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.ahead import ahead, read_each
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.keys import keys_at
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -37,7 +38,6 @@ from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.catalog import Dataset, counts_by_shape, of_manifest
-from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import (
     DatasetPart,

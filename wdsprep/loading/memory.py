@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
+from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import LATENT, MASK, Field
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.rejects import Reject
 from wdsprep.loading.grid import short
-from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.worker_memory import Bytes, ring, rounded
+from wdsprep.loading.worker_memory import ring, rounded
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 

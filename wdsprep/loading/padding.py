@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import Field
-from wdsprep.loading.order.chance import Ints
-from wdsprep.loading.worker_memory import Bytes
+from wdsprep.dataset.chance import Ints
 
 
 class PaddedRows:

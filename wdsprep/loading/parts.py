@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.shapes import Size, shape_name
-from wdsprep.loading.order.chance import Ints
 
 if TYPE_CHECKING:
+    from wdsprep.dataset.kept import KeptFile, KeptWriter
     from wdsprep.loading.catalog import Dataset
-    from wdsprep.loading.kept import KeptFile, KeptWriter
 
 AT_ONCE = 1 << 20  # samples
 NUMBERS = "numbers"

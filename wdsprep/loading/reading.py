@@ -24,8 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
+from wdsprep.dataset.chance import Ints, key_of
 from wdsprep.dataset.latents import patched_shape
+from wdsprep.dataset.open_shards import too_short
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.tar import END
@@ -37,11 +40,8 @@ from wdsprep.loading.catalog import SHAPE, Dataset
 from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
-from wdsprep.loading.order.chance import Ints, key_of
-from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf, too_short
-from wdsprep.loading.tables import DTYPES
+from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf
 from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
-from wdsprep.loading.worker_memory import Bytes
 from wdsprep.sources.captions import caption_at
 from wdsprep.text import command
 
@@ -55,6 +55,8 @@ MANY = 1000  # samples, none of which has what captions= asks for
 DAMAGED_JSON = "its json is damaged"
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
+COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
+"""What batches have of each kind of column of a table."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -114,7 +116,7 @@ class Reader:
                 self._begin_array(batch, item)
         for name, kind in dataset.columns.items():
             if name in self.names:
-                self._begin_tensor(batch, name, DTYPES[kind], ())
+                self._begin_tensor(batch, name, COLUMNS[kind], ())
         if self.effects.pixels and "pixels" in self.names:
             width, height = dataset.size or (self.effects.pixels,) * 2
             self._begin_tensor(batch, "pixels", torch.uint8, (3, height, width))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from wdsprep.dataset.chance import Ints
 from wdsprep.errors import UsageError
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
-from wdsprep.loading.order.chance import Ints
 from wdsprep.loading.reading import Reader
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.loading.kept import KeptFile, KeptWriter, kept
-from wdsprep.loading.order.chance import Ints
-from wdsprep.loading.shelves.cache import CacheDir
+from wdsprep.loading.shelves.cache import CacheDir, folder_of
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import Table, open_table
 from wdsprep.store import split_url
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 KEY = "key"
 AT_ONCE = 1 << 16
-DTYPES = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
-"""What batches have of each kind of column."""
 LONGEST_NBYTES = 4096
 """Of a key: all of them are held in rows as long as the longest."""
 LACKING = -1
@@ -108,7 +105,11 @@ def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -
         raise UsageError(f"{place} has no column {KEY} (it has {examples(named)}): add one")
     wanted = tuple(sorted({*texts} & {*named} - {KEY}))
     what = "table", f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted
-    found = kept(cache, what, lambda writer, path: _sort(place, table, wanted, writer, path))
+    found = kept(
+        folder_of(cache),
+        what,
+        lambda writer, path: _sort(place, table, wanted, writer, path),
+    )
     if not found.facts["rows"]:
         raise UsageError(f"{place} has no row with a key and numbers")
     return KeyedTable(

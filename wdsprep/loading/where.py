@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.chance import Ints, key_of
 from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
+from wdsprep.dataset.kept import KeptWriter, kept
 from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset
 from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
 from wdsprep.loading.joining import Joined
-from wdsprep.loading.kept import KeptWriter, kept
-from wdsprep.loading.order.chance import Ints, key_of
 from wdsprep.loading.parts import Numbers, Positions, chosen, keep_positions
-from wdsprep.loading.shelves.cache import CacheDir
+from wdsprep.loading.shelves.cache import CacheDir, folder_of
 from wdsprep.loading.tables import LACKING, KeyedTable, is_table, keyed_table
 from wdsprep.text import examples, human_bytes, plural
 
@@ -127,7 +127,7 @@ class Subset:
 
     def positions(self, cache: CacheDir | None) -> Positions:
         """What is served, looked for once."""
-        found = kept(cache, self.what, self._look)
+        found = kept(folder_of(cache), self.what, self._look)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")

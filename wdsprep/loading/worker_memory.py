@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from wdsprep.dataset.aio import Bytes
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
 MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
-Bytes = NDArray[np.uint8]
 
 
 class Shared(dict[str, Any]):

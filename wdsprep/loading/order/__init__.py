@@ -45,9 +45,9 @@ from typing import Any
 
 import numpy as np
 
+from wdsprep.dataset.chance import GOLDEN, Ints, key_of
 from wdsprep.dataset.manifest import differences
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loading.order.chance import GOLDEN, Ints, key_of
 from wdsprep.loading.order.mixing import Node, Shares, Want, parted, shares_of, split, tree_of
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, whole

@@ -1,44 +1,16 @@
-"""Chance that never changes: keys, hashes and permutations on integer arithmetic of our own.
+"""Permutations that never change, on the keyed chance of `wdsprep.dataset.chance`.
 
-NumPy does not promise its random streams across versions, so the order of samples is built on three
-things that are frozen by golden tests:
-
-- `key_of` makes a 64-bit key from what an order is for (seed, stream, purpose) with BLAKE2b;
-- `draw` is a counter-based generator: number i under a key is a hash of key + i * GOLDEN, so any
-  number is had at once, without those before it;
-- `shuffled` and `permuted` are permutations: of one long range (the shards), and of many short ones
-  at once (the windows). Both sort by hash, which makes all permutations equally likely.
+`shuffled` is one of a long range (the shards), and `permuted` are many of short ones at once (the
+windows). Both sort by hash, which makes all permutations equally likely.
 """
 
-import hashlib
-import json
-
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
-GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, and odd
+from wdsprep.dataset.chance import Ints, Words, draw
+
 _CHUNK = 1 << 13  # numbers hashed at once: they stay in the processor's cache
 _MANY = 1 << 20  # words sorted at once, 8 MB
 _LAST = (1 << 64) - 1
-
-
-def key_of(*parts: str | int) -> int:
-    """64 bits that depend on every part and on where one part ends and the next begins."""
-    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def draw(key: int | Words, numbers: Ints) -> Words:
-    """For each number 64 bits that look random: SplitMix64, at any place of its sequence."""
-    words: Words = (numbers + 1).view(np.uint64) * np.uint64(GOLDEN) + np.asarray(key, np.uint64)
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
 
 
 def shuffled(count: int, key: int) -> Ints:

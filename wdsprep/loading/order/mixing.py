@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from wdsprep.dataset.chance import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.order.chance import Ints
 from wdsprep.text import real, whole
 
 MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**63

@@ -39,7 +39,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.loading.order.chance import Ints, Words, draw, key_of, permuted, shuffled
+from wdsprep.dataset.chance import Ints, Words, draw, key_of
+from wdsprep.loading.order.chance import permuted, shuffled
 
 RUNS = 16  # at least, in a window that has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once

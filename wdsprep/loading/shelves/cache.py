@@ -65,6 +65,10 @@ class CacheDir:
     nbytes: int
 
 
+def folder_of(cache: CacheDir | None) -> Path | None:
+    return cache.folder if cache else None
+
+
 def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
     """What a user asked for, with the folder made."""
     if folder is None and nbytes is None:

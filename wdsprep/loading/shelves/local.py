@@ -8,27 +8,21 @@ one is in `remote`.
 
 import os
 import resource
-import sys
-import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.aio import Bytes, address_of, read_all
+from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reach, too_short
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.catalog import Dataset
-from wdsprep.loading.order.chance import Ints
-from wdsprep.loading.shelves.aio import address_of, read_all
-from wdsprep.loading.worker_memory import Bytes
-from wdsprep.text import command, plural
+from wdsprep.errors import NotFoundError
+from wdsprep.loading.catalog import Dataset, bring_back
 
-OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
 NONE = memoryview(b"")
 
 ByteColumns = Sequence[Bytes]
@@ -75,90 +69,6 @@ class Shelf(Protocol):
     def close(self) -> None: ...
 
 
-class OpenShard:
-    """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
-    from a number that means another file by now."""
-
-    __slots__ = ("fd", "nbytes", "offsets", "stamp")
-
-    def __init__(self, fd: int, offsets: memoryview, stamp: str) -> None:
-        self.fd, self.offsets, self.stamp = fd, offsets, stamp
-        self.nbytes = os.fstat(fd).st_size if fd >= 0 else sys.maxsize
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.fd >= 0:  # at the end of the program, when the module may be gone
-            close(self.fd)
-
-
-class OpenShards:
-    """The shards in use: opened when first needed, the longest unused closed first."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        open_tar: Callable[[str], int],
-        most: Callable[[], int],
-        stamp_of: Callable[[str], str] = lambda _name: "",
-    ) -> None:
-        self._dataset, self._open_tar, self._most = dataset, open_tar, most
-        self._stamp_of = stamp_of
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = threading.Lock()
-        self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
-
-    def get(self, shard: int) -> OpenShard:
-        with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
-                self._open.move_to_end(shard)
-                return found
-        with self._opening[shard % len(self._opening)]:  # many want the same at the start
-            found = self._open.get(shard) or self._opened(shard)
-            with self._lock:
-                self._open[shard] = found
-                while len(self._open) > self._most():
-                    self._open.popitem(last=False)
-        return found
-
-    def _opened(self, shard: int) -> OpenShard:
-        data, name = self._dataset, self._dataset.names[shard]
-        what = f"{data.store.url}/{name}"
-        try:
-            offsets = _offsets(data.store.read(index_name(name)))
-            opened = OpenShard(self._open_tar(name), offsets, self._stamp_of(name))
-        except (NotFoundError, FileNotFoundError) as error:
-            raise NotFoundError(f"{what} or its index is missing: {bring_back(data)}") from error
-        if len(offsets) != data.sizes[shard] + 1:
-            raise FormatError(
-                f"{index_name(what)} has {plural(len(offsets) - 1, 'sample')} where "
-                f"{data.sizes[shard]:,} should be: delete it and run "
-                f"{command('index', data.store.url)}"
-            )
-        return opened
-
-
-def bring_back(dataset: Dataset) -> str:
-    """What to do about a shard that is missing."""
-    repair = command("repair", dataset.store.url)
-    again = f" or make it again ({repair}, then the command it is from)"
-    return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"
-
-
-def reach(opened: OpenShard, index: int) -> tuple[int, int]:
-    """Where the sample begins and ends in its file."""
-    start, end = opened.offsets[index], opened.offsets[index + 1]
-    if not start < end or (start | end) % BLOCK:
-        raise BadSampleError("its place in the index is damaged", code="truncated")
-    if end > opened.nbytes:
-        raise too_short()
-    return start, end
-
-
-def _offsets(data: bytes) -> memoryview:
-    whole = data[: len(data) // 8 * 8]
-    return np.frombuffer(whole, "<u8").astype(np.uint64, copy=False).data
-
-
 class _Reads(NamedTuple):
     """Samples to read: the number of each among those asked for, its row, and where it lies."""
 
@@ -182,7 +92,7 @@ class LocalShelf:
         def open_tar(name: str) -> int:
             return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
 
-        self._shards = OpenShards(dataset, open_tar, _open_at_most)
+        self._shards = OpenShards(dataset, open_tar, _open_at_most, bring_back(dataset))
         _in_use.add(self)
 
     def fill(
@@ -257,10 +167,6 @@ def _open_at_most() -> int:
     if allowed == resource.RLIM_INFINITY:
         return OPEN_SHARDS
     return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
-
-
-def too_short() -> BadSampleError:
-    return BadSampleError("it has fewer bytes than it should", code="truncated")
 
 
 def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ShelfFound]:

@@ -10,25 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wdsprep.dataset.aio import Bytes
+from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, reach, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.catalog import Dataset, bring_back
 from wdsprep.loading.memory import Blocks
 from wdsprep.loading.shelves.cache import Cache, CacheDir
 from wdsprep.loading.shelves.local import (
     NONE,
-    OPEN_SHARDS,
     ByteColumns,
     Came,
-    OpenShards,
     SamplePlaces,
     ShelfFound,
     WantedRows,
-    bring_back,
-    reach,
-    too_short,
 )
-from wdsprep.loading.worker_memory import Bytes
 from wdsprep.store.base import RemoteStore
 
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
@@ -67,6 +63,7 @@ class RemoteShelf:
             dataset,
             lambda _name: -1,
             lambda: OPEN_SHARDS,
+            bring_back(dataset),
             lambda name: store.stamp(name) if cache else "",
         )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")

@@ -24,10 +24,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from wdsprep.dataset.chance import key_of
 from wdsprep.dataset.records import Nbytes, matching, read_record
 from wdsprep.errors import FormatError, StoreError, UsageError
-from wdsprep.loading.order.chance import key_of
-from wdsprep.loading.shelves.cache import CacheDir
 
 VERSION = 1
 ALIGNED = 64
@@ -78,10 +77,10 @@ class KeptWriter:
         self._at += len(data)
 
 
-def kept_folder(cache: CacheDir | None) -> Path:
-    """In the cache, if there is one; else where programs keep what they can make again."""
+def kept_folder(cache: Path | None) -> Path:
+    """Return the folder in the cache, if there is one; else in that of all programs."""
     if cache is not None:
-        return cache.folder / "kept"
+        return cache / "kept"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -93,7 +92,7 @@ def kept_folder(cache: CacheDir | None) -> Path:
 
 
 def kept(
-    cache: CacheDir | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
+    cache: Path | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
 ) -> KeptFile:
     """The file that depends on `what`, made if it is not there or not whole. `make` is given where
     it will lie."""

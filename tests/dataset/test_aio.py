@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.loading.shelves import aio
-from wdsprep.loading.shelves.aio import AT_ONCE, address_of, read_all
+from wdsprep.dataset import aio
+from wdsprep.dataset.aio import AT_ONCE, address_of, read_all
 
 NBYTES = 1 << 20
 UNKNOWN = {

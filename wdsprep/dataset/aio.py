@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.loading.order.chance import Ints
+from wdsprep.dataset.chance import Ints
 
 AT_ONCE = 256  # reads in a call
 _PREADV = 7
@@ -53,6 +53,7 @@ _NUMBERS = {
         "io_submit": 2,
     },
 }
+Bytes = NDArray[np.uint8]
 Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length for each part
 
 
