@@ -20,7 +20,7 @@ from wdsprep.changes.cutting import ShardPiece
 from wdsprep.changes.finding import image_digests
 from wdsprep.changes.selection import Numbers
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.counts import counts_of
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
@@ -460,15 +460,8 @@ class _Made:
         self.rows += part.positions[found.places].tolist()
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
-        if self.work.dataset == "latents":
-            self.counts["cut"] += sum(bool(facts.get("cut")) for facts in found.facts)
-            self.counts["empty_caption"] += sum(not facts.get("caption") for facts in found.facts)
-            if part.shape:
-                self.counts[part.shape] += len(found.keys)
-            return
         for facts in found.facts:
-            self.counts[bin_name("caption", len(facts["caption"]))] += 1
-            self.counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
+            self.counts.update(counts_of(self.work.dataset, facts, part.shape))
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate, pairwise
 
-from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.counts import counts_of
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
@@ -122,7 +122,7 @@ class UnitChange:
         new = {one.shard.name: one.shard for one in made}
         emptied = {each.name for each in self._removal.shards if each.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
-        gone = Counter(self._counted(receipt, made, emptied))
+        gone = self._counted(receipt, made, emptied)
         # Which samples a table of captions has named is not known where it has not named all.
         gone["named"] = max(0, receipt.counts.get("named", 0) - sum(s.samples for s in shards))
         counts = {
@@ -149,26 +149,20 @@ class UnitChange:
 
     def _counted(
         self, receipt: Receipt, made: Sequence[Rewritten], emptied: set[str]
-    ) -> Iterator[str]:
-        """The names of what was counted of those that go, once for each."""
+    ) -> Counter[str]:
+        """Return what was counted of the samples that go."""
         gone = {one.shard.name: one.gone for one in made}
+        shapes = shape_ranges(receipt.settings, receipt.counts)
+        counts: Counter[str] = Counter()
         for each in self._removal.shards:
             if each.name in emptied:
                 gone[each.name] = self._read_gone(each)
-        for fields in (fields for some in gone.values() for fields in some):
-            facts = parse_json(fields["json"])
-            if receipt.dataset == "images":
-                yield bin_name("caption", len(facts["caption"]))
-                yield bin_name("side", min(facts["width"], facts["height"]))
-                continue
-            if facts.get("cut"):
-                yield "cut"
-            if not fields["txt"]:
-                yield "empty_caption"
-        if receipt.dataset == "latents":
-            for shape, numbers in shape_ranges(receipt.settings, receipt.counts).items():
-                rows = (row for each in self._removal.shards for row in each.rows)
-                yield from (shape for row in rows if row in numbers)
+            if each.name not in gone:
+                raise self._damaged(each.name)
+            for row, fields in zip(each.rows, gone[each.name], strict=True):
+                shape = next((name for name, rows in shapes.items() if row in rows), "")
+                counts.update(counts_of(receipt.dataset, parse_json(fields["json"]), shape))
+        return counts
 
     def _made_of_now(self, receipt: Receipt) -> Receipt:
         """So that the next encode finds it as new as its image shard. Of one that a --limit has cut

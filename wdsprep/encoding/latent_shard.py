@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
+from wdsprep.dataset.counts import counts_of
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -79,8 +80,8 @@ class LatentShard:
         self._rows[shape].append(self._come)
         self.samples += 1
         self.nbytes += sum(nbytes_of(data) for _, data in members)
-        self.counts["cut"] += int(cut)
-        self.counts["empty_caption"] += int(not members[-1][1])
+        told = {"cut": cut, "caption": members[-1][1]}
+        self.counts.update(counts_of("latents", told, shape))
 
     def _was_removed(self, members: Members) -> bool:
         """Whether it was taken out of these latents alone: the images have it still."""
@@ -94,7 +95,6 @@ class LatentShard:
             return
         tar.take(key, [name for name, _ in members])
         self._waiting[shape].append(self._spool.put(key, members))
-        self.counts[shape] += 1
 
     @property
     def _come(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
-from wdsprep.dataset.counts import bin_name
+from wdsprep.dataset.counts import counts_of
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -184,8 +184,8 @@ class _Shards:
         current.add(key, fields)
         self.samples += 1
         self.nbytes += nbytes
-        self.counts[bin_name("caption", len(sample.caption))] += 1
-        self.counts[bin_name("side", min(picture.width, picture.height))] += 1
+        facts = {"caption": sample.caption, "width": picture.width, "height": picture.height}
+        self.counts.update(counts_of("images", facts))
 
     def finish(self) -> tuple[Shard, ...]:
         while self._open:
