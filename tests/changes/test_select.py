@@ -14,12 +14,11 @@ import pytest
 
 import wdsprep
 from tests.kit.damaged import findings, flip, packing_here
-from tests.kit.encodes import packed, pictures
+from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
 from wdsprep.changes.select import SelectListener
 from wdsprep.cli import main
-from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
@@ -90,7 +89,7 @@ def test_images_and_what_was_made_of_them_are_a_pair_again(made: Path, latents: 
     for shard in manifest_of(Path(f"sub/{latents}")).shards:
         keys = _keys(f"sub/images/{shard.name}")
         path = Path(f"sub/{latents}/{shard.name}.rows")
-        rows = rows_of(path.read_bytes()) if path.exists() else range(shard.samples)
+        rows = positions_in(path.read_bytes()) if path.exists() else range(shard.samples)
         assert [keys[row] for row in rows] == _keys(f"sub/{latents}/{shard.name}")
 
 

@@ -25,6 +25,7 @@ from tests.kit.encodes import (
     latents_of,
     members,
     packed,
+    positions_in,
     rejected,
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
@@ -36,7 +37,6 @@ from wdsprep.dataset.names import receipt_name
 from wdsprep.dataset.reindex import UNTOLD, index, missing_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import rows_of
 from wdsprep.dataset.state import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
@@ -240,7 +240,7 @@ def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: 
         keys, there = list(members(root / shard.name)), list(members(mixed / shard.name))
         numbers = [*range(len(keys))]
         if f"{shard.name}.rows" in rows:
-            numbers = rows_of(rows[f"{shard.name}.rows"]).tolist()
+            numbers = positions_in(rows[f"{shard.name}.rows"])
             assert numbers != [*range(len(keys))]
         assert [there[number] for number in numbers] == keys
     assert rows
@@ -318,7 +318,6 @@ def test_one_look_tells_that_rejects_at_the_end_need_no_rows(
         looked.append(len(offsets))
         return keys_at(store, tar, offsets)
 
-    monkeypatch.setattr(reindex, "LOOKS", 1)
     monkeypatch.setattr(reindex, "keys_at", keys)
     assert reindex.write_rows(open_store(str(root)), receipt) == 0
     assert looked == [2]
@@ -366,7 +365,7 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert {key: some["txt"] for key, some in latents_of(made).items()} == dict(
         zip("bcad", "bcad", strict=True)
     )
-    assert {n: rows_of(data).tolist() for n, data in rows_there(out).items()} == {
+    assert {n: positions_in(data) for n, data in rows_there(out).items()} == {
         "64/x.tar.rows": [0, 2, 3]
     }
     assert not findings(out) + findings(made)
@@ -382,7 +381,7 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert missing_rows(open_store(str(out)), "64/x").endswith(next_step)
     assert wdsprep.repair(str(out), yes=True).is_whole
     encode_here(url, out)
-    assert rows_of(rows.read_bytes()).tolist() == [0, 2, 3]
+    assert positions_in(rows.read_bytes()) == [0, 2, 3]
     without_digests(out)
     rows.write_bytes(bytes(12))
     (found,) = check(out).findings
@@ -402,7 +401,7 @@ def test_rows_of_other_tars_are_there_though_what_was_rejected_came_last(tmp_pat
     files = {"b.jpg": jpeg(1, (64, 64)), "a.jpg": jpeg(2, (32, 32))}
     url = str(write_files(tmp_path / "tars", {"x.tar": tar_bytes(files.items())}) / "*.tar")
     encode_here(url, tmp_path / "latents")
-    assert {name: rows_of(data).tolist() for name, data in rows_there(tmp_path).items()} == {
+    assert {name: positions_in(data) for name, data in rows_there(tmp_path).items()} == {
         "latents/64/x.tar.rows": [0]
     }
     assert not check(tmp_path / "latents").findings + check(tmp_path / "latents").notes

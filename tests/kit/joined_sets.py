@@ -13,7 +13,7 @@ from wdsprep.dataset.names import rows_name
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import are_plain, rows_bytes
+from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
@@ -115,8 +115,8 @@ def _unit(
             made = tar.finish()
         write_bytes(store, f"{name}.idx", made.index)
         shards = (Shard(name, made.samples, made.nbytes, made.digest),)
-    if not are_plain(left):
-        write_bytes(store, rows_name(name), rows_bytes(left))
+    if not (rows := ImagePositions.of(left)).is_plain:
+        write_bytes(store, rows_name(name), rows.to_bytes())
     lines = (Reject(key=keys[n], source="", code=Code.NOT_FINITE).to_json() for n in sorted(lost))
     write_bytes(store, f"rejects/{unit}.jsonl", "".join(lines).encode())
     return Receipt(

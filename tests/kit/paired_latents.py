@@ -15,7 +15,7 @@ from wdsprep.dataset.names import latent_unit, rejects_name, rows_name
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import are_plain, rows_bytes
+from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import Size, fields_by_shape, shape_name
 from wdsprep.dataset.state import read_manifest, write_manifest
@@ -125,8 +125,9 @@ def _shard(
             counts=counts if tar else {},
             files={**files, "empty.emb.npy": empty},
         )
-        is_plain = are_plain(positions) or not rows
-        beside = {} if is_plain else {rows_name(shard.name): rows_bytes(positions)}
+        found = ImagePositions.of(positions)
+        is_plain = found.is_plain or not rows
+        beside = {} if is_plain else {rows_name(shard.name): found.to_bytes()}
         return draft.finish(receipt, beside)
 
 

@@ -25,7 +25,7 @@ from tests.kit.packs import upload
 from wdsprep.encoding.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.catalog import Stream
-from wdsprep.loading.joining import ImagePositions
+from wdsprep.loading.joining import DatasetPositions
 
 BATCH = 8
 IMAGES = Images()
@@ -493,7 +493,7 @@ def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:
     assert there == {"000002.tar.rows", "000003.tar.rows"}
     assert_same(load(latents, join=texts, global_batch=1), load(both, global_batch=1))
     with patch.object(
-        ImagePositions, "read", autospec=True, side_effect=ImagePositions.read
+        DatasetPositions, "read", autospec=True, side_effect=DatasetPositions.read
     ) as read:
         load(latents, join=texts, global_batch=1)
     assert {call.args[1] for call in read.call_args_list} <= {0}
@@ -505,7 +505,7 @@ def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:
 def test_rows_are_read_once_at_the_start(rejected: Three) -> None:
     _, latents, texts = rejected
     with patch.object(
-        ImagePositions, "read", autospec=True, side_effect=ImagePositions.read
+        DatasetPositions, "read", autospec=True, side_effect=DatasetPositions.read
     ) as read:
         load(latents, join=texts)
     seen = Counter((id(call.args[0]), call.args[1]) for call in read.call_args_list)

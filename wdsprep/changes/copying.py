@@ -20,7 +20,7 @@ from wdsprep.changes.cutting import ShardPiece
 from wdsprep.changes.finding import image_digests
 from wdsprep.changes.selection import Numbers
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.counts import counts_of
+from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
@@ -28,11 +28,11 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
 from wdsprep.dataset.names import inputs_name, rejects_name, rows_name
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
-from wdsprep.dataset.reindex import AGAIN, UNTOLD, positions_told
+from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed import Removed
-from wdsprep.dataset.rows import are_plain, may_have_rows, rows_bytes, rows_of
+from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_json
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import find_receipt, read_receipt
@@ -141,7 +141,8 @@ class Copier:
     def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
         if self._work.dataset == "images":
             return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
-        return {} if are_plain(made.rows) else {rows_name(unit.shard): rows_bytes(made.rows)}
+        rows = ImagePositions.of(made.rows)
+        return {} if rows.is_plain else {rows_name(unit.shard): rows.to_bytes()}
 
     def _copy(
         self, made: "_Made", part: PlacedPart, unit: CopyUnit
@@ -221,29 +222,15 @@ class _Source:
         """The positions in the image shard of the samples, and of the rejects."""
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)
-        of = self.samples + len(self._rejects)
-        if self.receipt.inputs != of:
+        if self.receipt.inputs != self.samples + len(self._rejects):
             raise damaged(self.store, self.shard)
-        try:
-            data = self.store.read(rows_name(self.shard))
-        except NotFoundError:
-            positions = self._without_rows()
-        else:
-            positions = rows_of(data, f"{self.store.url}/{rows_name(self.shard)}").astype(np.int64)
-        rest = np.setdiff1d(np.arange(of), positions)
-        if len(positions) != self.samples or len(rest) != len(self._rejects):
+        if not self._made:
+            return np.empty(0, np.int64), np.arange(self.receipt.inputs)
+        found = read_positions(self.store, self.receipt)
+        rest = found.others(self.receipt.inputs)
+        if len(rest) != len(self._rejects):
             raise damaged(self.store, self.shard)
-        return positions, rest
-
-    def _without_rows(self) -> NDArray[np.int64]:
-        """Those of an older wdsprep have none where keys tell the same."""
-        if not may_have_rows(self.receipt):
-            return np.arange(self.samples)
-        told = positions_told(self.store, self.receipt)
-        if told is None:
-            name = f"{self.store.url}/{rows_name(self.shard)}"
-            raise FormatError(f"{name} is missing: {UNTOLD}: {AGAIN}")
-        return np.array(told, np.int64)
+        return found.positions.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
         """Those of what is selected; latents that follow no images have left theirs behind."""
@@ -461,7 +448,7 @@ class _Made:
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
         for facts in found.facts:
-            self.counts.update(counts_of(self.work.dataset, facts, part.shape))
+            count_sample(self.counts, self.work.dataset, facts, part.shape)
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:

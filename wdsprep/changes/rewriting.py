@@ -12,7 +12,7 @@ and digest that each shard has then.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate, pairwise
 
-from wdsprep.dataset.counts import counts_of
+from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
@@ -37,7 +37,7 @@ from wdsprep.dataset.reindex import write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
 from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
-from wdsprep.dataset.rows import are_plain, may_have_rows, rows_bytes, rows_of
+from wdsprep.dataset.rows import ImagePositions, may_have_rows
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_receipt
@@ -161,7 +161,7 @@ class UnitChange:
                 raise self._damaged(each.name)
             for row, fields in zip(each.rows, gone[each.name], strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
-                counts.update(counts_of(receipt.dataset, parse_json(fields["json"]), shape))
+                count_sample(counts, receipt.dataset, parse_json(fields["json"]), shape)
         return counts
 
     def _made_of_now(self, receipt: Receipt) -> Receipt:
@@ -245,11 +245,14 @@ class UnitChange:
     def _rows(self, shard: Shard, data: bytes) -> bytes:
         """Nothing where they are 0, 1, 2 and so on, as where there is no `data`."""
         going = {each.name: each for each in self._removal.shards}.get(shard.name)
-        count, gone = (going.samples, {*going.rows}) if going else (shard.samples, set[int]())
-        numbers = rows_of(data, rows_name(shard.name)).tolist() if data else range(count)
-        lost = self._removal.lost_rows
-        left = [n - bisect_left(lost, n) for row, n in enumerate(numbers) if row not in gone]
-        return b"" if are_plain(left) else rows_bytes(left)
+        count = going.samples if going else shard.samples
+        rows = (
+            ImagePositions.from_bytes(data, rows_name(shard.name))
+            if data
+            else ImagePositions.plain(count)
+        )
+        left = rows.without(going.rows if going else (), self._removal.lost_rows)
+        return b"" if left.is_plain else left.to_bytes()
 
     # --- the files become that
     def _settle(self, receipt: Receipt) -> None:

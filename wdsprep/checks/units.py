@@ -29,13 +29,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
-from wdsprep.dataset.rows import (
-    are_plain,
-    may_have_rows,
-    positions_of,
-    rows_bytes,
-    rows_of,
-)
+from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, told_by_keys
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, FormatError, NotFoundError, StoreError
@@ -235,10 +229,10 @@ class _Checker:
         keys, rejected = self._keys.get(shard.name), self._rejected
         if keys is None or rejected is None:
             return None
-        positions = positions_of(self._receipt, keys, rejected)
-        if positions is None or are_plain(positions):
-            return None if positions is None else b""
-        return rows_bytes(positions)
+        told = told_by_keys(self._receipt, keys, rejected)
+        if told is None or told.is_plain:
+            return None if told is None else b""
+        return told.to_bytes()
 
     def _stated_rows(self, name: str, told: bytes | None) -> None:
         """What keys tell again costs no unit."""
@@ -250,12 +244,13 @@ class _Checker:
 
     def _may_be_rows(self, data: bytes, samples: int) -> bool:
         """Whether each sample has a number of its own, which rise where keys would."""
-        if len(data) != 4 * samples:
+        if len(data) != NBYTES * samples:
             return False
-        numbers = rows_of(data).tolist()
+        found = ImagePositions.from_bytes(data)
+        numbers = found.positions.tolist()
         runs = (numbers[run.start : run.stop] for run in self._runs(samples))
         is_rising = all(a < b for run in runs for a, b in pairwise(run))
-        return is_rising and len({*numbers}) == samples and max(numbers) < self._receipt.inputs
+        return is_rising and found.is_sound(samples, self._receipt.inputs)
 
     def _there(self, name: str) -> bytes:
         """What a file holds that need not be there."""

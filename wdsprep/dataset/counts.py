@@ -7,17 +7,23 @@ between them.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def counts_of(dataset: str, facts: Mapping[str, Any], shape: str = "") -> dict[str, int]:
-    """Return what a receipt counts of one sample, by its json and the name of its shape."""
+def count_sample(
+    counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
+) -> None:
+    """Add what a receipt counts of one sample, by its json and the name of its shape."""
     if dataset == "images":
-        side = min(facts["width"], facts["height"])
-        return {bin_name("caption", len(facts["caption"])): 1, bin_name("side", side): 1}
-    counts = {"cut": int(bool(facts.get("cut"))), "empty_caption": int(not facts.get("caption"))}
-    return {**counts, shape: 1} if shape else counts
+        counts[bin_name("caption", len(facts["caption"]))] += 1
+        counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
+        return
+    counts["cut"] += bool(facts.get("cut"))
+    counts["empty_caption"] += not facts.get("caption")
+    if shape:
+        counts[shape] += 1
 
 
 @functools.lru_cache(1 << 13)

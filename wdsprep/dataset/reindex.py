@@ -10,24 +10,22 @@ from wdsprep.dataset.names import MANIFEST, index_name, is_index, rows_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.rows import (
-    NBYTES,
-    are_plain,
+    ImagePositions,
+    are_packs,
     keys_may_tell,
     may_have_rows,
-    positions_of,
-    rows_bytes,
+    none_moved,
+    told_by_keys,
 )
-from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
-from wdsprep.errors import SourceError, TarError
+from wdsprep.errors import FormatError, NotFoundError, SourceError, TarError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, unheard
 
-LOOKS = 8
-"""Keys of a shard that are seen first, beside its last one."""
 UNTOLD = "no keys tell which images its samples are of"
 """Of rows of tars that pack did not make."""
 AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
@@ -120,32 +118,87 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
     positions = positions_told(store, receipt)
     if positions is None:
         return None
-    data = b"" if are_plain(positions) else rows_bytes(positions)
+    data = b"" if positions.is_plain else positions.to_bytes()
     digest = DigestKind.of(receipt.settings).hex(data)
     if digest != receipt.files.get(name, digest):
         return None
     if data:
         write_bytes(store, name, data)
-    return len(data) // NBYTES
+    return len(positions) if data else 0
 
 
-def positions_told(store: Store, receipt: Receipt) -> Sequence[int] | None:
-    """Of the samples of a latent shard, by its keys. One look tells where all that was rejected
-    stood behind the samples, so that these are in their places, unless a receipt says that they
-    are not."""
+def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) -> ImagePositions:
+    """Return the positions of the samples of a latent shard in its image shard."""
+    (shard,) = receipt.shards
+    if not may_have_rows(receipt):
+        return ImagePositions.plain(shard.samples)
+    found = read_rows(store, shard.name, shard.samples, receipt.inputs)
+    if found is None:
+        return positions_without_rows(store, receipt, every_key=every_key)
+    return found
+
+
+def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositions | None:
+    """Return the rows beside a tar of so many samples, of so many images; None where none are."""
+    what = f"{store.url}/{rows_name(tar)}"
+    try:
+        found = ImagePositions.from_bytes(store.read(rows_name(tar)), what)
+    except NotFoundError:
+        return None
+    if not found.is_sound(samples, inputs):
+        raise FormatError(f"{what} is damaged: {mending(store.url)}")
+    return found
+
+
+def positions_without_rows(
+    store: Store, receipt: Receipt, *, every_key: bool = True
+) -> ImagePositions:
+    """Return the positions where rows are missing: nothing moved, or keys tell them.
+
+    It is an error that names the next step where nothing tells them. Who compares the keys of all
+    that it puts beside each other need not ask for `every_key` before: if those at the ends show
+    that nothing moved, that is enough.
+    """
+    (shard,) = receipt.shards
+    if not may_have_rows(receipt):
+        return ImagePositions.plain(shard.samples)
+    try:
+        if every_key:
+            told = positions_told(store, receipt)
+        else:
+            is_plain = none_moved(*_ends(store, receipt, offsets_of(store, shard)[:-1]))
+            told = ImagePositions.plain(shard.samples) if is_plain else None
+    except NotFoundError:  # the index or the rejects are missing too
+        told = None
+    if told is None:
+        what = f"{store.url}/{rows_name(shard.name)}"
+        raise UsageError(f"{what} {missing_rows(store, receipt.unit)}")
+    return told
+
+
+def positions_told(store: Store, receipt: Receipt) -> ImagePositions | None:
+    """Return the positions of the samples of a latent shard that its keys tell.
+
+    Those at the ends tell where nothing moved, unless a receipt says that something did.
+    """
     if not keys_may_tell(receipt):
         return None
     (shard,) = receipt.shards
     offsets = offsets_of(store, shard)[:-1]
-    rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
+    ends, rejected = _ends(store, receipt, offsets)
     is_stated = rows_name(shard.name) in receipt.files
-    if not (is_stated or shapes_of(receipt.settings)):
-        spots = [offsets[len(offsets) * part // LOOKS] for part in range(LOOKS)]
-        keys = keys_at(store, shard.name, sorted({*spots, offsets[-1]}))
-        found = positions_of(receipt, keys, rejected)
-        if found is None or are_plain(found):
-            return found
-    return positions_of(receipt, keys_at(store, shard.name, offsets), rejected)
+    if not is_stated and are_packs(receipt, [*ends, *rejected]) and none_moved(ends, rejected):
+        return ImagePositions.plain(shard.samples)
+    return told_by_keys(receipt, keys_at(store, shard.name, offsets), rejected)
+
+
+def _ends(store: Store, receipt: Receipt, offsets: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the first and the last key of each shape, or of all, and those of the rejects."""
+    (shard,) = receipt.shards
+    rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
+    runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(offsets))]
+    ends = sorted({number for run in runs for number in (run.start, run.stop - 1)})
+    return keys_at(store, shard.name, [offsets[number] for number in ends]), rejected
 
 
 def is_whole(idx: Entry | None) -> bool:

@@ -10,6 +10,7 @@ receipts from before there were rows do not.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,81 @@ if TYPE_CHECKING:
 DTYPE = "<u4"
 NBYTES = 4
 """Of a number."""
+NOWHERE = 0xFFFFFFFF
+"""In place of the number of a sample that a shard has not."""
 
 
-def are_plain(positions: Iterable[int]) -> bool:
-    """Whether they are 0, 1, 2 and so on, which needs no file."""
-    return all(number == position for number, position in enumerate(positions))
+@dataclass(frozen=True, eq=False, slots=True)
+class ImagePositions:
+    """The positions in the image shard of the samples of one shard, in the order of these."""
+
+    positions: "NDArray[np.uint32]"
+
+    @classmethod
+    def of(cls, positions: Iterable[int]) -> "ImagePositions":
+        import numpy as np
+
+        return cls(np.fromiter(positions, DTYPE))
+
+    @classmethod
+    def plain(cls, samples: int) -> "ImagePositions":
+        """Return those of a shard in which no sample moved: 0, 1, 2 and so on."""
+        import numpy as np
+
+        return cls(np.arange(samples, dtype=DTYPE))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str = "rows") -> "ImagePositions":
+        """Return what a file of rows holds; an error names `what` where it holds none."""
+        import numpy as np
+
+        if len(data) % NBYTES:
+            raise FormatError(
+                f"{what} is damaged: {plural(len(data), 'byte')} make no 4-byte numbers"
+            )
+        return cls(np.frombuffer(data, DTYPE))
+
+    def to_bytes(self) -> bytes:
+        """Return what the file of a shard holds."""
+        return self.positions.tobytes()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they are 0, 1, 2 and so on, which needs no file."""
+        return bool((self.positions == type(self).plain(len(self)).positions).all())
+
+    def is_sound(self, samples: int, inputs: int) -> bool:
+        """Whether so many samples have each a position of its own, of so many."""
+        import numpy as np
+
+        is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
+        return bool(is_inside and len(np.unique(self.positions)) == samples)
+
+    def numbers(self, inputs: int) -> "NDArray[np.uint32]":
+        """Return for each of so many positions the number of the sample there, or NOWHERE."""
+        import numpy as np
+
+        found = np.full(inputs, NOWHERE, DTYPE)
+        inside = self.positions < inputs
+        found[self.positions[inside]] = np.flatnonzero(inside)
+        return found
+
+    def others(self, inputs: int) -> "NDArray[np.int64]":
+        """Return the positions, of so many, of which there is no sample."""
+        import numpy as np
+
+        return np.setdiff1d(np.arange(inputs), self.positions)
+
+    def without(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> "ImagePositions":
+        """Return those that stay where samples go by their numbers, and from the image shard those
+        at the `lost` positions, which rise."""
+        import numpy as np
+
+        left = np.delete(self.positions, np.fromiter(numbers, np.int64))
+        return type(self)((left - np.searchsorted(lost, left)).astype(DTYPE))
 
 
 def may_have_rows(receipt: Receipt) -> bool:
@@ -45,36 +116,31 @@ def keys_may_tell(receipt: Receipt) -> bool:
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 
 
-def positions_of(
+def told_by_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
-) -> list[int] | None:
-    """The number of each of the `keys` among all of the image shard, where keys tell it: where they
-    are those that pack gave, so that they rise there, and here in each shape."""
-    stem = receipt.unit.partition("/")[2].partition("_")[0]
+) -> ImagePositions | None:
+    """Return the positions of samples with these keys, where keys tell them: where they are those
+    that pack gave, so that they rise in the image shard, and here in each shape."""
     both = [*keys, *rejected]
-    if not keys_may_tell(receipt) or not all(
-        key.isdecimal() and key.startswith(stem) for key in both
-    ):
+    if not are_packs(receipt, both):
         return None
     both.sort(key=key_order)
     numbers = {key: number for number, key in enumerate(both)}
     found = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))
-    return found if all(rises) else None
+    return ImagePositions.of(found) if all(rises) else None
 
 
-def rows_bytes(positions: Iterable[int]) -> bytes:
-    """What the file of a shard holds."""
-    import numpy as np
+def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
+    """Whether the keys at the `ends` of each shape, or of all, rise as if the samples stood as in
+    the image shard, with all that was rejected behind them."""
+    orders = [key_order(key) for key in ends]
+    rises = all(a <= b for a, b in pairwise(orders))
+    return rises and all(key_order(key) > orders[-1] for key in rejected)
 
-    return np.fromiter(positions, DTYPE).tobytes()
 
-
-def rows_of(data: bytes, what: str = "rows") -> "NDArray[np.uint32]":
-    """The positions in a file of them; an error that names `what` where it is none."""
-    import numpy as np
-
-    if len(data) % NBYTES:
-        raise FormatError(f"{what} is damaged: {plural(len(data), 'byte')} make no 4-byte numbers")
-    return np.frombuffer(data, DTYPE)
+def are_packs(receipt: Receipt, keys: Iterable[str]) -> bool:
+    """Whether all keys are those that pack gave in the slice of the unit."""
+    stem = receipt.unit.partition("/")[2].partition("_")[0]
+    return keys_may_tell(receipt) and all(key.isdecimal() and key.startswith(stem) for key in keys)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
-from wdsprep.dataset.counts import counts_of
+from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -24,7 +24,7 @@ from wdsprep.dataset.names import empty_name, latent_shard, rejects_name, rows_n
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.rows import are_plain, rows_bytes
+from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
@@ -81,7 +81,7 @@ class LatentShard:
         self.samples += 1
         self.nbytes += sum(nbytes_of(data) for _, data in members)
         told = {"cut": cut, "caption": members[-1][1]}
-        self.counts.update(counts_of("latents", told, shape))
+        count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
         """Whether it was taken out of these latents alone: the images have it still."""
@@ -135,11 +135,11 @@ class LatentShard:
     def _rows_beside(self) -> dict[str, bytes]:
         """A file, where the samples are not all of the image shard's, in its order. Of a tar that
         pack did not make, wherever something was rejected: no key says that it was the last."""
-        positions = [*chain.from_iterable(self._rows.values())]
+        rows = ImagePositions.of(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)
-        if not positions or (are_plain(positions) and not has_moved):
+        if not len(rows) or (rows.is_plain and not has_moved):
             return {}
-        return {rows_name(latent_shard(self._shard.name)): rows_bytes(positions)}
+        return {rows_name(latent_shard(self._shard.name)): rows.to_bytes()}
 
     def close(self) -> None:
         self._spool.close()

@@ -21,6 +21,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.records import Nbytes, Text, read_record
+from wdsprep.dataset.rows import may_have_rows
 from wdsprep.dataset.state import check_kind, open_dataset
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError, WorkError
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
@@ -182,6 +183,8 @@ def _units(
     taken = _taken(manifests)
     first, *others = manifests
     made_of = [{r.unit: r.input for r in m.receipts} for m in manifests] if others else []
+    joins = manifests if others else []
+    moved = [{r.unit: r for r in m.receipts if may_have_rows(r)} for m in joins] or [{}]
     beside = [{shard.name: shard for shard in manifest.shards} for manifest in manifests]
     for shard in first.shards:
         if not shard.samples or not all(shard.name in there for there in beside):
@@ -201,9 +204,10 @@ def _units(
                     digest=DigestKind.of(manifest.settings),
                     arrays=_wanted(first, names, layout),
                     gives_caption=bool(_texts(manifest) & names),
+                    receipt=units.get(unit),
                 )
-                for place, manifest, names, there in zip(
-                    places, manifests, taken, beside, strict=True
+                for place, manifest, names, there, units in zip(
+                    places, manifests, taken, beside, moved, strict=True
                 )
             ),
         )

@@ -18,14 +18,15 @@ from typing import Any
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import index_name, rows_name
-from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.rows import rows_of
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.reindex import read_positions
+from wdsprep.dataset.rows import NOWHERE, ImagePositions
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import members
 from wdsprep.dataset.tar.read import members_of, open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
-from wdsprep.errors import FormatError, NotFoundError, TarError, UsageError
+from wdsprep.errors import FormatError, TarError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import opened
 from wdsprep.store.base import Chunks
@@ -44,6 +45,8 @@ class UnitSource:
     arrays: tuple[str, ...] | None = None
     """None: all that there are."""
     gives_caption: bool = True
+    receipt: Receipt | None = None
+    """Where samples may stand elsewhere than in the image shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,21 +226,19 @@ def _verify(url: str) -> str:
 
 
 # --- what is joined
-def _positions(source: UnitSource) -> Sequence[int]:
-    store, name = opened(source.url), rows_name(source.shard.name)
-    try:
-        rows: Sequence[int] = rows_of(store.read(name), f"{source.url}/{name}").tolist()
-    except NotFoundError:
-        rows = range(source.shard.samples)
-    return rows
+def _positions(source: UnitSource) -> ImagePositions:
+    if source.receipt is None:
+        return ImagePositions.plain(source.shard.samples)
+    return read_positions(opened(source.url), source.receipt, every_key=False)
 
 
 def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
     """For each sample of the first what is beside it, if anything."""
     store, name = opened(source.url), source.shard.name
     offsets = decode_index(store.read(index_name(name)), f"{source.url}/{index_name(name)}")
-    numbers = {position: number for number, position in enumerate(_positions(source))}
-    wanted = (numbers.get(position) for position in _positions(first))
+    positions = _positions(first).positions
+    numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
+    wanted = (None if number == NOWHERE else number for number in numbers.tolist())
 
     def read(number: int | None) -> _Read | None:
         if number is None:

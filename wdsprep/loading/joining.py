@@ -10,10 +10,9 @@ that can be wrong is told before the first step, from the manifests alone, and w
 lacks leaves the order. Of shards with rejects the rows are read for that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,26 +20,21 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.chance import Ints
-from wdsprep.dataset.keys import keys_at
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
-    index_name,
     latent_shard,
     latent_unit,
     rows_name,
 )
-from wdsprep.dataset.reindex import mending, missing_rows
-from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.rows import rows_of
-from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.reindex import positions_without_rows, read_rows
+from wdsprep.dataset.rows import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.shapes import Size, shapes_of
 from wdsprep.dataset.state import read_manifest
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Dataset, counts_by_shape, of_manifest
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import (
-    DatasetPart,
     Numbers,
     Positions,
     chosen,
@@ -60,65 +54,48 @@ KEPT = 512
 """Shards whose rows are kept at least, however large."""
 AT_ONCE = 16
 """Shards whose rows are read one after another; more are read in threads."""
-NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImagePositions:
-    """Of the samples of a dataset, their positions. `moved` says of which shards it has to be
-    read, and `shapes` are the parts of the dataset that stand one behind the other in a shard."""
+class DatasetPositions:
+    """The positions of the samples of a dataset. `moved` says of which shards they are read."""
 
     dataset: Dataset
     inputs: Ints
     moved: NDArray[np.bool_]
-    shapes: tuple[DatasetPart, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset, inputs: Ints, parts: Sequence[Dataset] = ()) -> "ImagePositions":
+    def of(
+        cls, dataset: Dataset, inputs: Ints, parts: Sequence[Dataset] = ()
+    ) -> "DatasetPositions":
         """A shard of one shape has its samples in the order of the images."""
         shapes = tuple(part.part for part in parts if part.part is not None)
         count = np.zeros(len(dataset.names), np.int64)
         for shape in shapes:
             count[shape.shards] += 1
         moved = (dataset.sizes != inputs) | (count > 1)
-        return cls(dataset=dataset, inputs=inputs, moved=moved, shapes=shapes)
+        return cls(dataset=dataset, inputs=inputs, moved=moved)
 
-    def read(self, shard: int) -> Numbers:
-        """The positions of all samples of a shard."""
+    def read(self, shard: int) -> ImagePositions:
+        """Return the positions of all samples of a shard."""
         count = int(self.dataset.sizes[shard])
         if not self.moved[shard]:
-            return np.arange(count, dtype=np.uint32)
-        store, name = self.dataset.store, rows_name(self.dataset.names[shard])
-        try:
-            rows = rows_of(store.read(name), f"{store.url}/{name}")
-        except NotFoundError:
-            if not self._is_plain(shard):
-                what = missing_rows(store, latent_unit(self.dataset.names[shard]))
-                raise UsageError(f"{store.url}/{name} {what}") from None
-            rows = np.arange(count, dtype=np.uint32)
-        is_sound = len(rows) == count and rows.max(initial=0) < self.inputs[shard]
-        if not is_sound or len(np.unique(rows)) < count:
-            raise FormatError(f"{store.url}/{name} is damaged: {mending(store.url)}")
-        return rows
+            return ImagePositions.plain(count)
+        store, name = self.dataset.store, self.dataset.names[shard]
+        found = read_rows(store, name, count, int(self.inputs[shard]))
+        if found is None:
+            receipt = self._receipts[latent_unit(name)]
+            return positions_without_rows(store, receipt, every_key=False)
+        return found
 
-    def _is_plain(self, shard: int) -> bool:
-        """Whether keys tell that no sample moved, so that nothing was written of it: all that was
-        rejected stood behind the samples, and shapes stand as their images did."""
-        store, tar = self.dataset.store, self.dataset.names[shard]
-        try:
-            rejects = rejects_in(store, latent_unit(tar))
-            offsets = decode_index(store.read(index_name(tar)), f"{store.url}/{index_name(tar)}")
-            starts = [
-                int(s.starts[n]) for s in self.shapes for n in np.flatnonzero(s.shards == shard)
-            ]
-            edges = sorted({0, *starts, len(offsets) - 1})
-            edges = [number for a, b in pairwise(edges) for number in (a, b - 1)]
-            keys = keys_at(store, tar, [offsets[number] for number in edges])
-        except (NotFoundError, FormatError):
-            return False
-        rows = [*map(key_order, keys)]
-        rises = all(a <= b for a, b in pairwise(rows))
-        return rises and all(key_order(reject.key) > rows[-1] for reject in rejects)
+    @cached_property
+    def _receipts(self) -> Mapping[str, Receipt]:
+        """By unit; wanted only where rows are missing."""
+        manifest = read_manifest(self.dataset.store)
+        return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
         """Refuse shards whose rows are missing, but for those that have been read: by a listing,
@@ -141,8 +118,8 @@ class Joined:
 
     dataset: Dataset
     shards: Ints
-    first: ImagePositions
-    rows: ImagePositions
+    first: DatasetPositions
+    rows: DatasetPositions
     parts: tuple[Dataset, ...] = ()
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
@@ -186,7 +163,7 @@ class Joined:
     def _most(self) -> int:
         """The shards whose maps are kept."""
         mean = max(1.0, float(self.first.inputs.mean()))
-        return max(KEPT, int(KEPT_NBYTES / (NOWHERE.nbytes * mean)))
+        return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
 
     def _map(self, shard: int) -> Numbers:
         found = self._maps.get(shard)
@@ -198,11 +175,9 @@ class Joined:
         return found
 
     def _made(self, shard: int) -> Numbers:
-        numbers = np.full(int(self.first.inputs[shard]), NOWHERE)
-        rows = self.rows.read(int(self.shards[shard]))
-        inside = rows < len(numbers)
-        numbers[rows[inside]] = np.flatnonzero(inside)
-        return numbers[self.first.read(shard)]
+        own = self.rows.read(int(self.shards[shard]))
+        numbers = own.numbers(int(self.first.inputs[shard]))
+        return numbers[self.first.read(shard).positions]
 
     def lacks(self) -> Ints:
         """The shards of the other of which something may not be here."""
@@ -243,7 +218,7 @@ def _joined(
             "are of: leave out join="
         )
     files = whole.files
-    first = ImagePositions.of(files, files.inputs, parts if files.kind == "latents" else ())
+    first = DatasetPositions.of(files, files.inputs, parts if files.kind == "latents" else ())
     beside: list[Joined] = []
     for place in places:
         store = open_store(place)
@@ -297,7 +272,7 @@ def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple
 
 
 def _matched(
-    first: ImagePositions, dataset: Dataset, manifest: Manifest, parts: tuple[Dataset, ...]
+    first: DatasetPositions, dataset: Dataset, manifest: Manifest, parts: tuple[Dataset, ...]
 ) -> Joined:
     whole, url = first.dataset, dataset.store.url
     ledger = manifest.ledger
@@ -325,7 +300,7 @@ def _matched(
     numbers = {name: number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
-    rows = ImagePositions.of(dataset, inputs, parts)
+    rows = DatasetPositions.of(dataset, inputs, parts)
     return Joined(dataset=dataset, shards=shards, first=first, rows=rows, parts=parts)
 
 

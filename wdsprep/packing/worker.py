@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
-from wdsprep.dataset.counts import counts_of
+from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -185,7 +185,7 @@ class _Shards:
         self.samples += 1
         self.nbytes += nbytes
         facts = {"caption": sample.caption, "width": picture.width, "height": picture.height}
-        self.counts.update(counts_of("images", facts))
+        count_sample(self.counts, "images", facts)
 
     def finish(self) -> tuple[Shard, ...]:
         while self._open:

@@ -3,16 +3,14 @@
 The pick is a function of the seed and the sizes of the shards. Every sample of those it is made
 from is as likely as any other. A sample costs two or three small reads, found by its shard's index.
 
-The latent sample of an image sample is found without a search: a latent shard has the keys of its
-image shard, in the same order, but for its rejects. So its number is the image's, less the rejects
-before it. Where latents are of several shapes, that order is the order within each shape: there the
-key is looked for among those of the shape that the image's size leads to.
+The latent sample of an image sample is found without a search, by the position of each in its image
+shard (`wdsprep.dataset.rows`).
 """
 
 import random
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from threading import Lock
@@ -20,14 +18,13 @@ from typing import Any
 
 from wdsprep.dataset.names import index_name, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.samples import key_order, parse_json
-from wdsprep.dataset.shapes import Size, shape_name, shape_ranges, shapes_of
+from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
-from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError
-from wdsprep.images.shapes import cut_of
+from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError, UsageError
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
@@ -112,13 +109,6 @@ def _sample(place: SheetPlace, head: bytes, found: tuple[tuple[str, bytes], ...]
     return replace(sample, facts=facts) if isinstance(facts, dict) else sample
 
 
-def _size_of(image: SheetSample) -> Size:
-    width, height = (image.facts.get(name) for name in ("width", "height"))
-    if not (isinstance(width, int) and isinstance(height, int) and width > 0 < height):
-        raise FormatError("the json of the image says no size")
-    return width, height
-
-
 def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
     name = index_name(place.shard.name)
     data = store.read(name, start=8 * place.number, nbytes=16)
@@ -158,11 +148,12 @@ class Joiner:
     def __init__(self, latents: ReportDataset) -> None:
         self._latents, self._lock = latents, Lock()
         self._rejects: dict[str, Mapping[str, Reject]] = {}
+        self._numbers: dict[str, Mapping[int, int]] = {}
 
     def find(self, image: SheetSample) -> JoinedSample:
         try:
             return self._find(image)
-        except (*DAMAGE, ValueError) as error:
+        except (*DAMAGE, UsageError, ValueError) as error:
             return self._none(str(error))
 
     def _find(self, image: SheetSample) -> JoinedSample:
@@ -178,32 +169,24 @@ class Joiner:
         rejects = self._rejects_of(unit) if receipt.rejects else {}
         if reject := rejects.get(image.key):
             return self._none(f"rejected: {reject.code}")
-        number = self._number(image, receipt, rejects)
-        shard = next((shard for shard in receipt.shards if number < shard.samples), None)
-        if shard is None:
+        number = self._numbers_of(receipt).get(image.place.number)
+        if number is None:
             return self._none("its latent shard has no such sample")
+        (shard,) = receipt.shards
         found = read_sample(self._latents.store, SheetPlace(shard=shard, number=number))
         if found.problem or found.key != image.key:
             return self._none(found.problem or f"{shard.name} has {found.key} in its place")
         return JoinedSample(latents=self._latents, sample=found)
 
-    def _number(self, image: SheetSample, receipt: Receipt, rejects: Iterable[str]) -> int:
-        """Of the latent sample in its shard."""
-        settings = self._latents.manifest.settings
-        if shapes_of(settings):
-            size = cut_of(settings).nearest(*_size_of(image))
-            numbers = shape_ranges(settings, receipt.counts).get(shape_name(size), range(0))
-            return numbers.start + bisect_left(
-                numbers, key_order(image.key), key=lambda at: self._key_at(receipt.shards[0], at)
-            )
-        before = sum(key_order(key) < key_order(image.key) for key in rejects)
-        return image.place.number - before
-
-    def _key_at(self, shard: Shard, number: int) -> tuple[int, str]:
-        """By its order."""
-        store, place = self._latents.store, SheetPlace(shard=shard, number=number)
-        head = store.read(shard.name, start=_span(store, place)[0], nbytes=BLOCK)
-        return key_order((split_member(name_of(head)) or ("", ""))[0])
+    def _numbers_of(self, receipt: Receipt) -> Mapping[int, int]:
+        """The numbers of the samples of a latent shard by their positions in the image shard."""
+        if not receipt.shards:
+            return {}
+        with self._lock:
+            if receipt.unit not in self._numbers:
+                found = read_positions(self._latents.store, receipt).positions.tolist()
+                self._numbers[receipt.unit] = {at: number for number, at in enumerate(found)}
+            return self._numbers[receipt.unit]
 
     def _none(self, reason: str) -> JoinedSample:
         return JoinedSample(latents=self._latents, sample=None, reason=reason)
