@@ -162,14 +162,11 @@ def positions_without_rows(
     (shard,) = receipt.shards
     if not may_have_rows(receipt):
         return ImagePositions.plain(shard.samples)
-    try:
-        if every_key:
-            told = positions_told(store, receipt)
-        else:
-            is_plain = none_moved(*_ends(store, receipt, offsets_of(store, shard)[:-1]))
-            told = ImagePositions.plain(shard.samples) if is_plain else None
-    except NotFoundError:  # the index or the rejects are missing too
-        told = None
+    if every_key:
+        told = positions_told(store, receipt)
+    else:
+        is_plain = none_moved(*_ends(store, receipt, offsets_of(store, shard)[:-1]))
+        told = ImagePositions.plain(shard.samples) if is_plain else None
     if told is None:
         what = f"{store.url}/{rows_name(shard.name)}"
         raise UsageError(f"{what} {missing_rows(store, receipt.unit)}")
