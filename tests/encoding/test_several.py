@@ -25,7 +25,7 @@ from tests.kit.encodes import (
     rejected,
     run,
 )
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, tree, write_files
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import EncodeListener
@@ -397,7 +397,7 @@ def test_of_one_resolution_in_a_sequence_there_is_one_outcome(
 def started(images: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
     words = [str(SCRIPT), "encode", str(images), str(folder / "latents-{resolution}")]
     return subprocess.Popen(
-        [*words, "--resolution", "64,128", *TOY, *more],
+        [*words, *once("--resolution", "64,128", *TOY, *more)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -320,8 +320,8 @@ class Stopping(Edition):
 with Draft(Stopping(store=store), "000000", {}) as draft:
     tar = draft.tar("32/000000.tar")
     tar.add("000000000000", [("txt", sys.argv[3].encode())])
-    receipt = Receipt(dataset="images", unit="000000", generation=0, settings={}, input="x",
-                      inputs=1, shards=(tar.finish(),), rejects={})
+    receipt = Receipt(dataset="images", unit="000000", generation=0, settings={"buckets": [64]},
+                      input="x", inputs=1, shards=(tar.finish(),), rejects={})
     print(draft.finish(receipt, {"inputs/000000.jsonl": b""}).shards[0].digest)
 """
 
@@ -348,7 +348,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
             dataset="images",
             unit="000000",
             generation=0,
-            settings={},
+            settings={"buckets": [64]},
             input="x",
             inputs=1,
             shards=(tar.finish(),),

@@ -48,7 +48,7 @@ def run(home: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[
     done = subprocess.run(
         command, cwd=home, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
