@@ -31,6 +31,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
@@ -171,14 +172,34 @@ def _end_begun(urls: Sequence[str], listener: RemoveListener) -> tuple[str, ...]
     begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
     if not begun:
         return ()
-    for found in tuple(begun.values()):
-        if found.images and found.images not in begun:
-            begun |= _begun_images(found.images)
+    for url, removed in tuple(begun.items()):
+        if removed.images and removed.images not in urls:
+            if images := _moved_images(removed, urls):
+                begun[url] = replace(removed, images=images)
+            else:
+                begun |= _begun_images(removed.images)
+    for removed in tuple(begun.values()):
+        if removed.images in urls and removed.images not in begun:
+            begun[removed.images] = removed_from(open_store(removed.images))
     listener.told(f"ends a removal that was begun in {', '.join(sorted(begun))}")
     job = _Job([_open(url, url) for url in begun])
     job.take_up(begun)
     job.change(listener.done)
     return tuple(begun)
+
+
+def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
+    """Return which dataset has the images of latents, where that has moved since the removal began:
+    by the digests that its shards have, or had before they lost samples."""
+    wanted = {unit.made_of for unit in latents.units}
+    for url in urls:
+        store, manifest = open_dataset(url)
+        before = (shard for unit in removed_from(store).units for shard in unit.shards)
+        if manifest.dataset == "images" and not wanted.isdisjoint(
+            shard.digest for shard in chain(manifest.shards, before)
+        ):
+            return url
+    return ""
 
 
 def _begun_images(url: str) -> dict[str, Removed]:
