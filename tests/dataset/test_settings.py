@@ -92,7 +92,7 @@ def test_values_that_differ_in_a_file_are_told_of() -> None:
 
 
 def test_a_receipt_is_found_by_settings_that_hold_a_tuple(tmp_path: Path) -> None:
-    settings = {**FORM, "value": (9, (18, float("nan")))}
+    settings = {**FORM, "buckets": [64], "value": (9, (18, 27))}
     receipt = Receipt(
         dataset="images", unit="000000", generation=0, settings=settings, input="i", inputs=0,
         shards=(), rejects={},
