@@ -199,7 +199,7 @@ def test_groups_that_no_rank_can_have_alone_are_refused(data: ShapeSet, tmp_path
         load(data.url, shape_batch=4)
     with pytest.raises(UsageError, match="global batch of 8 does not divide by shape_batch 3"):
         load(data.url, shape_batch=3)
-    with pytest.raises(UsageError, match="shape_batch 0: not in"):
+    with pytest.raises(UsageError, match="shape_batch 0: give 1 or more"):
         load(data.url, shape_batch=0)
     squares = write_latents(str(tmp_path))
     with pytest.raises(UsageError, match="shape_batch is for datasets with shapes"):
