@@ -133,7 +133,10 @@ def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> N
             "--flip is for images, which --latents none leaves alone",
         ),
         (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
-        (["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"], "--model 'tiny': give one of sd1"),
+        (
+            ["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"],
+            "--model 'tiny': give one of sd1",
+        ),
         (
             ["--counts", "256=1M", "--gpu", "A100", "--model", "sana", "--latents", "moments"],
             "--latents moments: the VAE of sana gives no distribution",

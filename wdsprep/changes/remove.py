@@ -31,7 +31,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
@@ -194,10 +193,9 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:
         store, manifest = open_dataset(url)
-        before = (shard for unit in removed_from(store).units for shard in unit.shards)
-        if manifest.dataset == "images" and not wanted.isdisjoint(
-            shard.digest for shard in chain(manifest.shards, before)
-        ):
+        before = {one.digest for unit in removed_from(store).units for one in unit.shards}
+        digests = before.union(shard.digest for shard in manifest.shards)
+        if manifest.dataset == "images" and not wanted.isdisjoint(digests):
             return url
     return ""
 
