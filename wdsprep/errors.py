@@ -1,5 +1,8 @@
 """Every error that wdsprep raises on purpose. Its message names the thing and the next step.
 
+Who reads a file knows where and why it fails; what to do about it depends on the command. So the
+next step may be added on the way up (`WdsprepError.with_next_step`).
+
 WdsprepError
 ├── UsageError           the request cannot be right                       exit 2
 ├── StoreError           bytes could not be listed, read, written, deleted
@@ -10,7 +13,8 @@ WdsprepError
 │   ├── BusyError        another run is at the same, for too long
 │   └── ShortReadError   fewer bytes arrived than the store promised
 ├── TarError             a tar is not what it should be
-├── FormatError          a manifest, receipt or index is damaged
+├── FormatError          what was read is of no format that is known here
+│   ├── DamageError      a file of a dataset, tars too, is not what it has to be
 │   └── NewerFormatError
 ├── FingerprintError     a resume with other settings or another source
 ├── SourceError          the source cannot be understood
@@ -21,7 +25,9 @@ Anything else that escapes is a bug, and is reported as one.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+Error = TypeVar("Error", bound="WdsprepError")
 
 # What a URL may keep to itself: a name and password, and a query, up to the marks after it. A
 # backslash is of JSON, and stays with what it escapes.
@@ -65,9 +71,19 @@ class WdsprepError(Exception):
     """A failure with a message for the user."""
 
     exit_code = 1
+    next_step = ""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(without_secrets(message))
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}: {self.next_step}" if self.next_step else message
+
+    def with_next_step(self: Error, next_step: str) -> Error:
+        """Return this error, which names the next step from now on, unless it names one already."""
+        self.next_step = self.next_step or without_secrets(next_step)
+        return self
 
 
 class UsageError(WdsprepError):
@@ -109,6 +125,19 @@ class TarError(WdsprepError):
 
 class FormatError(WdsprepError):
     pass
+
+
+class DamageError(FormatError, TarError):
+    """A file of a dataset that is not what it has to be: its path or URL, the key of the sample
+    where that is known, and the cause."""
+
+    def __init__(self, place: str, cause: str, key: str = "") -> None:
+        at = f" at sample {key}" if key else ""
+        super().__init__(f"{place} is damaged{at}: {cause}")
+        self.place, self.cause, self.key = map(without_secrets, (place, cause, key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.place, self.cause, self.key), self.__dict__
 
 
 class NewerFormatError(FormatError):

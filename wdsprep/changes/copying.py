@@ -7,7 +7,6 @@ reader in a thread of its own is ahead of the writer, and the digest is made in 
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -39,11 +38,10 @@ from wdsprep.dataset.state import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import split_member
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError
+from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
-from wdsprep.text import command
 
 READ_NBYTES = 8 << 20  # at once
 GAP_NBYTES = 64 << 10  # that is read over, where a second read costs more
@@ -110,7 +108,7 @@ class Copier:
         sources = [_Source(work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name, work.settings) as draft:
             made = _Made(draft, unit.shard, work)
-            parts, rejects = self._placed(sources)
+            parts, rejects = placed(sources, self._work.settings)
             for reject in rejects:
                 draft.rejects.add(reject)
             for part in parts:
@@ -131,12 +129,6 @@ class Copier:
             for source in sources:
                 source.check_same()
             return draft.finish(receipt, self._beside(unit, made))
-
-    def _placed(self, sources: Sequence["_Source"]) -> tuple[list["PlacedPart"], list[Reject]]:
-        with ExitStack() as stack:
-            for source in sources:
-                stack.enter_context(naming_repair(source.store))
-            return placed(sources, self._work.settings)
 
     def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
         if self._work.dataset == "images":
@@ -223,13 +215,13 @@ class _Source:
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)
         if self.receipt.inputs != self.samples + len(self._rejects):
-            raise damaged(self.store, self.shard)
+            raise _misplaced(self.store, self.shard)
         if not self._made:
             return np.empty(0, np.int64), np.arange(self.receipt.inputs)
         found = read_positions(self.store, self.receipt)
         rest = found.others(self.receipt.inputs)
         if len(rest) != len(self._rejects):
-            raise damaged(self.store, self.shard)
+            raise _misplaced(self.store, self.shard)
         return found.positions.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
@@ -279,16 +271,17 @@ def placed(sources: Sequence[_Source], settings: Settings) -> tuple[list[PlacedP
     for name in names or [""]:
         for source, start, among in zip(sources, before, ranges, strict=True):
             if not names or name in among:
-                parts.append(source.part(start, among.get(name), name))
-    rejects = [reject for source in sources for reject in source.rejects()]
+                with naming_repair(source.store):
+                    parts.append(source.part(start, among.get(name), name))
+    rejects: list[Reject] = []
+    for source in sources:
+        with naming_repair(source.store):
+            rejects += source.rejects()
     return [part for part in parts if len(part.numbers)], rejects
 
 
-def damaged(store: Store, name: str) -> FormatError:
-    return FormatError(
-        f"{store.url}/{name} is damaged: no sample is where its index says: "
-        f"run {command('verify', store.url)}"
-    )
+def _misplaced(store: Store, name: str) -> DamageError:
+    return DamageError(f"{store.url}/{name}", "no sample is where its index says")
 
 
 # --- their bytes
@@ -319,7 +312,7 @@ def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
     def bring(span: Span) -> CopiedSamples:
         data = store.read(part.shard, start=span.start, nbytes=span.end - span.start)
         if len(data) < span.end - span.start:
-            raise damaged(store, part.shard)
+            raise _misplaced(store, part.shard)
         some = part.numbers[span.first : span.last]
         begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
         reach = list(zip(begin, end, strict=True))
@@ -381,13 +374,13 @@ class CopiedSamples:
             except ValueError:
                 nbytes = -1
             if split is None or nbytes < 0:
-                raise damaged(self._store, self._shard)
+                raise _misplaced(self._store, self._shard)
             at += BLOCK
             keys.add(split[0])
             members.append(Member(split[1], at, at + nbytes))
             at += padded(nbytes)
         if len(keys) != 1 or at != end:
-            raise damaged(self._store, self._shard)
+            raise _misplaced(self._store, self._shard)
         return keys.pop(), members
 
     def _facts(self, key: str, members: Iterable[Member]) -> dict[str, Any]:
@@ -398,7 +391,7 @@ class CopiedSamples:
                 return facts
         except (ValueError, KeyError, RecursionError):
             pass
-        raise damaged(self._store, self._shard)
+        raise _misplaced(self._store, self._shard)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
 from wdsprep.changes.selection import Parts, WantedKeys
 from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import keys_at, offsets_of
@@ -307,7 +308,8 @@ class Out:
 
 
 def _keys_of(store: Store, shard: Shard) -> list[str]:
-    return keys_at(store, shard.name, offsets_of(store, shard)[:-1])
+    with naming_repair(store):
+        return keys_at(store, shard.name, offsets_of(store, shard)[:-1])
 
 
 def _copied(store: Store, edition: Edition, name: str) -> None:

@@ -30,10 +30,9 @@ from wdsprep.dataset.tar.read import (
     open_tape,
     scan,
 )
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.images import IMAGES
 from wdsprep.store.base import Store
-from wdsprep.text import command
 
 Numbered = dict[int, str]
 """Keys by the numbers of their samples in a shard."""
@@ -163,7 +162,7 @@ class Finder:
         with open_tape(place.store, shard.name, expected=shard.nbytes) as tape:
             for number, sample in enumerate(scan(tape, wants=self._wants)):
                 if isinstance(sample, BadSampleError):
-                    raise _damaged(place.store, shard, str(sample))
+                    raise DamageError(f"{place.store.url}/{shard.name}", str(sample))
                 hits = set(self._hits(sample.fields))
                 if hits or sample.key in keys:
                     numbered[number] = sample.key
@@ -297,13 +296,6 @@ def samples_at(store: Store, shard: Shard, numbers: Iterable[int]) -> dict[int, 
         for number in numbers
         for start, end in [(offsets[number], offsets[number + 1])]
     }
-
-
-def _damaged(store: Store, shard: "Shard | ShardRemoval", what: str) -> FormatError:
-    return FormatError(
-        f"{store.url}/{shard.name} is damaged: {what}: run {command('repair', store.url)}, then "
-        "the same command again"
-    )
 
 
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:

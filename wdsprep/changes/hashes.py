@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from wdsprep.dataset.ahead import read_each
-from wdsprep.dataset.damage import readable
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MAKERS
@@ -30,7 +30,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed import ShardRemoval
 from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.errors import AccessError, NotFoundError, TarError, UsageError
+from wdsprep.errors import AccessError, DamageError, NotFoundError, UsageError
 from wdsprep.images import perceptual
 from wdsprep.images.perceptual import NO_HASH
 from wdsprep.runners.base import PROGRESS_S
@@ -100,7 +100,7 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     """Look at the pictures of a shard; yields how many have been seen."""
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
-    for row in readable(opened(unit.images), _seen(unit)):
+    for row in readable(opened(unit.images), _rows(unit)):
         rows.append(row)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
@@ -112,15 +112,8 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     write_bytes(opened(unit.kept), unit.file, out.getvalue())
 
 
-def _seen(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
-    try:
-        yield from _rows(unit)
-    except TarError as error:
-        raise TarError(f"{error}: {command('verify', unit.images)} says what to do") from error
-
-
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
-    """What is kept of each sample; a TarError where the shard is not what it was."""
+    """Yield what is kept of each sample."""
     digest = unit.kind.new()
     store, shard = opened(unit.images), unit.shard
     with stream(store, shard.name, watch=digest.update, expected=shard.nbytes) as tar:
@@ -130,7 +123,7 @@ def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
         while tar.read(1 << 20):
             pass
     if digest.hexdigest() != shard.digest:
-        raise TarError(f"{unit.name} is not what its receipt says")
+        raise DamageError(unit.name, UNLIKE_RECEIPT)
 
 
 def _looks(image: bytes) -> tuple[int, int, int, int]:

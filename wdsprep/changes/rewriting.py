@@ -21,6 +21,7 @@ from io import BytesIO
 from itertools import accumulate, pairwise
 
 from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.damage import UNLIKE_RECEIPT
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
@@ -43,11 +44,10 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import members_of
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.touched import without_facts
 from wdsprep.sources import Item, ItemLine
 from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
-from wdsprep.text import command
 
 LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
 Fields = dict[str, bytes]
@@ -117,7 +117,7 @@ class UnitChange:
         if not is_before or not self._is_first(receipt):
             for one in made:
                 if digests.get(one.shard.name) != one.shard.digest:
-                    raise self._damaged(one.shard.name)
+                    raise self._unlike_receipt(one.shard.name)
             return receipt
         new = {one.shard.name: one.shard for one in made}
         emptied = {each.name for each in self._removal.shards if each.is_all}
@@ -158,7 +158,7 @@ class UnitChange:
             if each.name in emptied:
                 gone[each.name] = self._read_gone(each)
             if each.name not in gone:
-                raise self._damaged(each.name)
+                raise self._unlike_receipt(each.name)
             for row, fields in zip(each.rows, gone[each.name], strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
                 count_sample(counts, receipt.dataset, parse_json(fields["json"]), shape)
@@ -179,7 +179,7 @@ class UnitChange:
         data = self._read(name)
         kind = DigestKind.of(receipt.settings)
         if kind.hex(data) != receipt.files[name]:
-            raise self._damaged(name)
+            raise self._unlike_receipt(name)
         rejects = self._rejects(data, kind)[1]
         return replace(
             receipt,
@@ -235,7 +235,7 @@ class UnitChange:
             name = rows_name(shard.name)
             stated = files.pop(name, "")
             if stated and kind.hex(self._read(name)) != stated:
-                raise self._damaged(name)
+                raise self._unlike_receipt(name)
             if may_have_rows(before) and not stated and write_rows(self._store, before) is None:
                 continue
             if data := self._rows(shard, self._read(name, b"")):
@@ -280,7 +280,7 @@ class UnitChange:
             return
         data = make(there)
         if kind.hex(data) != digest:
-            raise self._damaged(name)
+            raise self._unlike_receipt(name)
         write_bytes(self._store, name, data)
 
     def _settle_shards(self, receipt: Receipt) -> None:
@@ -309,14 +309,11 @@ class UnitChange:
             return self._store.read(name)
         except NotFoundError:
             if missing is None:
-                raise self._damaged(name) from None
+                raise self._unlike_receipt(name) from None
             return missing
 
-    def _damaged(self, name: str) -> FormatError:
-        return FormatError(
-            f"{self._store.url}/{name} is damaged, not what its receipt says: run "
-            f"{command('repair', self._store.url)}, then the same command again"
-        )
+    def _unlike_receipt(self, name: str) -> DamageError:
+        return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
     def _rewritten(self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack) -> Rewritten:
@@ -343,7 +340,7 @@ class UnitChange:
                     nbytes += len(piece)
                 position += len(chunk)
         if before.hexdigest() != removal.digest:
-            raise self._damaged(removal.name)
+            raise self._unlike_receipt(removal.name)
         sink.end()
         shard = Shard(removal.name, removal.samples - len(removal.rows), nbytes, after.hexdigest())
         return Rewritten(
@@ -412,9 +409,6 @@ class _Taken:
             sample, at = data[at : at + nbytes], at + nbytes
             fields = dict(members_of(sample))
             if parse_json(fields.get("json", b"{}")).get("key") != key:
-                raise FormatError(
-                    f"{store.url}/{index_name(self._removal.name)} is damaged, and leads to other "
-                    f"samples than {key}: run {command('repair', store.url)}, then the same "
-                    "command again"
-                )
+                what = f"{store.url}/{index_name(self._removal.name)}"
+                raise DamageError(what, "it leads to other samples", key)
             yield fields

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.chance import draw, key_of
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
@@ -65,11 +66,13 @@ class Origin:
         return DigestKind.BLAKE3.hex(shards.encode())
 
     def offsets(self, shard: Shard) -> NDArray[np.int64]:
-        return np.array(offsets_of(self.store, shard), np.int64)
+        with naming_repair(self.store):
+            return np.array(offsets_of(self.store, shard), np.int64)
 
     def keys(self, shard: Shard, starts: NDArray[np.int64]) -> list[bytes]:
         """As arrays hold them; many shards are read at a time, so of each one after the other."""
-        found = keys_at(self.store, shard.name, starts.tolist(), at_once=False)
+        with naming_repair(self.store):
+            found = keys_at(self.store, shard.name, starts.tolist(), at_once=False)
         return [key.encode("utf-8", "surrogateescape") for key in found]
 
 

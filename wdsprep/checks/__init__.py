@@ -19,6 +19,7 @@ import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 
+from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.reindex import AGAIN
 
 
@@ -75,22 +76,20 @@ class Finding:
 
     @property
     def next_step(self) -> str:
-        return _NEXT[self.kind].format(
-            url=shlex.quote(self.place.shown), maker=self.place.maker, unit=self.unit
-        )
+        shown, maker = self.place.shown, self.place.maker
+        if self.kind in _REDONE:
+            return repair_step(shown, f'the same "{maker}"')
+        return _NEXT[self.kind].format(url=shlex.quote(shown), maker=maker, unit=self.unit)
 
     def __str__(self) -> str:
         file = f"{self.place.shown}/{self.name}" if self.name else self.place.shown
         return f"{file}: {self.what}: {self.next_step}"
 
 
-_REDO = 'run "wdsprep repair {url}", then the same "{maker}" again'
+_REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 _NEXT = {
     Kind.MANIFEST: 'run "wdsprep repair {url}"',
     Kind.INDEX: 'run "wdsprep repair {url}"',
-    Kind.MISSING: _REDO,
-    Kind.DAMAGED: _REDO,
-    Kind.WRONG: _REDO,
     Kind.CHANGED: 'run the same "{maker}" again with --redo-changed',
     Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
     Kind.UNREADABLE: "check the disk and the permissions, then verify again",

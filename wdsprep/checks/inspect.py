@@ -17,7 +17,9 @@ from wdsprep.checks.options import InspectOptions, OverviewOptions
 from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import format_of
+from wdsprep.dataset.keys import key_in
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, index_name, latent_unit
 from wdsprep.dataset.receipts import Shard
@@ -27,8 +29,7 @@ from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
 from wdsprep.dataset.state import open_dataset, phases
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.members import name_of
-from wdsprep.dataset.tar.read import members_of, split_member
+from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import TwoWays, taking
 from wdsprep.store import open_store
@@ -263,12 +264,13 @@ def member_facts(name: str, data: bytes) -> dict[str, Any]:
 def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looked | Reject:
     """The sample with this key, or the reject; `heard` is told how many shards were looked at."""
     finder = _Finder(store, manifest, heard)
-    if place := finder.find(key):
-        data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
-        return Looked(key=key, place=place, members=tuple(members_of(data)))
-    for reject in finder.rejects(key):
-        if reject.key == key:
-            return reject
+    with naming_repair(store):
+        if place := finder.find(key):
+            data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
+            return Looked(key=key, place=place, members=tuple(members_of(data)))
+        for reject in finder.rejects(key):
+            if reject.key == key:
+                return reject
     raise NotFoundError(
         f"{store.url} has no sample {key!r}, and none of its rejects is called so: take a key of a "
         f"batch, of a json or of {store.url}/rejects/"
@@ -322,13 +324,7 @@ class _Finder:
 
     def _key_at(self, shard: Shard, offset: int) -> str:
         head = self._store.read(shard.name, start=offset, nbytes=BLOCK)
-        split = split_member(name_of(head)) if len(head) == BLOCK else None
-        if split is None:
-            raise FormatError(
-                f"{self._store.url}/{shard.name} is damaged: no sample begins at byte {offset:,}: "
-                f"run {command('verify', self._store.url)}"
-            )
-        return split[0]
+        return key_in(head, f"{self._store.url}/{shard.name}", offset)
 
     def _offsets(self, shard: Shard) -> Sequence[int]:
         name = index_name(shard.name)
@@ -359,10 +355,8 @@ class _Finder:
             ledger = self._manifest.ledger
             lines = [line for name, line in ledger.named_lines() if name == unit]
             if not lines:
-                raise FormatError(
-                    f"{self._store.url} has no unit of {shard.name}: "
-                    f"run {command('rebuild', self._store.url)}"
-                )
+                lost = FormatError(f"{self._store.url} has no unit of {shard.name}")
+                raise lost.with_next_step(f"run {command('rebuild', self._store.url)}")
             self._counts[unit] = ledger.with_lines(lines)[0].counts
         return shape_ranges(settings, self._counts[unit])
 

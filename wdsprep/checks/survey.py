@@ -39,7 +39,7 @@ from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
 from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
-from wdsprep.errors import FormatError, NewerFormatError, NotFoundError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
@@ -126,27 +126,22 @@ def _manifest(store: Store) -> tuple[Manifest | None, str]:
         manifest.ledger.check()
     except NotFoundError:
         return None, "it is missing"
-    except NewerFormatError:
-        raise
-    except FormatError as error:
-        return None, _how(error, MANIFEST)
+    except DamageError as error:
+        return None, _how(error)
     return manifest, ""
 
 
-def _how(error: FormatError, what: str) -> str:
-    """Why a file is damaged, as a finding has it, which names the file itself."""
-    return f"it{str(error).removeprefix(what)}"
+def _how(error: DamageError) -> str:
+    """Return why a file is damaged, as a finding has it, which names the file itself."""
+    return f"it is damaged: {error.cause}"
 
 
 def _removed(store: Store) -> tuple[Removed, str]:
     """What was removed, and what is wrong with the list of it."""
     try:
         return removed_from(store), ""
-    except NewerFormatError:
-        raise
-    except FormatError as error:
-        how = _how(error, f"{store.url}/{REMOVED}")
-        return NONE_REMOVED, how.partition(": put it back")[0]
+    except DamageError as error:
+        return NONE_REMOVED, _how(error)
 
 
 class _Receipts:
@@ -165,10 +160,8 @@ class _Receipts:
     def _read(self, unit: str) -> Receipt | None:
         try:
             receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
-        except NewerFormatError:
-            raise
-        except FormatError as error:
-            self.broken[unit] = _how(error, unit)
+        except DamageError as error:
+            self.broken[unit] = _how(error)
         except NotFoundError:
             self.broken[unit] = "it went away just now"
         else:

@@ -13,6 +13,7 @@ from wdsprep.cli.output import (
     shapes_lines,
     void_line,
 )
+from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
@@ -25,7 +26,7 @@ from wdsprep.encoding.progress import Speeds
 from wdsprep.options import remedies_of
 from wdsprep.runners.run import Outcome, RunStatus
 from wdsprep.sources import LeftOut
-from wdsprep.text import EXAMPLES, command, human_bytes, plural
+from wdsprep.text import EXAMPLES, human_bytes, plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
@@ -236,7 +237,7 @@ def captions_lines(report: CaptionReport) -> list[str]:
             Kept(
                 f"which {source.by} of it no sample has is not known, as {files} that said so "
                 f"cannot be read{_some(report.lost[:EXAMPLES], len(report.lost))}: "
-                f"run {command('repair', report.place)}, then the same command again"
+                f"{repair_step(report.place)}"
             )
         )
     if missing := report.unmatched:

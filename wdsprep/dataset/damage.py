@@ -1,7 +1,11 @@
-"""What to do about a file of a dataset that is missing, or is not what it has to be."""
+"""What to do about a file of a dataset that is missing, or is not what it has to be.
+
+Readers raise a `DamageError`, which says where and why; a command, or a room, adds the next step
+around its reads.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from wdsprep.errors import FormatError, NewerFormatError, NotFoundError, ShortReadError, TarError
@@ -9,29 +13,39 @@ from wdsprep.store.base import Store
 from wdsprep.text import command
 
 Found = TypeVar("Found")
-SAYS_MORE = '"wdsprep '
+UNLIKE_RECEIPT = "it is not what its receipt says"
+DELETE_STEP = "delete it, and run the same command again"
+"""The next step where a command makes a file again that is not there."""
+
+
+def repair_step(url: str, again: str = "the same command") -> str:
+    """Return the next step where `repair` takes out a file, and `again` makes up for it."""
+    return f"run {command('repair', url)}, then {again} again"
+
+
+def verify_step(*urls: str) -> str:
+    """Return the next step where only a look at whole datasets tells what is wrong."""
+    return f"run {command('verify', *urls)}"
 
 
 @contextmanager
-def naming_repair(store: Store) -> Iterator[None]:
-    """Let an error about a file of the dataset in a store say what mends it, if it does not."""
+def naming_next_step(next_step: str) -> Iterator[None]:
+    """Let an error about a file of a dataset name this next step, if it names none."""
     try:
         yield
     except NewerFormatError:
         raise
     except (FormatError, NotFoundError, ShortReadError, TarError) as error:
-        if SAYS_MORE in str(error):
-            raise
-        next_step = f"run {command('repair', store.url)}, then the same command again"
-        raise type(error)(f"{error}: {next_step}") from error
+        error.with_next_step(next_step)
+        raise
+
+
+def naming_repair(store: Store) -> AbstractContextManager[None]:
+    """Let an error about a file of the dataset in a store say what mends it."""
+    return naming_next_step(repair_step(store.url))
 
 
 def readable(store: Store, found: Iterator[Found]) -> Iterator[Found]:
-    """What is read of the dataset in a store, with the same for errors while it is read."""
-    while True:
-        with naming_repair(store):
-            try:
-                one = next(found)
-            except StopIteration:
-                return
-        yield one
+    """Yield what is read of the dataset in a store; errors on the way say what mends it."""
+    with naming_repair(store):
+        yield from found

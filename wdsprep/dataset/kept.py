@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.chance import key_of
 from wdsprep.dataset.records import Nbytes, matching, read_record
-from wdsprep.errors import FormatError, StoreError, UsageError
+from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
 
 VERSION = 1
 ALIGNED = 64
@@ -181,7 +181,7 @@ def _read(path: Path, data: mmap.mmap) -> KeptFile:
     start = end - int.from_bytes(data[end : end + 8], "little")
     body = read_record(_Body, data[max(0, start) : end], str(path))
     if any(at + nbytes > start for at, nbytes, _ in body["arrays"].values()):
-        raise FormatError(f"{path} is damaged: its arrays lead out of it")
+        raise DamageError(str(path), "its arrays lead out of it")
     arrays = {
         name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
         for name, (at, nbytes, dtype) in body["arrays"].items()

@@ -24,7 +24,7 @@ from wdsprep.dataset.records import (
     matching,
 )
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError, FormatError
 from wdsprep.limits import MAX_ARRAY_NBYTES
 
 
@@ -174,7 +174,7 @@ class Stated(dict[str, Any]):
         self.what = what
 
     def __missing__(self, name: str) -> Any:
-        raise FormatError(f"{self.what} is damaged: it says no {name}")
+        raise DamageError(self.what, f"it says no {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stated, (dict(self), self.what)
@@ -188,10 +188,10 @@ def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> State
         DigestKind.of(settings)
         if dataset == "latents":
             _check_layout(settings)
+    except DamageError:
+        raise
     except FormatError as error:
-        if str(error).startswith(what):
-            raise
-        raise FormatError(f"{what} is damaged: settings have {error}") from None
+        raise DamageError(what, f"settings have {error}") from None
     return settings
 
 

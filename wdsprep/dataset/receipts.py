@@ -30,7 +30,7 @@ from wdsprep.dataset.records import (
 )
 from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
 from wdsprep.dataset.tar import BLOCK
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.text import brief
 
 Settings = Mapping[str, Any]
@@ -270,8 +270,8 @@ class Receipts(Sequence[Receipt]):
                 raise self._damaged(some, name, kind) from None
             yield found
 
-    def _damaged(self, lines: Sequence[bytes], name: str, kind: Any) -> FormatError:
-        """What is wrong with the first of the lines that is damaged."""
+    def _damaged(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
+        """Return what is wrong with the first of the lines that is damaged."""
         why = "its units are not as they are written"
         for line in lines:
             try:
@@ -279,8 +279,7 @@ class Receipts(Sequence[Receipt]):
             except (ValueError, WrongValueError) as error:
                 why = f"{name or 'a field'} of unit {_unit_in(line)}: {error}"
                 break
-        next_step = f": {self._next_step}" if self._next_step else ""
-        return FormatError(f"{self._what or 'a receipt'} is damaged: {why}{next_step}")
+        return DamageError(self._what or "a receipt", why).with_next_step(self._next_step)
 
 
 def fingerprint(settings: Settings) -> str:

@@ -21,7 +21,7 @@ from operator import itemgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.text import brief
 
 Values = Sequence[Any]
@@ -138,7 +138,7 @@ def read_record(kind: Any, data: bytes, what: str) -> Any:
     try:
         found = decode_json(data)
     except ValueError as error:
-        raise FormatError(f"{what} is damaged: {error}") from None
+        raise DamageError(what, str(error)) from None
     check_record(kind, found, what)
     return found
 
@@ -148,11 +148,11 @@ def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
     try:
         found = [decode_json(line) for line in data.splitlines()]
     except ValueError as error:
-        raise FormatError(f"{what} is damaged: a line of it is no JSON ({error})") from None
+        raise DamageError(what, f"a line of it is no JSON ({error})") from None
     try:
         check_values(kind, found)
     except WrongValueError as error:
-        raise FormatError(f"{what} is damaged: {error}") from None
+        raise DamageError(what, str(error)) from None
     return found
 
 
@@ -161,7 +161,7 @@ def check_record(kind: Any, value: Any, what: str) -> None:
     try:
         check_values(kind, [value])
     except WrongValueError as error:
-        raise FormatError(f"{what} is damaged: {error}") from None
+        raise DamageError(what, str(error)) from None
 
 
 def check_values(kind: Any, values: Values) -> None:

@@ -4,6 +4,7 @@ made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.names import MANIFEST, index_name, is_index, rows_name
@@ -21,7 +22,7 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
-from wdsprep.errors import FormatError, NotFoundError, SourceError, TarError, UsageError
+from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, unheard
@@ -31,9 +32,9 @@ UNTOLD = "no keys tell which images its samples are of"
 AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
 
 
-def mending(url: str) -> str:
-    """What makes whole a file of latents that its receipt has."""
-    return f'run {command("repair", url)}, then the same "wdsprep encode" again'
+def encode_step(url: str) -> str:
+    """Return the next step where a file of latents is damaged that its receipt has."""
+    return repair_step(url, 'the same "wdsprep encode"')
 
 
 def index(
@@ -59,11 +60,22 @@ def index(
     done: dict[str, int] = {}
     for name in missing:
         heard(len(done), len(missing))
-        done[name] = write_index(store, name)
+        try:
+            done[name] = write_index(store, name)
+        except BadSampleError as error:
+            error.with_next_step(f"{_tar_step(error)}, then index again")
+            raise
     if MANIFEST in there:
-        done |= _write_rows(store, there.keys(), heard, told)
+        with naming_repair(store):
+            done |= _write_rows(store, there.keys(), heard, told)
     store.publish()
     return done
+
+
+def _tar_step(error: BadSampleError) -> str:
+    if error.code == "scattered":
+        return "make the tar again with its names in order (tar --sort=name)"
+    return "fetch or make the tar again"
 
 
 def _write_rows(
@@ -96,7 +108,7 @@ def _write_rows(
 def _remade(store: Store, receipt: Receipt) -> str:
     """What makes rows again that no keys tell."""
     is_stated = rows_name(receipt.shards[0].name) in receipt.files
-    return mending(store.url) if is_stated else AGAIN
+    return encode_step(store.url) if is_stated else AGAIN
 
 
 def missing_rows(store: Store, unit: str) -> str:
@@ -146,7 +158,7 @@ def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositio
     except NotFoundError:
         return None
     if not found.is_sound(samples, inputs):
-        raise FormatError(f"{what} is damaged: {mending(store.url)}")
+        raise DamageError(what, "its numbers cannot be those of its samples")
     return found
 
 
@@ -210,18 +222,7 @@ def is_older(idx: Entry | None, tar: Entry) -> bool:
 
 def write_index(store: Store, tar: str) -> int:
     """Write the index of one tar, whether it has one or not; how many samples that has."""
-    try:
-        offsets = _index(store, tar)
-    except BadSampleError as error:
-        if error.code == "scattered":
-            next_step = "make the tar again with its names in order (tar --sort=name)"
-        else:
-            next_step = "fetch or make the tar again"
-        raise TarError(f"{error}: {next_step}, then index again") from error
+    with open_tape(store, tar) as tape:
+        offsets = index_tar(tape, f"{store.url}/{tar}")
     write_bytes(store, index_name(tar), offsets)
     return len(offsets) // 8 - 1
-
-
-def _index(store: Store, tar: str) -> bytes:
-    with open_tape(store, tar) as tape:
-        return index_tar(tape, f"{store.url}/{tar}")

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import rejects_name
 from wdsprep.dataset.records import read_lines
@@ -145,10 +144,9 @@ def read_rejects(data: bytes, what: str) -> list[Reject]:
 
 
 def rejects_in(store: Store, unit: str) -> list[Reject]:
-    """The rejects of a unit; an error that says what to do where they cannot be read."""
+    """Return the rejects of a unit."""
     name = rejects_name(unit)
-    with naming_repair(store):
-        return read_rejects(store.read(name), f"{store.url}/{name}")
+    return read_rejects(store.read(name), f"{store.url}/{name}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

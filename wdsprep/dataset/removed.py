@@ -17,10 +17,11 @@ from typing import Any, TypedDict
 
 from blake3 import blake3
 
+from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.names import REMOVED
 from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
-from wdsprep.dataset.sealed import canonical, check_format
-from wdsprep.errors import BusyError, FormatError, NotFoundError
+from wdsprep.dataset.sealed import OTHER_DIGEST, canonical, check_format
+from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import command
 
@@ -170,28 +171,20 @@ class Removed:
     def from_bytes(cls, data: bytes, what: str) -> "Removed":
         digest, _, body = data.partition(b"\n")
         if digest != blake3(body).hexdigest().encode():
-            raise _damaged(f"{what} is damaged: its digest does not match what it holds")
+            raise DamageError(what, OTHER_DIGEST)
         head, _, marks = body.partition(b"\n")
-        try:
-            check_format(read_record(_Format, head, what)["format"], what)
-            found = read_record(_Head, head, what)
-        except FormatError as error:
-            raise error if type(error) is not FormatError else _damaged(str(error)) from None
+        check_format(read_record(_Format, head, what)["format"], what)
+        found = read_record(_Head, head, what)
         units = tuple(map(UnitRemoval.from_json, found["units"]))
         if len(marks) % MARK_NBYTES or not all(_fits(s) for u in units for s in u.shards):
-            raise _damaged(f"{what} is damaged: it has other marks or rows than it can have")
+            raise DamageError(what, "it has other marks or rows than it can have")
         return cls(
             marks=Marks(marks), changes=found["changes"], units=units, images=found["images"]
         )
 
 
-def _damaged(how: str) -> FormatError:
-    return FormatError(
-        f"{how}: put it back from a copy, or delete it, and remove again what must stay away"
-    )
-
-
 NONE_REMOVED = Removed(marks=Marks())
+AS_IT_WAS = "put it back from a copy, or delete it, and remove again what must stay away"
 _last: dict[str, tuple[Entry, Removed]] = {}
 
 
@@ -203,9 +196,11 @@ def removed_from(store: Store) -> Removed:
     known, found = _last.get(store.url, (None, NONE_REMOVED))
     if known != entry:
         try:
-            found = Removed.from_bytes(store.read(REMOVED), f"{store.url}/{REMOVED}")
+            data = store.read(REMOVED)
         except NotFoundError:  # deleted just now
             return NONE_REMOVED
+        with naming_next_step(AS_IT_WAS):
+            found = Removed.from_bytes(data, f"{store.url}/{REMOVED}")
         if len(_last) >= KEPT:
             _last.clear()
         _last[store.url] = entry, found

@@ -18,7 +18,7 @@ from wdsprep.dataset.names import LATENTS, latent_shard
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class ImagePositions:
         import numpy as np
 
         if len(data) % NBYTES:
-            raise FormatError(
-                f"{what} is damaged: {plural(len(data), 'byte')} make no 4-byte numbers"
-            )
+            raise DamageError(what, f"{plural(len(data), 'byte')} make no 4-byte numbers")
         return cls(np.frombuffer(data, DTYPE))
 
     def to_bytes(self) -> bytes:

@@ -11,11 +11,12 @@ from typing import Any, TypedDict
 
 from wdsprep.dataset.digests import FORMAT, DigestKind, format_of
 from wdsprep.dataset.records import Count, Text, check_record, read_record
-from wdsprep.errors import FormatError, NewerFormatError
+from wdsprep.errors import DamageError, NewerFormatError
 from wdsprep.text import brief
 
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
+OTHER_DIGEST = "its digest does not match what it holds"
 _FORMAT = re.compile(rb'"format":(\d{1,9}),"')
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
@@ -58,7 +59,7 @@ def check_seal(data: bytes, what: str) -> None:
     if not any(head == _HEAD + kind.hex(body).encode() + _MIDDLE for kind in DigestKind):
         if newer := _FORMAT.search(data):  # whose digest may be one of another kind
             check_format(int(newer[1]), what)
-        raise FormatError(f"{what} is damaged: its digest does not match what it holds")
+        raise DamageError(what, OTHER_DIGEST)
 
 
 def check_format(found: int, what: str) -> None:
@@ -74,6 +75,7 @@ def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
     body: dict[str, Any] = read_record(Sealed, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:
-        raise FormatError(f"{what} holds a {brief(body['kind'])[1:-1]} where a {kind} should be")
+        found = brief(body["kind"])[1:-1]
+        raise DamageError(what, f"it holds a {found} where a {kind} should be")
     check_record(head, body, what)
     return body

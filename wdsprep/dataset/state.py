@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
@@ -41,7 +42,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
 from wdsprep.dataset.settings import changed_options, is_same
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
 from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
@@ -79,13 +80,8 @@ def read_manifest(store: Store) -> Manifest | None:
     except NotFoundError:
         return None
     what = f"{store.url}/{MANIFEST}"
-    try:
+    with naming_next_step(rebuild_hint(what)):
         return Manifest.from_bytes(data, what)
-    except FormatError as error:
-        hint = rebuild_hint(what)
-        raise type(error)(
-            f"{error}: {hint}" if type(error) is FormatError else str(error)
-        ) from error
 
 
 def dated_manifest(store: Store) -> Manifest | None:
@@ -240,8 +236,8 @@ def refreshed(
             return line_of(read_receipt(store, unit, manifest.settings))
         except NotFoundError:  # another run has just taken it out
             return b""
-        except FormatError as error:
-            if type(error) is FormatError and unit in said:
+        except DamageError:
+            if unit in said:
                 return said[unit]
             raise
 
@@ -258,13 +254,9 @@ def refreshed(
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
     """The receipt of a unit; an error if it was made with other settings than these."""
     name = receipt_name(unit)
-    try:
-        found = Receipt.from_bytes(store.read(name), f"{store.url}/{name}")
-    except FormatError as error:
-        if type(error) is not FormatError:
-            raise
-        again = f"delete it, and run the same command again to redo {unit}"
-        raise FormatError(f"{error}: {again}") from error
+    data = store.read(name)
+    with naming_repair(store):
+        found = Receipt.from_bytes(data, f"{store.url}/{name}")
     if settings is not None and not is_same(dict(found.settings), dict(settings)):
         changed = changed_options(found.settings, settings) or ["no option"]
         raise FingerprintError(

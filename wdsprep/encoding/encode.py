@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
@@ -49,7 +50,7 @@ from wdsprep.encoding.phases import (
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.run import (
@@ -64,7 +65,6 @@ from wdsprep.runners.run import (
 from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute
-from wdsprep.text import command
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -369,10 +369,8 @@ def _check_empty(store: Store, manifest: Manifest) -> None:
     for name in {name for name, _ in known}:
         with suppress(NotFoundError):  # the first worker writes it
             if (name, kind.hex(store.read(name))) not in known:
-                raise FormatError(
-                    f"{store.url}/{name} is damaged: "
-                    f"run {command('repair', store.url)}, then the same command again"
-                )
+                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
+                raise damage.with_next_step(repair_step(store.url))
 
 
 def _tell_limit(

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from wdsprep.dataset.damage import DELETE_STEP
 from wdsprep.dataset.records import Hex, Nbytes, Text
-from wdsprep.errors import AccessError, FormatError, FullError, NotFoundError
+from wdsprep.errors import AccessError, DamageError, FormatError, FullError, NotFoundError
 from wdsprep.limits import MAX_TABLE_ROWS, MAX_TEXT_NBYTES
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
@@ -190,8 +191,8 @@ def _check_opens(path: Path) -> None:
         raise AccessError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _damaged(what: str, how: str) -> FormatError:
-    return FormatError(f"{what} is damaged ({how}): delete it, and run the same command again")
+def _damaged(what: str, cause: str) -> DamageError:
+    return DamageError(what, cause).with_next_step(DELETE_STEP)
 
 
 def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:

@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -40,12 +41,11 @@ from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, wri
 from wdsprep.encoding.on_the_way import Encoding, prepared, reject_of
 from wdsprep.encoding.pending import pending_shards, take_back
 from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart, stream
-from wdsprep.text import command
 
 CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
@@ -205,10 +205,9 @@ class Tee:
             except RejectedError as refused:
                 found[index] = reject_of(sample, name, refused)
             else:
-                raise FormatError(
-                    f"{self._source.url}/{name}: the json of {sample.key} does not say the size of "
-                    f"its image: run {command('verify', self._source.url)}"
-                )
+                what = f"{self._source.url}/{name}"
+                damage = DamageError(what, "its json says no size of its image", sample.key)
+                raise damage.with_next_step(verify_step(self._source.url))
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -53,7 +54,7 @@ from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
-from wdsprep.text import command, human_bytes, plural
+from wdsprep.text import human_bytes, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
@@ -209,7 +210,8 @@ class Feeder:
         name = self._shard.item.name
         if self._shard.is_foreign:
             return f"{name} {how}"
-        return f'{name} {how}: run {command("repair", self._source.url)}, then "wdsprep pack" again'
+        next_step = repair_step(self._source.url, '"wdsprep pack"')
+        return f"{name} {how}: {next_step}"
 
 
 @dataclass(frozen=True, slots=True)

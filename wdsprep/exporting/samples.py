@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.damage import readable
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -26,7 +26,7 @@ from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import members
 from wdsprep.dataset.tar.read import members_of, open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
-from wdsprep.errors import FormatError, TarError, UsageError
+from wdsprep.errors import DamageError, TarError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import opened
 from wdsprep.store.base import Chunks
@@ -103,7 +103,7 @@ class Reading:
             while chunks.next():
                 pass
         if digest.hexdigest() != source.shard.digest or count != source.shard.samples:
-            raise _damaged(source)
+            raise _unlike_receipt(source)
 
 
 def _views(chunks: Chunks) -> Callable[[int, int], Buffer]:
@@ -174,7 +174,7 @@ def _heads_of(source: UnitSource) -> Iterator[_Read]:
             count += 1
             yield one
     if count != source.shard.samples:
-        raise _damaged(source)
+        raise _unlike_receipt(source)
 
 
 def _sample(
@@ -212,24 +212,22 @@ def _facts(one: _Read, source: UnitSource) -> Mapping[str, Any]:
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        raise FormatError(f"{source.url}/{source.shard.name}: the json of {one.key} is no object")
+        what = f"{source.url}/{source.shard.name}"
+        raise DamageError(what, "its json is no object", one.key)
     return facts
 
 
-def _damaged(source: UnitSource) -> TarError:
-    what = f"{source.url}/{source.shard.name}"
-    return TarError(f"{what} is damaged, not what its receipt says: {_verify(source.url)}")
-
-
-def _verify(url: str) -> str:
-    return f"run {command('verify', url)}"
+def _unlike_receipt(source: UnitSource) -> DamageError:
+    return DamageError(f"{source.url}/{source.shard.name}", UNLIKE_RECEIPT)
 
 
 # --- what is joined
 def _positions(source: UnitSource) -> ImagePositions:
     if source.receipt is None:
         return ImagePositions.plain(source.shard.samples)
-    return read_positions(opened(source.url), source.receipt, every_key=False)
+    store = opened(source.url)
+    with naming_repair(store):  # that of the first is read on the way through another
+        return read_positions(store, source.receipt, every_key=False)
 
 
 def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
@@ -255,7 +253,7 @@ def _one(data: bytes, source: UnitSource) -> _Read:
     key = data[:100].rstrip(b"\0").decode("utf-8", "replace")
     split = split_member(key)
     if split is None:
-        raise _damaged(source)
+        raise _unlike_receipt(source)
     wanted = _wanted(source)
     kept: dict[str, Buffer] = {n: d for n, d in whole.items() if wanted is None or n in wanted}
     return _Read(split[0], kept, {})

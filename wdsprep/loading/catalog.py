@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.reindex import is_older, is_whole
@@ -375,8 +376,8 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
         row = int(wrong[0])
         raise FormatError(
             f"{whole.store.url}/{whole.names[row]} has {plural(int(whole.sizes[row]), 'sample')}, "
-            f"and {counts[row].sum():,} by its shapes: run {command('verify', whole.store.url)}"
-        )
+            f"and {counts[row].sum():,} by its shapes"
+        ).with_next_step(verify_step(whole.store.url))
     return counts
 
 

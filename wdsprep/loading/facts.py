@@ -27,6 +27,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.aio import address_of, read_all
 from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_json
@@ -88,9 +89,8 @@ def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
     what = plural(len(damaged), "sample is", "samples are")
     return FormatError(
         f"{whole.store.url}: {what} damaged, first number {number} of {whole.names[shard]}, "
-        "and which samples are served depends on what all say: run "
-        f"{command('verify', whole.store.url)}"
-    )
+        "and which samples are served depends on what all say"
+    ).with_next_step(verify_step(whole.store.url))
 
 
 class FactsBeside:
@@ -227,9 +227,9 @@ class _Reader:
 
     def _too_short(self, shard: int) -> ShortReadError:
         url, name = self._dataset.store.url, self._dataset.names[shard]
-        check = command("verify", url) if self._is_ours else command("index", url)
-        mend = "" if self._is_ours else f"delete {index_name(name)} and "
-        return ShortReadError(f"{url}/{name} ends before its last sample does: {mend}run {check}")
+        mend = f"delete {index_name(name)} and run {command('index', url)}"
+        short = ShortReadError(f"{url}/{name} ends before its last sample does")
+        return short.with_next_step(verify_step(url) if self._is_ours else mend)
 
 
 def _parsed(member: bytes) -> dict[str, Any] | None:

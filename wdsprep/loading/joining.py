@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     latent_shard,
@@ -27,7 +28,7 @@ from wdsprep.dataset.names import (
     rows_name,
 )
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import positions_without_rows, read_rows
+from wdsprep.dataset.reindex import encode_step, positions_without_rows, read_rows
 from wdsprep.dataset.rows import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.shapes import Size, shapes_of
 from wdsprep.dataset.state import read_manifest
@@ -82,10 +83,11 @@ class DatasetPositions:
         if not self.moved[shard]:
             return ImagePositions.plain(count)
         store, name = self.dataset.store, self.dataset.names[shard]
-        found = read_rows(store, name, count, int(self.inputs[shard]))
-        if found is None:
-            receipt = self._receipts[latent_unit(name)]
-            return positions_without_rows(store, receipt, every_key=False)
+        with naming_next_step(encode_step(store.url)):
+            found = read_rows(store, name, count, int(self.inputs[shard]))
+            if found is None:
+                receipt = self._receipts[latent_unit(name)]
+                return positions_without_rows(store, receipt, every_key=False)
         return found
 
     @cached_property

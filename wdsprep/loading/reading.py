@@ -27,6 +27,7 @@ import torch
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
 from wdsprep.dataset.chance import Ints, key_of
+from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.open_shards import too_short
 from wdsprep.dataset.rejects import RejectedError
@@ -43,7 +44,6 @@ from wdsprep.loading.memory import Batch, Blocks, Memory
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf
 from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
 from wdsprep.sources.captions import caption_at
-from wdsprep.text import command
 
 ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
 MISSING = "the shard is missing"
@@ -205,9 +205,8 @@ class Reader:
             for row, fault in faults.items():
                 raise FormatError(
                     f"{fault.tar}: sample {fault.number}, which is joined to {batch.keys[row]}, "
-                    f"cannot be served ({fault.reason}), and its image has been encoded by now: "
-                    f"run {command('verify', fault.tar.rpartition('/')[0].rpartition('/')[0])}"
-                )
+                    f"cannot be served ({fault.reason}), and its image has been encoded by now"
+                ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
         """From this slot on."""
@@ -252,7 +251,7 @@ class Reader:
                 self._tell(batch, row, fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise FormatError(self._lost(batch, row, fault))
+                    raise self._lost(batch, row, fault)
                 drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
                 if instead is not None:
                     instead(batch, row)
@@ -308,12 +307,12 @@ class Reader:
         )
         return int(shards[0]), int(indices[0])
 
-    def _lost(self, batch: Batch, row: int, fault: Fault) -> str:
+    def _lost(self, batch: Batch, row: int, fault: Fault) -> FormatError:
         dataset = self.datasets[batch.stream[row]]
         part = next(p for p in dataset.beside if fault.tar.startswith(f"{p.store.url}/"))
-        hint = "" if part.kind == "tars" else f": run {command('verify', part.store.url)}"
+        next_step = "" if part.kind == "tars" else verify_step(part.store.url)
         what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
-        return f"{part.place}: {what}{hint}"
+        return FormatError(f"{part.place}: {what}").with_next_step(next_step)
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """The tar that a row is read from, and the number of the sample in it."""
@@ -434,11 +433,10 @@ class Reader:
         """A sample that stands beside another is not of its image."""
         (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
         parts = self.datasets[batch.stream[row]].beside
-        check = command("verify", parts[0].store.url, parts[slot].store.url)
         return FormatError(
             f"{other}: sample {number} has the key {key}, and sample {index} of {tar}, to which it "
-            f"is joined, has {batch.keys[row]}: one of the two was changed: run {check}"
-        )
+            f"is joined, has {batch.keys[row]}: one of the two was changed"
+        ).with_next_step(verify_step(parts[0].store.url, parts[slot].store.url))
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
         from wdsprep.encoding.on_the_way import reject_of  # with Pillow, which latents do not need

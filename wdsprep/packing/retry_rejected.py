@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 
+from wdsprep.dataset.damage import DELETE_STEP, UNLIKE_RECEIPT, naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
@@ -44,14 +45,13 @@ from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects, rejects_in
 from wdsprep.dataset.state import done_units, read_receipt
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.rules import PASSING, ROBOTS, FetchRules
 from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.places import is_keyed
-from wdsprep.text import command
 
 Moved = Mapping[str, frozenset[str]]
 """By slice, the sources of the rows that others have taken over."""
@@ -170,11 +170,8 @@ def _read(store: Store, number: int) -> Slice:
     try:
         counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
     except (ValueError, IndexError):  # of what no retry has written
-        name = inputs_name(bare.name)
-        raise FormatError(
-            f"{store.url}/{name} is damaged: it names no rows: delete it, and run the same command "
-            "again"
-        ) from None
+        what = f"{store.url}/{inputs_name(bare.name)}"
+        raise DamageError(what, "it names no rows").with_next_step(DELETE_STEP) from None
     return replace(bare, items=tuple(counted))
 
 
@@ -196,16 +193,14 @@ def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
 def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     """Take the rows from the slice's receipt and its rejects. Each step may be done twice."""
     name = rejects_name(receipt.unit)
+    what = f"{store.url}/{name}"
     before, after = store.read(name), BytesIO()
     kind = DigestKind.of(receipt.settings)
     digest = kind.hex(before)
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
-        raise FormatError(
-            f"{store.url}/{name} is damaged: run {command('repair', store.url)}, then the same "
-            "command again"
-        )
+        raise DamageError(what, UNLIKE_RECEIPT).with_next_step(repair_step(store.url))
     rejects = RejectsFile(after, kind)
-    for reject in read_rejects(before, f"{store.url}/{name}"):
+    for reject in read_rejects(before, what):
         if not leaves(reject, gone):
             rejects.add(reject)
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
@@ -235,9 +230,11 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
 
 def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
     """The rows of a slice that may succeed now, item by item of what it was made of."""
+    with naming_repair(store):
+        rejects = rejects_in(store, unit)
     wanted = {
         reject.source
-        for reject in rejects_in(store, unit)
+        for reject in rejects
         if reject.source not in planned and curable.takes(reject)
     }
     for item in packed_items(store, [unit]):

@@ -9,7 +9,7 @@ import sys
 from array import array
 
 from wdsprep.dataset.tar import BLOCK
-from wdsprep.errors import FormatError
+from wdsprep.errors import DamageError
 from wdsprep.text import plural
 
 
@@ -23,10 +23,8 @@ def encode_index(offsets: "array[int]") -> bytes:
 
 def decode_index(data: bytes, what: str) -> tuple[int, ...]:
     if len(data) % 8 or not data:
-        raise FormatError(
-            f"{what} is damaged: {plural(len(data), 'byte')} make no list of 8-byte offsets"
-        )
+        raise DamageError(what, f"{plural(len(data), 'byte')} make no list of 8-byte offsets")
     offsets = struct.unpack(f"<{len(data) // 8}Q", data)
     if offsets[0] % BLOCK or any(a >= b or b % BLOCK for a, b in itertools.pairwise(offsets)):
-        raise FormatError(f"{what} is damaged: its offsets do not rise in whole blocks")
+        raise DamageError(what, "its offsets do not rise in whole blocks")
     return offsets

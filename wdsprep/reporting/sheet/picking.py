@@ -24,7 +24,14 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
-from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError, UsageError
+from wdsprep.errors import (
+    DamageError,
+    FormatError,
+    NotFoundError,
+    ShortReadError,
+    TarError,
+    UsageError,
+)
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
@@ -116,7 +123,7 @@ def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
         start, end = struct.unpack("<2Q", data)
         if start % BLOCK == 0 and start < end <= place.shard.nbytes:
             return start, end
-    raise FormatError(f"{store.url}/{name} is damaged: it has no sample {place.number:,}")
+    raise DamageError(f"{store.url}/{name}", f"it has no sample {place.number:,}")
 
 
 def _tape(store: Store, name: str, start: int, end: int) -> Callable[[int, int], bytes]:
