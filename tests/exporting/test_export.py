@@ -122,7 +122,7 @@ def test_damage_ends_the_export_and_leaves_no_index(tmp_path: Path) -> None:
     data = bytearray(tar.read_bytes())
     data[700] ^= 1
     tar.write_bytes(data)
-    with pytest.raises(TarError, match=r"256/000001\.tar is damaged.*wdsprep verify"):
+    with pytest.raises(TarError, match=r"256/000001\.tar is damaged.*wdsprep repair"):
         wdsprep.export(source, out, to="primus")
     assert not (out / ".nv-meta/.info.json").exists()
     assert not (out / ".wdsprep/256/000001.json").exists()

@@ -93,7 +93,7 @@ def test_a_doctored_lookup_is_damage(tmp_path: Path, sql: str) -> None:
     with sqlite3.connect(path) as file:
         file.execute(sql)
     file.close()
-    with at_most(10), pytest.raises(FormatError, match=r"a\.sqlite is damaged .*: delete it"):
+    with at_most(10), pytest.raises(FormatError, match=r"a\.sqlite is damaged: .*: delete it"):
         OpenLookup(path)
 
 

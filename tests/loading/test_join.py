@@ -475,13 +475,14 @@ def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
     rows = tmp_path / "t/256/000001.tar.rows"
     data = rows.read_bytes()
     rows.write_bytes(data[:-4])
-    assert f'is damaged: run "wdsprep repair {tmp_path}/t"' in refused(latents, texts)
+    again = f'run "wdsprep repair {tmp_path}/t", then the same "wdsprep encode" again'
+    assert refused(latents, texts).endswith(f"those of its samples: {again}")
     rows.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
     with (tmp_path / "t/256/000001.tar").open("r+b") as file:
         file.write(bytes(100))
-    with pytest.raises(TarError, match=r'no sample begins at byte 0: run "wdsprep verify'):
+    with pytest.raises(TarError, match=f"no sample begins at byte 0: {again}"):
         load(latents, join=texts)
 
 
