@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wdsprep.dataset import aio
-from wdsprep.dataset.aio import AT_ONCE, address_of, read_all
+from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
 
 NBYTES = 1 << 20
 UNKNOWN = {
@@ -56,7 +56,9 @@ def read_some(fd: int, data: np.ndarray, count: int, seed: int) -> None:
         assert np.array_equal(np.concatenate(row), data[start : start + size])
 
 
-@pytest.mark.parametrize("count", [1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 5])
+@pytest.mark.parametrize(
+    "count", [1, READS_AT_ONCE - 1, READS_AT_ONCE, READS_AT_ONCE + 1, 3 * READS_AT_ONCE + 5]
+)
 @pytest.mark.usefixtures("kind")
 def test_every_read_brings_its_bytes_to_its_places(fd: int, data: np.ndarray, count: int) -> None:
     read_some(fd, data, count, seed=count)
@@ -84,7 +86,7 @@ def test_reads_that_cannot_be_are_told_from_those_beside_them(
     assert np.array_equal(rows[3][0][:30], data[-30:])
     assert np.array_equal(rows[6][0], data[20:120])
     os.close(only_to_write)
-    read_some(fd, data, AT_ONCE, seed=1)  # and nothing is left of them
+    read_some(fd, data, READS_AT_ONCE, seed=1)  # and nothing is left of them
 
 
 @pytest.mark.usefixtures("kind")

@@ -30,12 +30,13 @@ from typing import cast
 from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, largest
 from wdsprep.changes.hashes import Hashing, HashUnit, ImagesLooked, kept_beside, open_images
 from wdsprep.changes.options import DuplicatesOptions
+from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Finished, Quarantined, Runner, Step
 from wdsprep.runners.here import runner_for
 from wdsprep.store.base import absolute
-from wdsprep.text import command, unheard
+from wdsprep.text import unheard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +152,8 @@ def _look(
         for event in events:
             unit = cast("HashUnit", event.unit)
             if isinstance(event, Quarantined):
-                again = command("verify", unit.images)
-                raise WorkError(f"{unit.name}: {event.reason}: {again} says if it is sound")
+                failure = WorkError(f"{unit.name}: {event.reason}")
+                raise failure.with_next_step(verify_step(unit.images))
             under_way[unit.name] = cast("int", event.value) if isinstance(event, Step) else 0
             if isinstance(event, Finished):
                 done, samples = done + 1, samples + unit.shard.samples

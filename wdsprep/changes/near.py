@@ -34,7 +34,7 @@ NBITS = 64
 MOST_AGREEING = 6
 SORT_NS, COMPARE_NS = 90, 15  # what a hash costs in each sort, and a pair
 SORTS_NBYTES = 2 << 30
-AT_ONCE = 1 << 16  # hashes: what the processor's cache can hold
+HASHES_AT_ONCE = 1 << 16  # hashes: what the processor's cache can hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +107,8 @@ def _pairs_of_choice(
 def _in_order(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
     """With their blocks in this order, from the highest bit on."""
     moved = numpy.zeros(len(hashes), numpy.uint64)
-    for at in range(0, len(hashes), AT_ONCE):
-        some, to = hashes[at : at + AT_ONCE], moved[at : at + AT_ONCE]
+    for at in range(0, len(hashes), HASHES_AT_ONCE):
+        some, to = hashes[at : at + HASHES_AT_ONCE], moved[at : at + HASHES_AT_ONCE]
         for block in blocks:
             to <<= numpy.uint64(block.nbits)
             to |= (some >> numpy.uint64(block.start)) & numpy.uint64(block.mask)
@@ -127,8 +127,8 @@ def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
 def _alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
     """Pairs that begin with the same bits and are near, piece by piece."""
     limit = numpy.uint64(1 << (NBITS - key_nbits))
-    for start in range(0, len(front) - 1, AT_ONCE):
-        at = numpy.arange(start, min(start + AT_ONCE, len(front) - 1))
+    for start in range(0, len(front) - 1, HASHES_AT_ONCE):
+        at = numpy.arange(start, min(start + HASHES_AT_ONCE, len(front) - 1))
         apart = 0
         while len(at):
             apart += 1

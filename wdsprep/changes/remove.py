@@ -58,7 +58,7 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import EXAMPLES, plural
 
-AT_ONCE = 4
+UNITS_AT_ONCE = 4
 """Units that are changed at a time: one waits for the disk while another hashes."""
 
 
@@ -390,7 +390,7 @@ class _Job:
                 with naming_repair(place.store):
                     return change.carry_out()
 
-            for unit, receipt in zip(units, ahead(carry_out, units, AT_ONCE), strict=True):
+            for unit, receipt in zip(units, ahead(carry_out, units, UNITS_AT_ONCE), strict=True):
                 done += 1
                 heard(done, count)
                 if receipt is None and unit.made_of:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.chance import Ints
 
-AT_ONCE = 256  # reads in a call
+READS_AT_ONCE = 256  # reads in a call
 _PREADV = 7
 _READ = np.dtype(
     {
@@ -64,8 +64,8 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
     queue = _taken()
     read = _one_by_one if queue is None else queue.read
     try:
-        for top in range(0, len(fds), AT_ONCE):
-            some = slice(top, top + AT_ONCE)
+        for top in range(0, len(fds), READS_AT_ONCE):
+            some = slice(top, top + READS_AT_ONCE)
             came[some] = read(fds[some], starts[some], vectors[some])
     except BaseException:
         if queue is not None:
@@ -87,13 +87,13 @@ class _Queue:
 
     def __init__(self) -> None:
         self._id = ctypes.c_ulong(0)
-        _call("io_setup", ctypes.c_uint(AT_ONCE), ctypes.byref(self._id))
-        self._reads = np.zeros(AT_ONCE, _READ)
+        _call("io_setup", ctypes.c_uint(READS_AT_ONCE), ctypes.byref(self._id))
+        self._reads = np.zeros(READS_AT_ONCE, _READ)
         self._reads["what"] = _PREADV
-        self._reads["data"] = np.arange(AT_ONCE)
-        steps = np.arange(AT_ONCE, dtype=np.uint64) * _READ.itemsize
+        self._reads["data"] = np.arange(READS_AT_ONCE)
+        steps = np.arange(READS_AT_ONCE, dtype=np.uint64) * _READ.itemsize
         self._list = address_of(self._reads) + steps
-        self._events = np.zeros(AT_ONCE, _EVENT)
+        self._events = np.zeros(READS_AT_ONCE, _EVENT)
         self._list_at, self._events_at = address_of(self._list), address_of(self._events)
         try:  # nothing yet: a sandbox may allow one call and forbid another
             _call("io_submit", self._id, ctypes.c_long(0), ctypes.c_void_p(self._list_at))

@@ -35,7 +35,7 @@ from wdsprep.text import brief
 
 Settings = Mapping[str, Any]
 Part = TypeVar("Part")
-AT_ONCE = 400
+LINES_AT_ONCE = 400
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
@@ -347,5 +347,5 @@ def _unit_in(line: bytes) -> str:
 
 def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
     left = iter(every)
-    while some := list(islice(left, AT_ONCE)):
+    while some := list(islice(left, LINES_AT_ONCE)):
         yield some

@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wdsprep.dataset.damage import verify_step
+from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -164,7 +164,8 @@ class Tee:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
-        come = made.come | self._refused_by_size(shard, made.come)
+        with naming_next_step(verify_step(self._source.url)):
+            come = made.come | self._refused_by_size(shard, made.come)
         settings = self._encoding.settings
         with (
             Draft(self._edition, shard.name, settings) as draft,
@@ -188,7 +189,7 @@ class Tee:
         if not missing:
             return found
         store, name = open_store(self._source.url), shard.item.name
-        offsets = decode_index(store.read(index_name(name)), index_name(name))
+        offsets = decode_index(store.read(index_name(name)), f"{store.url}/{index_name(name)}")
         recipe = self._encoding.recipe
         for index in missing:
             start, end = offsets[index : index + 2]
@@ -206,8 +207,7 @@ class Tee:
                 found[index] = reject_of(sample, name, refused)
             else:
                 what = f"{self._source.url}/{name}"
-                damage = DamageError(what, "its json says no size of its image", sample.key)
-                raise damage.with_next_step(verify_step(self._source.url))
+                raise DamageError(what, "its json says no size of its image", sample.key)
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from wdsprep.loading.joining import Joined
 
 END_NBYTES = 4 << 10  # of a sample: json and caption are mostly in there
-AT_ONCE = 1024  # samples
+SAMPLES_AT_ONCE = 1024  # samples
 PIECE_NBYTES = 8 << 20
 FETCHERS = 16  # shards of S3 that are read at a time
 Found = TypeVar("Found")
@@ -69,7 +69,7 @@ def look_at_all(
     whole = dataset.files
     damaged: list[tuple[int, int]] = []
     reader = _Reader(whole, parses=parses)
-    threads = FETCHERS if isinstance(whole.store, RemoteStore) else max(2, usable_cpus())
+    threads = max(2, usable_cpus()) if whole.store.root else FETCHERS
 
     def look(shard: int) -> tuple[int, list[Found]]:
         made = []
@@ -125,7 +125,7 @@ class _Reader:
             raise UsageError(f"{store.url}: loading is from {ANY_PLACE}")
         self._store = store
         self._is_ours = dataset.kind != "tars"
-        self._comes_whole = isinstance(store, RemoteStore) and dataset.sample_nbytes <= LARGE_NBYTES
+        self._comes_whole = store.root is None and dataset.sample_nbytes <= LARGE_NBYTES
         self._shards = OpenShards(dataset, self._open_tar, lambda: OPEN_SHARDS, bring_back(dataset))
 
     def _open_tar(self, name: str) -> int:
@@ -149,7 +149,7 @@ class _Reader:
         offsets = np.frombuffer(opened.offsets, np.uint64).astype(np.int64)
         first, count = 0, len(offsets) - 1
         while first < count:
-            stop = min(first + AT_ONCE, count)
+            stop = min(first + SAMPLES_AT_ONCE, count)
             if self._comes_whole:
                 reached = np.searchsorted(offsets, offsets[first] + PIECE_NBYTES, side="right") - 1
                 stop = max(first + 1, min(stop, int(reached)))

@@ -53,7 +53,8 @@ KEPT_NBYTES = 32 << 20
 step has samples of."""
 KEPT = 512
 """Shards whose rows are kept at least, however large."""
-AT_ONCE = 16
+FEW_SHARDS = 16
+"""So many at most are read one by one: threads would cost more."""
 """Shards whose rows are read one after another; more are read in threads."""
 
 
@@ -156,7 +157,7 @@ class Joined:
 
     def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
         """Many are read in threads."""
-        if sum(shard not in self._maps for shard in shards) <= AT_ONCE:
+        if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
             return {shard: self._map(shard) for shard in shards}
         maps = read_each(self._map, shards, self.dataset.store.readers)
         return dict(zip(shards, maps, strict=True))

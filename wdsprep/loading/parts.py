@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wdsprep.dataset.kept import KeptFile, KeptWriter
     from wdsprep.loading.catalog import Dataset
 
-AT_ONCE = 1 << 20  # samples
+SAMPLES_AT_ONCE = 1 << 20  # samples
 NUMBERS = "numbers"
 Numbers = NDArray[np.uint32]
 """Of samples in their tars."""
@@ -270,7 +270,7 @@ def _digest_in(part: DatasetPart, sizes: Ints, numbers: Numbers, first: Ints, la
     digest, counts = RunningDigest(), last - first
     starts = np.zeros(len(part.whole.names) + 1, np.int64)
     starts[part.shards + 1] = counts
-    blocks = np.flatnonzero(np.diff(np.cumsum(counts) // AT_ONCE, prepend=-1))
+    blocks = np.flatnonzero(np.diff(np.cumsum(counts) // SAMPLES_AT_ONCE, prepend=-1))
     for low, high in pairwise([*blocks.tolist(), len(counts)]):
         some = slice(low, high)
         here = _ranges(first[some], counts[some])

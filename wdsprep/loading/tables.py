@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wdsprep.sources.tables.parquet import ParquetTable
 
 KEY = "key"
-AT_ONCE = 1 << 16
+ROWS_AT_ONCE = 1 << 16
 LONGEST_NBYTES = 4096
 """Of a key: all of them are held in rows as long as the longest."""
 LACKING = -1
@@ -208,7 +208,7 @@ def _read(place: str, table: Table, texts: Sequence[str]) -> Read:
 
     if isinstance(table, ParquetTable):
         return _read_parquet(place, table, texts)
-    every = [row for where, _ in table.parts(AT_ONCE) for _, row in table.rows(where)]
+    every = [row for where, _ in table.parts(ROWS_AT_ONCE) for _, row in table.rows(where)]
     rows: list[Mapping[str, Any]] = [row for row in every if isinstance(row, dict)]
     if count := len(every) - len(rows):
         _log.warning("%s: %s that cannot be read: passed over", place, plural(count, "row"))
@@ -270,7 +270,7 @@ def _read_parquet(place: str, table: "ParquetTable", texts: Sequence[str]) -> Re
     others: dict[str, list[str]] = {n: [] for n in texts if kinds[n] == "text"}
     columns: Columns = {name: [] for name in numbers}
     keys: list[NDArray[Any]] = []
-    for batch in table.batches([KEY, *numbers, *others], AT_ONCE):
+    for batch in table.batches([KEY, *numbers, *others], ROWS_AT_ONCE):
         keys.append(_held(_texts(values_in(batch[KEY]))))
         good = np.ones(len(keys[-1]), np.bool_)
         for name in numbers:

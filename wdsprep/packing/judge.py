@@ -23,6 +23,7 @@ from wdsprep.sources import Item, Slice, Source, Told, untold
 from wdsprep.sources.contents import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
+from wdsprep.store import opened
 
 SPARE = 4  # inputs ahead, so that none of the threads waits for its next
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
@@ -69,7 +70,7 @@ def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
     rest is Python and short system calls, where threads wait for each other's lock. Of 8,000
     samples of 50 KB two of them took 1.8 times as long as one. Where a mounted folder is slow, more
     workers help: they read slices side by side."""
-    if "://" in source.url:
+    if opened(source.url).root is None:
         return max(threads, REMOTE_READS)
     return threads if rules.full_check or rules.recode else 1
 

@@ -8,12 +8,12 @@ table is compressed, or what lies beside a sample and is never read.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -82,13 +82,9 @@ def changed(
         items = items_of(unit)
         return unit, len(items), content_of(source, items) == contents[unit]
 
-    threads = min(MOST_THREADS, usable_cpus())
-    with ThreadPoolExecutor(threads) as pool:
-        units = iter(contents)
-        while some := list(islice(units, 8 * threads)):
-            for unit, count, is_same in pool.map(compare, some):
-                done += count
-                heard(done)
-                if not is_same:
-                    found.append(unit)
+    for unit, count, is_same in ahead(compare, contents, min(MOST_THREADS, usable_cpus())):
+        done += count
+        heard(done)
+        if not is_same:
+            found.append(unit)
     return found

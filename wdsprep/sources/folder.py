@@ -120,7 +120,7 @@ def _read(store: Store, name: str) -> bytes:
     except (ShortReadError, UsageError) as error:  # cut meanwhile; an S3 key like a//b
         raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
     except AccessError as error:
-        if "://" in store.url:  # credentials that have run out: no fault of this file's
+        if store.root is None:  # credentials that have run out: no fault of this file's
             raise
         raise RejectedError(Code.UNREADABLE, shown(str(error))) from error
 

@@ -49,7 +49,7 @@ LOST = "lost+found/"  # what is at the root of a disk, where only root may look
 HOLD_WAIT_S = 2_000.0  # as long as on S3
 NOT_THERE = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 """What file systems say that have no hard links, or no locks."""
-AT_ONCE = 512  # pieces; Linux and macOS take 1024
+PIECES_AT_ONCE = 512  # pieces; Linux and macOS take 1024
 PATIENCE_S = 15.0  # with somebody who has to give files their names
 WRITTEN_NBYTES = 128 << 10
 """At once: for one of several MB the kernel looks for as much memory in one piece, and on a machine
@@ -155,7 +155,7 @@ class LocalStore:
 def _first(left: Iterable[memoryview]) -> list[memoryview]:
     """What one call writes of many pieces."""
     found, room = [], WRITTEN_NBYTES
-    for piece in islice(left, AT_ONCE):
+    for piece in islice(left, PIECES_AT_ONCE):
         found.append(piece[:room])
         room -= len(found[-1])
         if not room:

@@ -13,15 +13,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.errors import WorkError
 
 BLOCK_NBYTES = 8 << 20
+FILES_AT_ONCE = 4
 LARGE_NBYTES = 1_000_000_000
 """Below this, computing takes a second."""
 HEAD_NBYTES = 1 << 24
@@ -88,10 +89,9 @@ def _entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
 
 
 def _sums(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
-    """Hashing leaves the GIL, so files go side by side."""
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda file: _sum(folder / file, kind), files)
-        return dict(zip(files, found, strict=True))
+    """Hash files side by side, since hashing leaves the GIL."""
+    found = read_each(lambda file: _sum(folder / file, kind), files, FILES_AT_ONCE)
+    return dict(zip(files, found, strict=True))
 
 
 def _sum(path: Path, kind: DigestKind) -> str:

@@ -19,7 +19,6 @@ from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.sheet.items import SheetItem, facts_of_image, opened_image, unread
 from wdsprep.reporting.sheet.picking import SheetSample, place_of, read_sample
 from wdsprep.store import split_url
-from wdsprep.store.base import local_path
 from wdsprep.text import command
 
 GROUPS, COPIES = 8, 3
@@ -102,10 +101,10 @@ class _Table:
             raise self._other()
 
     def _batches(self, *names: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-        first, path = 0, local_path(self._url)
+        first = 0
         store, name = split_url(self._url)
         try:
-            given = path if path else pa.BufferReader(store.read(name))
+            given = store.root / name if store.root else pa.BufferReader(store.read(name))
             for batch in pq.ParquetFile(given).iter_batches(columns=list(names)):
                 if batch.schema.names != list(names):
                     raise KeyError(names)
