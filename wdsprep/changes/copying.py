@@ -32,7 +32,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.rows import ImagePositions
-from wdsprep.dataset.samples import facts_bytes, key_order, parse_json
+from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
@@ -384,13 +384,11 @@ class CopiedSamples:
         return keys.pop(), members
 
     def _facts(self, key: str, members: Iterable[Member]) -> dict[str, Any]:
-        try:
-            (place,) = (member for member in members if member.name == "json")
-            facts = parse_json(self.data[place.start : place.end].decode("utf-8", "surrogatepass"))
-            if isinstance(facts, dict) and facts["key"] == key:
+        places = [member for member in members if member.name == "json"]
+        if len(places) == 1:
+            facts = parse_object(self.data[places[0].start : places[0].end])
+            if facts is not None and facts.get("key") == key:
                 return facts
-        except (ValueError, KeyError, RecursionError):
-            pass
         raise _misplaced(self._store, self._shard)
 
 

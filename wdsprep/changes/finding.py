@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from wdsprep.changes.wanted import Sought, WantedSamples
+from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import key_reader, keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
@@ -23,14 +24,13 @@ from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
-from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.samples import key_order, parse_object
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import (
     members_of,
     open_tape,
     scan,
 )
-from wdsprep.errors import DamageError
 from wdsprep.images import IMAGES
 from wdsprep.store.base import Store
 
@@ -113,18 +113,20 @@ class Finder:
             shards = {}
             keys = every or Sought(self.wanted.keys.of_slice(receipt.unit))
             for shard in receipt.shards if keys or self.wanted.kinds else ():
-                found_here = {}
-                if self.wanted.kinds:
-                    found_here = self._walked(place, shard, keys, found)
-                elif numbered := rising(place.store, shard, keys):
-                    found_here = numbered
-                    for fields in samples_at(place.store, shard, numbered).values():
-                        found.marks.update(self._marks(fields))
-                if found_here:
-                    shards[shard] = found_here
+                with naming_place(f"{place.store.url}/{shard.name}"):
+                    if found_here := self._in_images(place, shard, keys, found):
+                        shards[shard] = found_here
             rejects = self._rejects(place, receipt, keys, found)
             _note(found, receipt.unit, shards, rejects)
         return found
+
+    def _in_images(self, place: DatasetPlace, shard: Shard, keys: Sought, found: Found) -> Numbered:
+        if self.wanted.kinds:
+            return self._walked(place, shard, keys, found)
+        numbered = rising(place.store, shard, keys)
+        for fields in samples_at(place.store, shard, numbered).values():
+            found.marks.update(self._marks(fields))
+        return numbered
 
     def in_latents(
         self,
@@ -144,12 +146,12 @@ class Finder:
             is_current = lost is not None and receipt.input.partition(":")[0] == lost.digest
             shards = {}
             for shard in receipt.shards if keys else ():
-                if numbered := located(place.store, shard, keys):
-                    shards[shard] = numbered
-                    if not is_current:
-                        for fields in samples_at(place.store, shard, numbered).values():
-                            if source := _facts(fields)["source"]:
-                                found.marks.add(mark_of("source", source))
+                if not (numbered := located(place.store, shard, keys)):
+                    continue
+                shards[shard] = numbered
+                if not is_current:
+                    with naming_place(f"{place.store.url}/{shard.name}"):
+                        found.marks |= _sources(place.store, shard, numbered)
             rejects = self._rejects(place, receipt, keys, found)
             _note(found, receipt.unit, shards, rejects, lost if is_current else None)
         return found
@@ -162,7 +164,7 @@ class Finder:
         with open_tape(place.store, shard.name, expected=shard.nbytes) as tape:
             for number, sample in enumerate(scan(tape, wants=self._wants)):
                 if isinstance(sample, BadSampleError):
-                    raise DamageError(f"{place.store.url}/{shard.name}", str(sample))
+                    raise sample
                 hits = set(self._hits(sample.fields))
                 if hits or sample.key in keys:
                     numbered[number] = sample.key
@@ -260,8 +262,16 @@ def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _facts(fields: Fields) -> Mapping[str, Any]:
     """The json of a sample, which those of latents without a source lack."""
-    found = parse_json(fields["json"])
+    found = parse_object(fields.get("json", b""))
+    if found is None:
+        raise BadSampleError("the json of a sample is no object")
     return {"source": "", **found}
+
+
+def _sources(store: Store, shard: Shard, numbers: Iterable[int]) -> set[bytes]:
+    """Return the marks of the sources of some samples."""
+    every = (_facts(fields)["source"] for fields in samples_at(store, shard, numbers).values())
+    return {mark_of("source", source) for source in every if source}
 
 
 # --- samples by their numbers

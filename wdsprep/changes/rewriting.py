@@ -21,7 +21,7 @@ from io import BytesIO
 from itertools import accumulate, pairwise
 
 from wdsprep.dataset.counts import count_sample
-from wdsprep.dataset.damage import UNLIKE_RECEIPT
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
@@ -39,7 +39,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
 from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.rows import ImagePositions, may_have_rows
-from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.samples import key_order, parse_json, parse_object
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.index import encode_index
@@ -403,12 +403,13 @@ class _Taken:
 
     def samples(self, store: Store) -> Iterator[Fields]:
         """Those that go; refused where the index has led to others."""
+        what = f"{store.url}/{index_name(self._removal.name)}"
         data, at = b"".join(self._gone), 0
         for row, key in zip(self._removal.rows, self._removal.keys, strict=True):
             nbytes = self._offsets[row + 1] - self._offsets[row]
             sample, at = data[at : at + nbytes], at + nbytes
-            fields = dict(members_of(sample))
-            if parse_json(fields.get("json", b"{}")).get("key") != key:
-                what = f"{store.url}/{index_name(self._removal.name)}"
+            with naming_place(what):
+                fields = dict(members_of(sample))
+            if (parse_object(fields.get("json", b"")) or {}).get("key") != key:
                 raise DamageError(what, "it leads to other samples", key)
             yield fields

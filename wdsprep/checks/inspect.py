@@ -17,18 +17,17 @@ from wdsprep.checks.options import InspectOptions, OverviewOptions
 from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
-from wdsprep.dataset.damage import naming_repair
+from wdsprep.dataset.damage import naming_place, naming_repair
 from wdsprep.dataset.digests import format_of
-from wdsprep.dataset.keys import key_in
+from wdsprep.dataset.keys import key_in, offsets_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import SELECTION, index_name, latent_unit
+from wdsprep.dataset.names import SELECTION, latent_unit
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import key_order, parse_json
 from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
 from wdsprep.dataset.state import open_dataset, phases
 from wdsprep.dataset.tar import BLOCK
-from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import TwoWays, taking
@@ -267,7 +266,8 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
     with naming_repair(store):
         if place := finder.find(key):
             data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
-            return Looked(key=key, place=place, members=tuple(members_of(data)))
+            with naming_place(f"{store.url}/{place.shard}"):
+                return Looked(key=key, place=place, members=tuple(members_of(data)))
         for reject in finder.rejects(key):
             if reject.key == key:
                 return reject
@@ -326,13 +326,9 @@ class _Finder:
         head = self._store.read(shard.name, start=offset, nbytes=BLOCK)
         return key_in(head, f"{self._store.url}/{shard.name}", offset)
 
-    def _offsets(self, shard: Shard) -> Sequence[int]:
-        name = index_name(shard.name)
-        return decode_index(self._store.read(name), f"{self._store.url}/{name}")
-
     def _bisect(self, shard: Shard, key: str) -> Located | None:
         """Where keys rise, a dozen headers lead to the sample."""
-        offsets = self._offsets(shard)
+        offsets = offsets_of(self._store, shard)
 
         def order(number: int) -> tuple[int, str]:
             return key_order(self._key_at(shard, offsets[number]))
@@ -361,7 +357,7 @@ class _Finder:
         return shape_ranges(settings, self._counts[unit])
 
     def _scan(self, shard: Shard, key: str) -> Located | None:
-        offsets = self._offsets(shard)
+        offsets = offsets_of(self._store, shard)
         for number, offset in enumerate(offsets[:-1]):
             if self._key_at(shard, offset) == key:
                 return self._located(shard, offsets, number)

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from wdsprep.errors import FormatError, NewerFormatError, NotFoundError, ShortReadError, TarError
+from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.errors import (
+    DamageError,
+    FormatError,
+    NewerFormatError,
+    NotFoundError,
+    ShortReadError,
+    TarError,
+)
 from wdsprep.store.base import Store
 from wdsprep.text import command
 
@@ -38,6 +46,15 @@ def naming_next_step(next_step: str) -> Iterator[None]:
     except (FormatError, NotFoundError, ShortReadError, TarError) as error:
         error.with_next_step(next_step)
         raise
+
+
+@contextmanager
+def naming_place(place: str) -> Iterator[None]:
+    """Let what is wrong with a tar, or a sample of it, name the tar."""
+    try:
+        yield
+    except BadSampleError as error:
+        raise DamageError(place, str(error), error.key) from error
 
 
 def naming_repair(store: Store) -> AbstractContextManager[None]:

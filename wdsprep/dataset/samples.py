@@ -28,6 +28,15 @@ def parse_json(data: bytes | str) -> Any:
     return FROM_OUTSIDE.decode(data)
 
 
+def parse_object(data: bytes | str) -> dict[str, Any] | None:
+    """Return the object that such a JSON is; None where it is none."""
+    try:
+        found = parse_json(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 META = "meta"
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")

@@ -9,24 +9,23 @@ A joined dataset is of the same image shards, so its samples are found by their 
 away.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_repair, readable
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.keys import offsets_of
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rows import NOWHERE, ImagePositions
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.members import members
+from wdsprep.dataset.samples import parse_object
+from wdsprep.dataset.tar.members import members, truncated
 from wdsprep.dataset.tar.read import members_of, open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
-from wdsprep.errors import DamageError, TarError, UsageError
+from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import opened
 from wdsprep.store.base import Chunks
@@ -143,24 +142,25 @@ def _wanted(source: UnitSource) -> frozenset[str] | None:
 
 def _grouped(at: Any, what: str, *, wanted: frozenset[str] | None) -> Iterator[_Read]:
     """The samples of a tar, with those of its members that are `wanted`."""
-    one: _Read | None = None
-    for path, _start, data, nbytes, target in members(at):
-        split = split_member(path)
-        if split is None or target:
-            continue
-        key, name = split
-        if one is None or key != one.key:
-            if one is not None:
-                yield one
-            one = _Read(key, {}, {})
-        one.places[name] = (data, nbytes)
-        one.end = data + nbytes
-        if wanted is None or name in wanted:
-            found = one.members[name] = at(data, nbytes)
-            if len(found) < nbytes:
-                raise TarError(f"{what} is truncated at {path}")
-    if one is not None:
-        yield one
+    with naming_place(what):
+        one: _Read | None = None
+        for path, _start, data, nbytes, target in members(at):
+            split = split_member(path)
+            if split is None or target:
+                continue
+            key, name = split
+            if one is None or key != one.key:
+                if one is not None:
+                    yield one
+                one = _Read(key, {}, {})
+            one.places[name] = (data, nbytes)
+            one.end = data + nbytes
+            if wanted is None or name in wanted:
+                found = one.members[name] = at(data, nbytes)
+                if len(found) < nbytes:
+                    raise truncated(data, path)
+        if one is not None:
+            yield one
 
 
 def _heads_of(source: UnitSource) -> Iterator[_Read]:
@@ -207,11 +207,8 @@ def _sample(
 
 
 def _facts(one: _Read, source: UnitSource) -> Mapping[str, Any]:
-    try:
-        facts = json.loads(bytes(one.members.get("json", b"{}")))
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict):
+    facts = parse_object(bytes(one.members.get("json", b"{}")))
+    if facts is None:
         what = f"{source.url}/{source.shard.name}"
         raise DamageError(what, "its json is no object", one.key)
     return facts
@@ -233,7 +230,7 @@ def _positions(source: UnitSource) -> ImagePositions:
 def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
     """For each sample of the first what is beside it, if anything."""
     store, name = opened(source.url), source.shard.name
-    offsets = decode_index(store.read(index_name(name)), f"{source.url}/{index_name(name)}")
+    offsets = offsets_of(store, source.shard)
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
     wanted = (None if number == NOWHERE else number for number in numbers.tolist())
@@ -249,7 +246,8 @@ def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
 
 
 def _one(data: bytes, source: UnitSource) -> _Read:
-    whole = dict(members_of(data))
+    with naming_place(f"{source.url}/{source.shard.name}"):
+        whole = dict(members_of(data))
     key = data[:100].rstrip(b"\0").decode("utf-8", "replace")
     split = split_member(key)
     if split is None:

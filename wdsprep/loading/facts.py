@@ -30,7 +30,7 @@ from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards
-from wdsprep.dataset.samples import FROM_OUTSIDE, parse_json
+from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.ends import LARGE_NBYTES, near_the_end, walked
 from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
@@ -241,12 +241,4 @@ def _parsed(member: bytes) -> dict[str, Any] | None:
             return found
     except (ValueError, RecursionError):
         pass
-    return _parsed_alone(member)
-
-
-def _parsed_alone(member: bytes) -> dict[str, Any] | None:
-    try:
-        found = parse_json(member)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    return parse_object(member)

@@ -20,7 +20,7 @@ from wdsprep.dataset.names import index_name, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import members, name_of
 from wdsprep.dataset.tar.read import members_of, split_member
@@ -109,11 +109,8 @@ def _until_json(
 def _sample(place: SheetPlace, head: bytes, found: tuple[tuple[str, bytes], ...]) -> SheetSample:
     split = split_member(name_of(head)) if len(head) == BLOCK else None
     sample = SheetSample(place=place, key=split[0] if split else "", members=found)
-    try:
-        facts = parse_json(sample.member("json"))
-    except (ValueError, RecursionError):
-        return sample
-    return replace(sample, facts=facts) if isinstance(facts, dict) else sample
+    facts = parse_object(sample.member("json"))
+    return sample if facts is None else replace(sample, facts=facts)
 
 
 def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
