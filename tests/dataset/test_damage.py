@@ -1,10 +1,14 @@
 """What is said of a damaged file: where, why, and one next step, which is the caller's."""
 
 import pickle
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import wdsprep
 from wdsprep.dataset.damage import naming_next_step, naming_repair, readable, repair_step
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
@@ -98,3 +102,60 @@ def test_what_was_read_before_the_damage_is_given_out() -> None:
     assert next(found) == 1
     with pytest.raises(DamageError, match=r'ends early: run "wdsprep repair /data"'):
         next(found)
+
+
+# What commands say.
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("damage")
+    (place / "in").mkdir()
+    for number in range(3):
+        Image.new("RGB", (40, 40 + number), (9, 99, 250)).save(place / f"in/{number}.png")
+    wdsprep.pack(place / "in", place / "images", buckets=[32], workers=1)
+    return place / "images"
+
+
+def without_objects(data: bytes) -> bytes:
+    """The json of each sample is a list, which the headers do not show."""
+    return data.replace(b'{"', b'["')
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+COMMANDS: dict[str, Callable[[Path, Path], object]] = {
+    "duplicates": lambda images, _out: wdsprep.duplicates(images, workers=1),
+    "export": lambda images, out: wdsprep.export(images, out, to="webshart"),
+    "remove": lambda images, _out: wdsprep.remove(images, keys=["000000000002"]),
+    "select": lambda images, out: wdsprep.select(images, out, keys=["000000000002"], workers=1),
+}
+
+
+@pytest.mark.parametrize("change", [without_objects, cut])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_names_the_shard_and_the_repair(
+    images: Path, tmp_path: Path, command: str, change: Callable[[bytes], bytes]
+) -> None:
+    place = tmp_path / "images"
+    shutil.copytree(images, place)
+    tar = place / "32/000000.tar"
+    tar.write_bytes(change(tar.read_bytes()))
+    with pytest.raises(TarError) as refused:
+        COMMANDS[command](place, tmp_path / "out")
+    said = str(refused.value)
+    assert said.startswith(f"{tar}")
+    assert said.endswith(f': run "wdsprep repair {place}", then the same command again')
+    assert said.count("wdsprep repair") == 1
+
+
+def test_a_shard_gone_wrong_of_two_is_told_by_its_own_dataset(images: Path, tmp_path: Path) -> None:
+    """Several datasets are copied into one: the next step is about the one that is damaged."""
+    both = [tmp_path / name for name in "ab"]
+    for place in both:
+        shutil.copytree(images, place)
+    (tmp_path / "a/32/000000.tar.idx").write_bytes(b"")
+    with pytest.raises(DamageError, match=f'repair {tmp_path}/a"'):
+        wdsprep.select(both, tmp_path / "out", prefix=True, workers=1)

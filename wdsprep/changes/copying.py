@@ -389,7 +389,8 @@ class CopiedSamples:
             facts = parse_object(self.data[places[0].start : places[0].end])
             if facts is not None and facts.get("key") == key:
                 return facts
-        raise _misplaced(self._store, self._shard)
+        what = f"{self._store.url}/{self._shard}"
+        raise DamageError(what, "its json is not that of the sample", key)
 
 
 @dataclass(slots=True)

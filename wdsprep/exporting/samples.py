@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, readable
+from wdsprep.dataset.damage import (
+    UNLIKE_RECEIPT,
+    naming_place,
+    naming_repair,
+    readable,
+    repair_step,
+)
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import offsets_of
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -209,8 +215,8 @@ def _sample(
 def _facts(one: _Read, source: UnitSource) -> Mapping[str, Any]:
     facts = parse_object(bytes(one.members.get("json", b"{}")))
     if facts is None:
-        what = f"{source.url}/{source.shard.name}"
-        raise DamageError(what, "its json is no object", one.key)
+        damage = DamageError(f"{source.url}/{source.shard.name}", "its json is no object", one.key)
+        raise damage.with_next_step(repair_step(source.url))
     return facts
 
 
