@@ -189,6 +189,17 @@ def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tup
     return crew, schedule
 
 
+def test_a_worker_that_takes_fewer_units_than_the_run_gives_gets_no_more() -> None:
+    crew, schedule = desks(40, workers=3, count=8)
+    for slot, units in enumerate((3, 0, 99)):
+        schedule.heard(slot, 0, Ready(units=units))
+    schedule.dispatch(crew)
+    assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
+    for unit in crew.units(0):
+        crew.done(schedule, unit)
+        assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
+
+
 def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
     crew, schedule = desks(5, workers=3, count=3)
     assert crew.started == [0, 1, 2]

@@ -16,6 +16,9 @@ from wdsprep.runners.base import WORKERS, Runner, SpanCrewOptions, least_and_mos
 
 DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
+SHARDS_IN_TURN = 8
+"""The same where the device holds what encodes images and text in turn: for so many shards each is
+loaded once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +213,7 @@ def runner_of(
         options.runner,
         workers=min(crew.workers, units),
         max_workers=min(options.most, units),
-        units_per_worker=SHARDS_PER_WORKER,
+        units_per_worker=SHARDS_IN_TURN,
         max_attempts=options.max_attempts,
         name="encode",
         phase=phase,

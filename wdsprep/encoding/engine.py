@@ -263,6 +263,7 @@ class Engine:
         lanes = threads if encoder.device.type == "cpu" else 1
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(lanes)]
         self._finishing = threading.Lock()
+        self._unfinished = 0  # samples that were fed
         usual = self._usually_inside(lanes) + decoders
         self._places = threading.Semaphore(usual + self._most_waiting)
         self._rooms = threading.Semaphore(usual + self._most_rows)
@@ -370,6 +371,8 @@ class Engine:
             self._until(partial(self._take_room, len(image)))
             decoded = self._pool.submit(self._decode, image, shapes)
         ticket = _Ticket(key, caption, parts, decoded, Pending(self._places))
+        with self._finishing:
+            self._unfinished += 1
         self._fed.put(ticket)
         return ticket.result
 
@@ -391,6 +394,11 @@ class Engine:
         for device in self._devices:
             for batch in nothing:
                 device.warm_up(batch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was fed is still to be computed, be it wanted or not."""
+        return not self._unfinished
 
     def check(self) -> None:
         if self._failure is not None:
@@ -465,7 +473,7 @@ class Engine:
         if not images and any(Part.IMAGE in part for part in ticket.parts):
             self._rooms.release()
         if not ticket.missing:
-            ticket.result.set_result(ticket.results())
+            self._finish(ticket)
             return
         for number, fit in images.items():
             rows = waiting.images.setdefault((fit.width, fit.height), [])
@@ -598,4 +606,9 @@ class Engine:
             ticket.missing -= 1
             is_there = not ticket.missing
         if is_there:
-            ticket.result.set_result(ticket.results())
+            self._finish(ticket)
+
+    def _finish(self, ticket: _Ticket) -> None:
+        with self._finishing:
+            self._unfinished -= 1
+        ticket.result.set_result(ticket.results())

@@ -20,6 +20,9 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
 from wdsprep.text import command, human_counts, shown
 
+SMALL_NBYTES = 50_000
+"""Of a sample with its image."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShard:
@@ -44,6 +47,12 @@ class ImageShard:
     @property
     def whole_input(self) -> str:
         return self.digest or self.kind.hex(replace(self.item, take=0).to_json().encode())
+
+    @property
+    def likely_samples(self) -> int:
+        """How many samples it has; where nobody says, how many small ones it has room for."""
+        there = self.item.nbytes // SMALL_NBYTES if self.is_foreign else self.item.samples
+        return self.item.take or there
 
     def packed(self) -> bytes:
         """A third of the memory, for those that wait to be done."""

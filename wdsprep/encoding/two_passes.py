@@ -1,13 +1,15 @@
 """A shard in two passes, where a device cannot hold what encodes images and text together.
 
 First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
-which meets its caption again on the way into the shard.
+which meets its caption again on the way into the shard. `turns` says when a shard may begin a pass.
 """
 
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+from wdsprep.dataset.arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
@@ -17,11 +19,18 @@ from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool
 
 
+def text_nbytes(fields: Sequence[Field]) -> int:
+    """Return how many bytes the arrays of one caption have at most."""
+    return sum(field.array_nbytes for field in text_fields(fields))
+
+
 class TextPass:
     """Takes the results of captions, in place of a latent shard."""
 
     def __init__(self) -> None:
         self._spool = Spool()
+        self.nbytes = 0
+        """What waits here, or will at most; 0 once nothing does."""
         self._places: dict[str, tuple[int, int]] = {}
         self.rejects, self.counts, self.taken = _Lost(), Counter[str](), Taken()
 
@@ -37,7 +46,12 @@ class TextPass:
         tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
         return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
 
+    def settle(self) -> None:
+        """Count what has come, where all has."""
+        self.nbytes = self._spool.nbytes
+
     def close(self) -> None:
+        self.nbytes = 0
         self._spool.close()
 
 

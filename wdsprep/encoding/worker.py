@@ -37,6 +37,7 @@ from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
+from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
@@ -44,7 +45,8 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
-from wdsprep.encoding.two_passes import ImagePass, TextPass
+from wdsprep.encoding.turns import Turns, Visit
+from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
@@ -284,12 +286,18 @@ class EncodeWorker:
             threads=max(1, work.threads),
             gpu_share=work.gpu_share,
         )
-        self._alone = threading.Lock()
+        self._turns = Turns(
+            self._encoder.bring, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN
+        )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
         self._datasets = [_Dataset(target, empty) for target in work.targets]
         self._sources = [target.captions for target in work.targets]
         self._captions = {source: source.open() for source in {*self._sources}}
+
+    @property
+    def units_at_once(self) -> int:
+        return SHARDS_IN_TURN if self._encoder.is_split else SHARDS_PER_WORKER
 
     def close(self) -> None:
         self._engine.close()
@@ -332,24 +340,19 @@ class EncodeWorker:
         output.counts[f"{GPU}{device_name(device)}, batches of {' and '.join(sizes)}"] = 1
 
     def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
-        """In one pass; or in two, while no other shard of this worker is in one."""
+        """Encode the shard in one pass; or in two, each beside other shards that are in it."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
         if not self._encoder.is_split:
             part = reduce(or_, (self._parts[number] for number in outputs))
             return (yield from self._passed(shard, outputs, content, part))
-        while not self._alone.acquire(timeout=PROGRESS_S):
-            yield
-        try:
-            yield from self._in_turn(shard, outputs, content)
-        finally:
-            self._alone.release()
+        yield from self._in_turn(shard, outputs, content)
 
     def _in_turn(
         self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
     ) -> Iterator[None]:
-        """First all captions, then all images. Text that is kept apart is done with then; all else
-        waits for the images."""
+        """Encode first all captions, then all images. Text that is kept apart is done with then;
+        all else waits for the images."""
         with closing(TextPass()) as waiting:
             texts: dict[int, Taking] = {}
             images: dict[int, Taking] = {}
@@ -364,12 +367,23 @@ class EncodeWorker:
                         texts[number] = waiting
                     images[number] = ImagePass(output, waiting)
             if texts:
-                self._encoder.bring(Part.TEXT)
+                if waiting in texts.values():
+                    waiting.nbytes = shard.likely_samples * text_nbytes(self._encoder.fields)
                 first = Content(is_kept=False) if images else content
-                yield from self._passed(shard, texts, first, Part.TEXT)
+                with self._turns.visit(Part.TEXT, waiting) as visit:
+                    yield from self._come(visit)
+                    yield from self._passed(shard, texts, first, Part.TEXT)
+                    waiting.settle()
             if images:
-                self._encoder.bring(Part.IMAGE)
-                yield from self._passed(shard, images, content, Part.IMAGE)
+                with self._turns.visit(Part.IMAGE) as visit:
+                    yield from self._come(visit)
+                    yield from self._passed(shard, images, content, Part.IMAGE)
+
+    def _come(self, visit: Visit) -> Iterator[None]:
+        """Wait for the turn of a pass."""
+        while not self._turns.enter(visit, PROGRESS_S):
+            self._engine.check()
+            yield
 
     def _passed(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part

@@ -59,9 +59,9 @@ def make_runner(
 ) -> Runner:
     """`workers=0`: as many as there is room for. With `max_workers` a cluster begins with
     `workers` and gets up to that many as machines join it. `units_per_worker` are held by a
-    worker at the same time. `gpus` go round the local workers, each of which sees one of them; Ray
-    hands out its own. All from `name` on is for Ray alone, whose metrics say `phase` and how
-    many `units` are left."""
+    worker at the same time; fewer where it asks for fewer. `gpus` go round the local workers, each
+    of which sees one of them; Ray hands out its own. All from `name` on is for Ray alone, whose
+    metrics say `phase` and how many `units` are left."""
     if workers < 0 or max_attempts < 1:
         raise UsageError(f"{workers} workers, {max_attempts} attempts: give 0 and 1 or more")
     if units_per_worker < 1:

@@ -52,7 +52,9 @@ class Work(Protocol):
         With several units per worker it is called in several threads at once, and each of
         its generators yields at least every half second: a worker that is told to stop
         closes them there, so that their context managers clean up. A `close()` of the
-        returned object is called after that, where a worker ends in order. A worker that
+        returned object is called after that, where a worker ends in order. A number
+        `units_at_once` of it says that this worker takes fewer units than the run gives to
+        one. A worker that
         does one unit at a time is interrupted on the spot when it is a local process; as a
         Ray actor it stops at the next yield too."""
         ...

@@ -53,6 +53,9 @@ TRIED_AGAIN = 100
 class Ready:
     """The worker is open and waits for its first units."""
 
+    units: int = 0
+    """How many it takes at once; 0: as many as the schedule gives to one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitProgress:
@@ -222,6 +225,8 @@ class Schedule:
         self._roomy: list[dict[int, None]] = [{} for _ in range(units_per_worker)]
         """The open workers with room for a unit more, by how many they hold. One that is busy
         with a suspect has none."""
+        self._most: dict[int, int] = {}
+        """How many units each open worker takes at once."""
 
     def dispatch(self, crew: Workers) -> bool:
         """Give what can be given; whether there is anything left to wait for."""
@@ -287,7 +292,7 @@ class Schedule:
         order = next(self._orders)
         self._held[slot][order] = ticket
         self._in_flight += 1
-        if load + 1 < len(self._roomy) and not ticket.is_suspect:
+        if load + 1 < self._most[slot] and not ticket.is_suspect:
             self._roomy[load + 1][slot] = None
         crew.give(slot, order, ticket.unit)
 
@@ -305,8 +310,9 @@ class Schedule:
             case Returned():
                 self._put_back(self._take_back(slot, order))
                 return None
-            case Ready():
+            case Ready(units=units):
                 self._starting.remove(slot)
+                self._most[slot] = min(units or len(self._roomy), len(self._roomy))
                 self._held[slot] = {}
                 self._roomy[0][slot] = None
                 self._false_starts.pop(slot, None)

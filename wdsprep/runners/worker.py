@@ -44,7 +44,8 @@ Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 
 def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
-        return Worker(load().open()), Ready()
+        call = load().open()
+        return Worker(call), Ready(units=getattr(call, "units_at_once", 0))
     except OF_THE_REQUEST as error:
         return None, Fatal(error=_travelling(error), trace=traceback.format_exc())
     except WdsprepError as error:

@@ -1,0 +1,122 @@
+"""When a shard may begin a pass, where a device holds what encodes images and text in turn.
+
+Loading a large text encoder may take as long as a shard of captions. So shards share a turn: those
+that want the pass which the device is ready for begin together, and it changes when none is in it.
+Of `most` shards that a worker has, each network is loaded once, as far as there is room on the disk
+for the captions of so many, which wait there for their images. Where shards wait for the other
+pass, no more than `most` begin this one before it changes, so that each comes to its turn.
+"""
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.two_passes import TextPass
+
+TEXTS_NBYTES = 32 << 30
+"""Of captions that wait for their images."""
+DISK_SHARE = 8
+"""They may take one part in so many of what is free: a machine may have as many GPUs."""
+POLL_S = 0.05
+
+
+class Idle(Protocol):
+    """What computes passes."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of the pass before is still to be computed."""
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """A shard that waits for a pass, or is in it."""
+
+    part: Part
+    texts: TextPass | None
+    """Where its captions wait after the pass."""
+
+
+class Turns:
+    """One for each device. `bring` makes it ready for a pass, in which `at_once` shards are."""
+
+    def __init__(
+        self, bring: Callable[[Part], None], engine: Idle, *, at_once: int, most: int
+    ) -> None:
+        self._bring, self._engine = bring, engine
+        self._at_once, self._most = at_once, most
+        self._changed = threading.Condition()
+        self._part: Part | None = None
+        self._begun = 0
+        """How many shards have begun this turn."""
+        self._waiting: list[Visit] = []
+        self._inside: list[Visit] = []
+        self._texts: list[TextPass] = []
+
+    @contextmanager
+    def visit(self, part: Part, texts: TextPass | None = None) -> Iterator[Visit]:
+        """Wait for a pass, be in it, and leave it."""
+        visit = Visit(part, texts)
+        with self._changed:
+            self._waiting.append(visit)
+        try:
+            yield visit
+        finally:
+            with self._changed:
+                (self._waiting if visit in self._waiting else self._inside).remove(visit)
+                self._changed.notify_all()
+
+    def enter(self, visit: Visit, timeout_s: float) -> bool:
+        """Wait up to so long for the turn; whether it has come."""
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._try(visit):
+                if (left_s := end_s - time.monotonic()) <= 0:
+                    return False
+                self._changed.wait(min(left_s, POLL_S))
+            return True
+
+    def _try(self, visit: Visit) -> bool:
+        if not self._inside and not any(map(self._may_begin, self._waiting)):
+            self._change()
+        if not self._may_begin(visit):
+            return False
+        self._waiting.remove(visit)
+        self._inside.append(visit)
+        self._begun += 1
+        if visit.texts is not None:
+            self._texts.append(visit.texts)
+        return True
+
+    def _may_begin(self, visit: Visit) -> bool:
+        if visit.part is not self._part or len(self._inside) >= self._at_once:
+            return False
+        others_wait = any(other.part is not self._part for other in self._waiting)
+        return (self._begun < self._most or not others_wait) and self._has_room(visit)
+
+    def _has_room(self, visit: Visit) -> bool:
+        """Whether the captions may wait beside those of others; those of one shard always may."""
+        self._texts = [texts for texts in self._texts if texts.nbytes]
+        if visit.texts is None or not visit.texts.nbytes or not self._texts:
+            return True
+        nbytes = visit.texts.nbytes + sum(texts.nbytes for texts in self._texts)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
+
+    def _change(self) -> None:
+        """Begin a turn of the other pass, if a shard that waits for it can begin; else another turn
+        of this one."""
+        ready = [visit.part for visit in self._waiting if self._has_room(visit)]
+        if not ready or not self._engine.is_idle:
+            return
+        part = next((part for part in ready if part is not self._part), ready[0])
+        if part is not self._part:
+            self._part = None  # whatever becomes of it
+            self._bring(part)
+        self._part, self._begun = part, 0
