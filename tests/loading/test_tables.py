@@ -17,7 +17,8 @@ from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
-from wdsprep.loading.tables import LACKING, keyed_table
+from wdsprep.loading.table_keys import LACKING
+from wdsprep.loading.tables import keyed_table
 
 COUNT = 90
 

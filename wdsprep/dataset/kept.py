@@ -171,8 +171,11 @@ def _opened(path: Path) -> KeptFile | None:
     return None
 
 
+Dtype = Annotated[str, matching(r"\|b1|\|S[1-9]\d*|[<|][iuf][1248]", "a dtype")]
+
+
 class _Body(TypedDict):
-    arrays: dict[str, tuple[Nbytes, Nbytes, Annotated[str, matching("[<|][iuf][1248]", "a dtype")]]]
+    arrays: dict[str, tuple[Nbytes, Nbytes, Dtype]]
     facts: dict[str, Any]
 
 

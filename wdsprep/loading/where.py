@@ -29,7 +29,8 @@ from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
 from wdsprep.loading.joining import Joined
 from wdsprep.loading.parts import Numbers, Positions, chosen, keep_positions
 from wdsprep.loading.shelves.cache import CacheDir, folder_of
-from wdsprep.loading.tables import LACKING, KeyedTable, is_table, keyed_table
+from wdsprep.loading.table_keys import LACKING
+from wdsprep.loading.tables import KeyedTable, is_table, keyed_table
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200

@@ -6,36 +6,41 @@ from typing import IO
 
 from wdsprep.errors import FullError
 
+Place = tuple[int, int]
+"""Where something begins, and its bytes."""
+
 
 class Spool:
     """The file shrinks when nothing waits in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = "what arrives early waits there") -> None:
+        """`why` is said where there is no room."""
+        self._why = why
         self._file: IO[bytes] | None = None
         self._waiting = 0
         self.nbytes = 0
 
-    def put(self, data: bytes) -> tuple[int, int]:
+    def put(self, data: "bytes | memoryview") -> Place:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="wdsprep-", buffering=0)  # noqa: SIM115
-        place = (self.nbytes, len(data))
+        left = memoryview(data).cast("B")
+        place = (self.nbytes, len(left))
         try:
             self._file.seek(self.nbytes)
-            left = memoryview(data)
             while left:  # a file without a buffer may take less than all
                 left = left[self._file.write(left) :]
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise FullError(
-                f"{tempfile.gettempdir()} is full: what arrives early waits there: make "
-                "room, or set TMPDIR to another folder"
+                f"{tempfile.gettempdir()} is full: {self._why}: make room, or set TMPDIR to "
+                "another folder"
             ) from error
-        self.nbytes += len(data)
+        self.nbytes += place[1]
         self._waiting += 1
         return place
 
-    def get(self, place: tuple[int, int]) -> bytes:
+    def get(self, place: Place) -> bytes:
         assert self._file is not None  # noqa: S101  for mypy: who has a place has put
         self._file.seek(place[0])
         return self._file.read(place[1])

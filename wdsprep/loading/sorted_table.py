@@ -1,0 +1,166 @@
+"""A table beside the shards, written into a kept file by key, in bounded memory.
+
+Its rows are sorted some megabytes at a time (`sorted_rows`), and what each column comes to waits on
+a disk, in TMPDIR, until all have come: in the file columns stand one behind the other.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from wdsprep.dataset.kept import KeptWriter
+from wdsprep.loading.table_keys import DIGITS, KEY, numbers_in
+from wdsprep.loading.table_rows import Columns, TableRows, rows_of
+from wdsprep.sources.sorted_rows import SORTED_THERE, sorted_rows
+from wdsprep.sources.tables.files import Table
+from wdsprep.store.spool import Place, Spool
+from wdsprep.text import plural
+
+_log = logging.getLogger("wdsprep")
+
+
+def sort_table(
+    place: str, table: Table, texts: Sequence[str], writer: KeptWriter, path: Path
+) -> None:
+    """Write the first row of each key, sorted by key. `texts` are columns that may be of texts."""
+    _log.info("%s: reading the table; its columns, sorted by key, are kept in %s", place, path)
+    rows = rows_of(place, table, texts)
+    with closing(Spool(SORTED_THERE)) as spool:
+        found = _Sorted(rows, spool)
+        with sorted_rows(rows.batches()) as batches:
+            for batch in batches:
+                found.add(batch)
+        for what, count in (
+            ("without a key or a number", rows.count - found.good),
+            ("with a key that an earlier one has", found.good - found.count),
+        ):
+            if count:
+                _log.warning("%s: %s %s: passed over", place, plural(count, "row"), what)
+        found.write(writer)
+
+
+class _Sorted:
+    """The columns of a table by key, of which parts come and wait."""
+
+    def __init__(self, rows: TableRows, spool: Spool) -> None:
+        self._rows, self._spool = rows, spool
+        self._parts: dict[str, list[Place]] = defaultdict(list)
+        self._last: bytes | None = None
+        self._digits: int | None = None
+        """How many each key has; 0 where they are no numbers of one length."""
+        self.good = self.count = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        keys = batch.column(KEY)
+        numbers, texts = self._rows.values(batch)
+        wanted = self._first_ones(keys, numbers)
+        chosen = pa.array(wanted)
+        named = _as_rows(keys.filter(chosen), self._rows.width)
+        if not len(named):
+            return
+        self.count += len(named)
+        self._note_digits(named)
+        self._put(KEY, named)
+        for name, values in numbers.items():
+            self._put(f"numbers {name}", values[wanted])
+        for name, lines in texts.items():
+            lines = lines.filter(chosen)
+            self._put(f"ends {name}", pc.binary_length(lines).to_numpy(zero_copy_only=False))
+            self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
+
+    def _first_ones(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
+        """The rows that have all numbers, and a key that none before them has."""
+        good = np.ones(len(keys), np.bool_)
+        for values in numbers.values():
+            if values.dtype.kind == "f":
+                good &= ~np.isnan(values)
+        places = np.flatnonzero(good)
+        self.good += len(places)
+        if len(places):
+            own = keys if len(places) == len(keys) else keys.take(pa.array(places))
+            is_first = np.ones(len(places), np.bool_)
+            is_first[0] = own[0].as_py() != self._last
+            is_first[1:] = pc.not_equal(own[1:], own[:-1]).to_numpy(zero_copy_only=False)
+            self._last = own[-1].as_py()
+            good[places[~is_first]] = False
+        return good
+
+    def _note_digits(self, keys: NDArray[Any]) -> None:
+        if self._digits is None:
+            self._digits = len(keys[0]) if len(keys[0]) <= DIGITS else 0
+        digits = self._digits
+        if digits:
+            letters = keys.view(np.uint8).reshape(len(keys), -1)
+            is_digit = (letters >= ord("0")) & (letters <= ord("9"))
+            if not is_digit[:, :digits].all() or letters[:, digits:].any():
+                self._digits = 0
+
+    def _put(self, name: str, values: NDArray[Any]) -> None:
+        if values.nbytes:
+            self._parts[name].append(self._spool.put(values.tobytes()))
+
+    def write(self, writer: KeptWriter) -> None:
+        rows, width = self._rows, self._digits or 0
+        digest = blake3(repr(sorted(rows.columns)).encode())
+
+        def parts(name: str, dtype: str) -> Iterator[NDArray[Any]]:
+            for place in self._parts[name]:
+                yield np.frombuffer(self._spool.get(place), dtype)
+
+        def hashed(some: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+            for part in some:
+                digest.update(part.tobytes())
+                yield part
+
+        keys = hashed(parts(KEY, f"|S{rows.width}"))
+        if width:
+            own = (numbers_in(some.astype(f"S{width}").tobytes(), width) for some in keys)
+            writer.add(KEY, "<i8", own)
+        else:
+            writer.add(KEY, f"|S{rows.width}", keys)
+        for name, dtype in sorted(rows.columns.items()):
+            writer.add(f"numbers {name}", dtype, hashed(parts(f"numbers {name}", dtype)))
+        for name in sorted(rows.texts):
+            writer.add(f"ends {name}", "<i8", _ends(parts(f"ends {name}", "<i8")))
+            writer.add(f"texts {name}", "|u1", hashed(parts(f"texts {name}", "|u1")))
+        writer.facts |= {
+            "columns": dict(rows.columns),
+            "digest": digest.hexdigest(),
+            "rows": self.count,
+            "texts": sorted(rows.texts),
+            "width": width,
+        }
+
+
+def _as_rows(keys: pa.Array, width: int) -> NDArray[Any]:
+    """Keys in rows of so many bytes; at once where all are as long."""
+    lengths = pc.min_max(pc.binary_length(keys)).as_py()
+    if not lengths["min"] or lengths["min"] != lengths["max"]:
+        return np.array(keys.to_pylist(), f"S{width}")
+    return np.frombuffer(_data(keys), f"S{lengths['min']}").astype(f"S{width}")
+
+
+def _data(values: pa.Array) -> memoryview:
+    """The bytes of all values, one behind the other."""
+    _, ends, data = values.buffers()
+    if not len(values) or data is None:
+        return memoryview(b"")
+    edges = np.frombuffer(ends, np.int64)[[values.offset, values.offset + len(values)]]
+    return memoryview(data)[edges[0] : edges[1]]
+
+
+def _ends(lengths: Iterator[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
+    end = 0
+    yield np.zeros(1, np.int64)
+    for some in lengths:
+        yield end + np.cumsum(some)
+        end += int(some.sum())

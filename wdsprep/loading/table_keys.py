@@ -1,0 +1,44 @@
+"""Keys of tables beside the shards, as they are stored and looked for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wdsprep.dataset.chance import Ints
+
+KEY = "key"
+"""The column that has them."""
+LACKING = -1
+DIGITS = 18  # of a number of 64 bits
+
+
+def packed(texts: Sequence[str]) -> list[bytes]:
+    return [*map(_packed_one, texts)]
+
+
+def _packed_one(text: str) -> bytes:
+    """Nothing for what cannot be in a file, as half of a pair of surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return b""
+
+
+def as_numbers(keys: Sequence[str], width: int) -> Ints:
+    """Keys of so many digits; LACKING for others. Where all are such, it is done at once, in a
+    fifth of the time."""
+    whole = "".join(keys)
+    if {*map(len, keys)} == {width} and whole.isdecimal() and whole.isascii():
+        return numbers_in(whole.encode(), width)
+    return np.fromiter(
+        (int(k) if len(k) == width and k.isdecimal() and k.isascii() else LACKING for k in keys),
+        np.int64,
+        len(keys),
+    )
+
+
+def numbers_in(whole: bytes, width: int) -> Ints:
+    """Numbers of so many digits, one behind the other."""
+    digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
+    numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
+    return numbers

@@ -1,0 +1,255 @@
+"""The rows of a table beside the shards, read some at a time for `sorted_table`.
+
+Each batch has the keys first, as bytes; rows without one are left out. Parquet says what kind its
+columns are. Of a table that is text, all values together say so: a column of whole numbers is one
+until the first that is none. So its cells are sorted as texts, and read once all are known.
+"""
+
+import logging
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wdsprep.errors import UsageError
+from wdsprep.loading.table_keys import KEY, packed
+from wdsprep.sources.tables.files import Table
+from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
+from wdsprep.text import plural
+
+ROWS_AT_ONCE = 1 << 16
+LONGEST_NBYTES = 4096
+"""Of a key: all of them are held in rows as long as the longest."""
+BYTES = pa.large_binary()
+SCALARS = {int, float, bool, str}
+_log = logging.getLogger("wdsprep")
+Columns = dict[str, NDArray[Any]]
+
+
+class TableRows:
+    """What is read of a table. It is known once the batches have been gone through: the `columns`
+    of numbers with their dtypes, the names of those of `texts`, the number of all rows, and the
+    bytes of the longest key."""
+
+    columns: Mapping[str, str]
+    texts: Sequence[str]
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.count, self.width = 0, 1
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
+
+    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
+        """Return the numbers of a batch, NaN where there is none, and its texts."""
+        raise NotImplementedError
+
+    def _noted(self, keys: pa.Array) -> pa.Array:
+        """Count these keys, and return them with nothing for those that no sample can have."""
+        self.count += len(keys)
+        lengths = pc.binary_length(keys)
+        if (pc.max(lengths).as_py() or 0) > LONGEST_NBYTES:
+            keys = pc.if_else(pc.greater(lengths, LONGEST_NBYTES), pa.scalar(b"", BYTES), keys)
+        self.width = max(self.width, pc.max(pc.binary_length(keys)).as_py() or 0)
+        if pc.any(pc.ends_with(keys, pattern=b"\0")).as_py():  # rows of NumPy end without these
+            keys = pa.array([key.rstrip(b"\0") for key in keys.to_pylist()], BYTES)
+        return keys
+
+
+def rows_of(place: str, table: Table, texts: Sequence[str]) -> TableRows:
+    if isinstance(table, ParquetTable):
+        return _ParquetRows(place, table, texts)
+    return _TextRows(place, table, texts)
+
+
+class _ParquetRows(TableRows):
+    def __init__(self, place: str, table: ParquetTable, texts: Sequence[str]) -> None:
+        super().__init__(place)
+        kinds = table.kinds()
+        if kinds[KEY] != "text":
+            raise UsageError(
+                f"{place}: its column {KEY} is of {kinds[KEY] or 'another kind'}: write keys as "
+                "texts, as the shards have them, such as '000000000012'"
+            )
+        self._table = table
+        self.columns = {name: NUMBERS[kind] for name, kind in kinds.items() if kind in NUMBERS}
+        self.texts = [name for name in texts if kinds[name] == "text"]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        names = [KEY, *self.columns, *self.texts]
+        for batch in self._table.batches(names, ROWS_AT_ONCE):
+            keys = self._noted(_as_bytes(batch[KEY]))
+            good = pc.not_equal(keys, b"").to_numpy(zero_copy_only=False)
+            numbers = [
+                pa.array(_as_stored(self.place, name, batch[name], dtype, good))
+                for name, dtype in self.columns.items()
+            ]
+            arrays = [keys, *numbers, *(_as_bytes(batch[name]) for name in self.texts)]
+            whole = pa.RecordBatch.from_arrays(arrays, names)
+            yield whole if good.all() else whole.filter(pa.array(good))
+
+    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
+        numbers = {n: batch.column(n).to_numpy(zero_copy_only=False) for n in self.columns}
+        return numbers, {name: batch.column(name) for name in self.texts}
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The texts of a column, with nothing in place of a null and of what is not UTF-8."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowException:
+        values = values_in(column)
+        return pa.array(packed([text if isinstance(text, str) else "" for text in values]), BYTES)
+    return column.cast(pa.large_string()).fill_null("").cast(BYTES)
+
+
+def _as_stored(
+    place: str, name: str, column: Any, dtype: str, good: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """A column of a batch; rows of which it has nothing are not good."""
+    if column.null_count:
+        good &= ~column.is_null().to_numpy(zero_copy_only=False)
+        column = column.fill_null(False if dtype == "|b1" else 0)
+    own = column.to_numpy(zero_copy_only=False)
+    if own.dtype == np.uint64 and (own > np.iinfo(np.int64).max).any():
+        raise UsageError(
+            f"{place}: its column {name} has numbers beyond 2^63, which batches cannot hold: write "
+            "them as texts, or leave the column out"
+        )
+    made: NDArray[Any] = own.astype(dtype)
+    return made
+
+
+class _TextRows(TableRows):
+    def __init__(self, place: str, table: Table, texts: Sequence[str]) -> None:
+        super().__init__(place)
+        self._table, self._wanted = table, texts
+        self._kinds: dict[str, _Kind] = {}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        unreadable = 0
+        for where, _ in self._table.parts(sys.maxsize):
+            every = (row for _, row in self._table.rows(where))
+            while some := list(islice(every, ROWS_AT_ONCE)):
+                rows = [row for row in some if isinstance(row, dict)]
+                unreadable += len(some) - len(rows)
+                yield self._batch(rows)
+        if unreadable:
+            lines = plural(unreadable, "row")
+            _log.warning("%s: %s that cannot be read: passed over", self.place, lines)
+        kinds = {name: kind.dtype(self.count) for name, kind in self._kinds.items()}
+        self.columns = {name: dtype for name, dtype in kinds.items() if dtype}
+        self.texts = [name for name, dtype in kinds.items() if not dtype and name in self._wanted]
+
+    def _batch(self, rows: "list[dict[str, Any]]") -> pa.RecordBatch:
+        keys = [row.get(KEY) or "" for row in rows]
+        _check_keys(self.place, keys)
+        named = self._noted(pa.array(packed(keys), BYTES))
+        columns = {KEY: named}
+        for name in dict.fromkeys(name for row in rows for name in row if name != KEY):
+            values = [row.get(name) for row in rows]
+            kind = self._kinds.setdefault(name, _Kind())
+            kind.note([value for value in values if value is not None])
+            if kind.is_number or name in self._wanted:
+                columns[name] = _cells(values)
+        batch = pa.RecordBatch.from_pydict(columns)
+        return batch.filter(pc.not_equal(named, b""))
+
+    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
+        numbers = {
+            name: _numbers_in(_column(batch, name), dtype, self._kinds[name].types)
+            for name, dtype in self.columns.items()
+        }
+        return numbers, {name: _column(batch, name).fill_null(b"") for name in self.texts}
+
+
+def _cells(values: Sequence[Any]) -> pa.Array:
+    """Any values as the cells of a CSV."""
+    if not {*map(type, values)} <= {str, type(None)}:
+        values = [None if value is None else str(value) for value in values]
+    try:
+        return pa.array(values, pa.large_string()).cast(BYTES)
+    except UnicodeEncodeError:
+        return pa.array([None if value is None else packed([value])[0] for value in values], BYTES)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """The cells of a column; none where no row of the batch has any."""
+    place = batch.schema.get_field_index(name)
+    return pa.nulls(len(batch), BYTES) if place < 0 else batch.column(place)
+
+
+def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray[Any]:
+    """Cells of which it is known that Python reads them as numbers, most of which Arrow reads."""
+    if dtype == "|b1":
+        truths: NDArray[np.bool_] = pc.equal(cells, b"True").to_numpy(zero_copy_only=False)
+        return truths
+    if bool in types:
+        for truth, number in ((b"True", b"1"), (b"False", b"0")):
+            cells = pc.if_else(pc.equal(cells, truth), pa.scalar(number, BYTES), cells)
+    texts = cells.cast(pa.large_string())
+    try:
+        found = texts.cast(pa.from_numpy_dtype(dtype))
+    except pa.ArrowInvalid:
+        return _numbers(texts.to_pylist(), dtype)
+    numbers: NDArray[Any] = found.to_numpy(zero_copy_only=False)  # NaN where there is none
+    return numbers
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What the values of a column have been so far: numbers and truths, or cells of a CSV that read
+    as numbers."""
+
+    there: int = 0
+    types: set[type] = field(default_factory=set)
+    is_int: bool = True
+    is_number: bool = True
+
+    def note(self, values: Sequence[Any]) -> None:
+        self.there += len(values)
+        self.types |= {*map(type, values)}
+        self.is_number = self.is_number and self.types <= SCALARS
+        if not self.is_number:
+            return
+        self.is_int = self.is_int and float not in self.types and _can(values, "<i8")
+        self.is_number = self.is_int or _can(values, "<f8")  # what reads as the one does as both
+
+    def dtype(self, rows: int) -> str:
+        """Of so many rows; empty where it is no column of numbers."""
+        if not self.there or not self.is_number:
+            return ""
+        if self.there < rows or not self.is_int:
+            return "<f8"
+        return "|b1" if self.types == {bool} else "<i8"
+
+
+def _can(values: Sequence[Any], dtype: str) -> bool:
+    try:
+        _numbers(values, dtype)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _numbers(values: Sequence[Any], dtype: str) -> NDArray[Any]:
+    if dtype == "<i8":
+        values = [int(value) for value in values]
+    elif dtype == "<f8":
+        values = [np.nan if value is None else float(value) for value in values]
+    return np.array(values, dtype)
+
+
+def _check_keys(place: str, keys: Sequence[Any]) -> None:
+    if wrong := next((key for key in keys if not isinstance(key, str)), None):
+        raise UsageError(
+            f"{place}: its keys are no texts, as {wrong!r:.40}: write them as the shards have "
+            "them, such as '000000000012'"
+        )
