@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
+from wdsprep.loading import sorted_table, table_rows
+from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import keyed_table
+from wdsprep.sources import sorted_rows
 
 COUNT = 90
 
@@ -227,6 +231,80 @@ def test_a_table_on_s3(data: str, scores: str, bucket: str) -> None:
     upload(Path(scores).parent, f"s3://{bucket}/tables")
     for batch in load(data, join=[f"s3://{bucket}/tables/scores.parquet"]):
         assert_right(batch)
+
+
+ODD = ["a\0", "a", "\0", "é", "b\0c", "\uffff", "😀", "", "9" * 4097, "7" * 4096]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("odd", [[], ODD])
+@pytest.mark.parametrize(("at_once", "run", "block"), [(7, 1, 1), (7, 900, 120), (100, 9000, 500)])
+def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    odd: list[str],
+    at_once: int,
+    run: int,
+    block: int,
+) -> None:
+    rows = rows_of([*range(60), *range(40)])
+    rows = {name: values[: len(odd)] + values for name, values in rows.items()}
+    rows["key"][: len(odd)] = [name.replace("\0", "" if kind == "csv" else "\0") for name in odd]
+    rows["hash"] = [*range(len(rows["key"]))]
+    rows["score"][30] = None
+    table = write_table(tmp_path / f"t.{kind}", rows)
+    whole = keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"])
+    for module, name, value in [
+        (table_rows, "AT_ONCE", at_once),
+        (sorted_rows, "RUN_NBYTES", run),
+        (sorted_rows, "BLOCK_NBYTES", block),
+        (sorted_table, "WIDE_NBYTES", 10 * run),
+    ]:
+        monkeypatch.setattr(module, name, value)
+    found = keyed_table(table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), ["license"])
+    assert found._file.path.read_bytes() == whole._file.path.read_bytes()
+    good = [(key, place) for place, key in enumerate(rows["key"]) if place != 30]
+    first = {key: place for key, place in reversed(good) if key.isdecimal() and len(key) == 12}
+    assert len(first) >= 55
+    assert found.of_keys([*first])["hash"].tolist() == [*first.values()]
+
+
+def test_digests_that_states_have_stay(tmp_path: Path) -> None:
+    """These are what tables had that were sorted in memory as a whole."""
+    of_truths = "8f05d74595e232242732d2ca9b891661c339070ef4d708af90a5cb2c8410a5be"
+    of_cells = "052a9b934125f891aed0fb0ba17dcf9ebb4c264d8dc924d693d8fe7fae93d804"
+    digests = {"parquet": of_truths, "csv": of_cells, "jsonl": of_truths}
+    for kind, digest in digests.items():
+        rows = rows_of([*range(60), *range(40)])
+        rows["key"][0], rows["key"][1] = "é", "a/b"
+        table = write_table(tmp_path / f"t.{kind}", rows)
+        assert keyed_table(table, None, ["license"]).digest == digest
+
+
+def test_sorting_a_table_takes_less_memory_than_its_columns_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_rows, "AT_ONCE", 1000)
+    monkeypatch.setattr(sorted_rows, "RUN_NBYTES", 100_000)
+    monkeypatch.setattr(sorted_rows, "BLOCK_NBYTES", 2_000)
+    count, row_nbytes = 40_000, 12 + 8 + 10
+    table = {
+        "key": [f"{number:012d}" for number in np.random.default_rng(0).permutation(count)],
+        "score": [*range(count)],
+        "text": ["some words"] * count,
+    }
+    place = write_table(tmp_path / "t.parquet", table)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        assert keyed_table(place, None, ["text"]).rows == count
+        peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert peak < count * row_nbytes
 
 
 def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) -> None:

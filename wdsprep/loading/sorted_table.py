@@ -25,6 +25,8 @@ from wdsprep.sources.tables.files import Table
 from wdsprep.store.spool import Place, Spool
 from wdsprep.text import plural
 
+WIDE_NBYTES = 16 << 20
+"""Of keys in rows as long as the longest, at once."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -38,7 +40,9 @@ def sort_table(
         found = _Sorted(rows, spool)
         with sorted_rows(rows.batches()) as batches:
             for batch in batches:
-                found.add(batch)
+                some = max(1, WIDE_NBYTES // rows.width)
+                for at in range(0, len(batch), some):
+                    found.add(batch.slice(at, some))
         for what, count in (
             ("without a key or a number", rows.count - found.good),
             ("with a key that an earlier one has", found.good - found.count),
