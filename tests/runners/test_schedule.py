@@ -200,6 +200,15 @@ def test_a_worker_that_takes_fewer_units_than_the_run_gives_gets_no_more() -> No
         assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
 
 
+def test_the_first_worker_that_is_ready_leaves_a_fair_part_to_those_that_come() -> None:
+    crew, schedule = desks(16, workers=8, count=8)
+    crew.ready(schedule, 0)
+    assert len(crew.units(0)) == 3
+    crew.ready(schedule, *range(1, 8))
+    assert {len(crew.units(slot)) for slot in range(1, 8)} <= {1, 2}
+    assert sum(len(crew.units(slot)) for slot in range(8)) == 16
+
+
 def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
     crew, schedule = desks(5, workers=3, count=3)
     assert crew.started == [0, 1, 2]

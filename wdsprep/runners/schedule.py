@@ -5,8 +5,8 @@ A `Schedule` draws a unit when a worker has room for it, or to justify starting 
 worker. Failed units go before fresh ones: what is held stays bounded however many fail.
 Everything is O(1) a message.
 
-A worker gets a second unit only when there is one for every worker that has none yet, so
-units spread over workers before they pile up on the first that is ready.
+A worker gets a second unit only when there is one for every worker that has none yet, and a fourth
+only when there are two, so units spread over workers before they pile up on the first that is ready.
 
 When a worker dies with several units, any of them may be the killer. All become *suspects*:
 a suspect is done by a worker that has nothing else, so at its next death there is no doubt.
@@ -248,8 +248,10 @@ class Schedule:
             self._starting.add(slot)
             crew.start(slot)
         for load, roomy in enumerate(others, start=1):
-            # One for each worker to come, and one more that is not a suspect.
-            while roomy and self._draw(max(len(self._starting), len(self._suspects)) + 1):
+            # One for each worker to come, or more where those that are here have many; and one
+            # more that is not a suspect.
+            kept = len(self._starting) * max(1, load - 1)
+            while roomy and self._draw(max(kept, len(self._suspects)) + 1):
                 self._give(crew, next(reversed(roomy)), load, self._waiting.popleft())
         return bool(self._in_flight or self._waiting or self._suspects)
 
