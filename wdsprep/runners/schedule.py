@@ -6,7 +6,7 @@ worker. Failed units go before fresh ones: what is held stays bounded however ma
 Everything is O(1) a message.
 
 A worker gets a second unit only when there is one for every worker that has none yet, and a fourth
-only when there are two, so units spread over workers before they pile up on the first that is ready.
+only when there are two, so units spread over workers before they pile up on the first.
 
 When a worker dies with several units, any of them may be the killer. All become *suspects*:
 a suspect is done by a worker that has nothing else, so at its next death there is no doubt.
