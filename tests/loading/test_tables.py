@@ -256,7 +256,7 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
     table = write_table(tmp_path / f"t.{kind}", rows)
     whole = keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"])
     for module, name, value in [
-        (table_rows, "AT_ONCE", at_once),
+        (table_rows, "ROWS_AT_ONCE", at_once),
         (sorted_rows, "RUN_NBYTES", run),
         (sorted_rows, "BLOCK_NBYTES", block),
         (sorted_table, "WIDE_NBYTES", 10 * run),
@@ -285,7 +285,7 @@ def test_digests_that_states_have_stay(tmp_path: Path) -> None:
 def test_sorting_a_table_takes_less_memory_than_its_columns_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_rows, "AT_ONCE", 1000)
+    monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", 1000)
     monkeypatch.setattr(sorted_rows, "RUN_NBYTES", 100_000)
     monkeypatch.setattr(sorted_rows, "BLOCK_NBYTES", 2_000)
     count, row_nbytes = 40_000, 12 + 8 + 10
