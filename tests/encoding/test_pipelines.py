@@ -307,7 +307,7 @@ def test_weights_that_are_not_of_their_config_are_one_line(family: Family, tmp_p
 
 def test_what_encode_prompt_cannot_give_is_named(family: Family, tmp_path: Path) -> None:
     hunyuan = changed(family("StableDiffusionXL"), tmp_path / "a", _class_name="HunyuanDiTPipeline")
-    assert "encode_prompt does not give prompt_embeds_2" in failure(hunyuan)
+    assert "gives no prompt_embeds_2 and no prompt_attention_mask_2" in failure(hunyuan)
 
 
 def test_a_pipeline_without_its_last_encoder_is_one_line(family: Family, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ from wdsprep.sources.contents import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import human_bytes, one_line, plural, shortened, shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
@@ -337,7 +337,8 @@ class EncodeWorker:
             return
         sizes = [plural(stats.batch_size, "image")] if Part.IMAGE in part else []
         sizes += [plural(stats.text_size, "caption")] if Part.TEXT in part else []
-        output.counts[f"{GPU}{device_name(device)}, batches of {' and '.join(sizes)}"] = 1
+        name = shortened(shown(one_line(device_name(device)))).replace("<", "")  # an edge's mark
+        output.counts[f"{GPU}{name}, batches of {' and '.join(sizes)}"] = 1
 
     def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
         """Encode the shard in one pass; or in two, each beside other shards that are in it."""

@@ -1,9 +1,12 @@
 """How many images a device takes at a time, and whether it was memory that they lacked."""
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
 import torch
+
+from wdsprep.runners.out_of_memory import is_of_memory
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -28,6 +31,7 @@ PERHAPS_OUT_OF_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "unable to find an engine",
 )
+OF_DEVICES = re.compile("cuda|cudnn|cublas|out of memory|allocate memory|find an engine", re.I)
 
 
 def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
@@ -67,6 +71,12 @@ def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:
 def free_nbytes(device: torch.device) -> int:
     """Of a GPU, what nobody has. A CPU runs out of memory in plain words."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Check whether an error is that of a device or of memory, whatever code was running there."""
+    is_said = isinstance(error, RuntimeError) and OF_DEVICES.search(str(error)) is not None
+    return is_said or is_of_memory(error)
 
 
 def is_out_of_memory(error: BaseException, *, free: int, wanted: int) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.encoding.models.configs import NO_CODE
 from wdsprep.errors import UsageError, WorkError
+from wdsprep.text import shortened
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.parts import Component
@@ -38,12 +39,12 @@ def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
     """Check the names of the pipeline's class and of its parts', without an import."""
     inside = _library().parent / "pipelines"
     packages = {path.name for path in inside.iterdir() if path.is_dir()}
-    foreign = [] if isinstance(kind, str | None) else [f"model_index.json names {kind}"]
+    foreign = [] if isinstance(kind, str | None) else [f"model_index.json names {shortened(str(kind))}"]
     foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_own(part, packages)]
     if foreign:
         raise UsageError(
-            f"{what} wants to run code that comes with it (trust_remote_code: {foreign[0]}), "
-            f"{NO_CODE}"
+            f"{what} wants to run code that comes with it (trust_remote_code: "
+            f"{shortened(foreign[0])}), {NO_CODE}"
         )
 
 
@@ -51,7 +52,7 @@ def check_known(what: str, kind: str) -> None:
     """Check that diffusers has a pipeline of that name, without an import."""
     if f'"{kind}"' not in _library().read_text():
         raise UsageError(
-            f"{what} is {kind}, which the diffusers here does not know: install a newer one, "
+            f"{what} is {shortened(kind)}, which the diffusers here does not know: install a newer one, "
             "or add --text none to encode the images alone"
         )
 
@@ -84,7 +85,7 @@ def class_of(part: "Component") -> Any:
         _ = getattr(found, "from_pretrained", None)  # what stands in for a class says what it lacks
     except (AttributeError, ImportError) as error:
         raise WorkError(
-            f"{part.name} is a {part.kind} of {part.library}, which the diffusers and "
+            f"{part.name} is a {shortened(part.kind)} of {part.library}, which the diffusers and "
             "transformers here do not have: a newer one may"
         ) from error
     transformers = importlib.import_module("transformers")

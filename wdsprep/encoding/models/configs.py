@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.errors import UsageError, WorkError
+from wdsprep.text import brief
 
 LARGEST_NBYTES = 1 << 24
 """Of JSON that is read here: an index of the weights of a large network has 1 MB. Read, it takes up
@@ -83,7 +84,7 @@ class Config:
         return value  # type: ignore[no-any-return]  # as it stands there: settings hold it
 
     def _wrong(self, name: str, value: object, wanted: str) -> UsageError:
-        return UsageError(f"{self.path} says {name} {_brief(value)}, which has to be {wanted}")
+        return UsageError(f"{self.path} says {name} {brief(value)}, which has to be {wanted}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -111,14 +112,14 @@ def check_part(config: Config, *, is_ported: bool = False) -> None:
                 f"{config.path} wants to run code that comes with the model (auto_map, "
                 f"trust_remote_code), {NO_CODE}"
             )
-        if name.endswith("_implementation") and isinstance(value, str) and "/" in value:
+        if "_implementation" in name and "/" in str(value):  # of the network, or of its parts
             raise UsageError(
-                f"{config.path} wants to run code of another repository ({name} {_brief(value)}), "
+                f"{config.path} wants to run code of another repository ({name} {brief(value)}), "
                 f"{NO_CODE}"
             )
         if name.endswith("_file") and _is_elsewhere(config.path.parent, value):
             raise UsageError(
-                f"{config.path} names a file outside of the model ({name} {_brief(value)}): take "
+                f"{config.path} names a file outside of the model ({name} {brief(value)}): take "
                 "it out there, or choose another --model"
             )
 
@@ -130,7 +131,7 @@ def check_sizes(config: Config) -> None:
             most = MOST_LAYERS if LAYERS.search(name) else MOST
             if value > most and not BEYOND.search(name):
                 raise UsageError(
-                    f"{config.path} says {name} {_brief(value)}, and no network has over {most:,}: "
+                    f"{config.path} says {name} {brief(value)}, and no network has over {most:,}: "
                     "choose another --model"
                 )
 
@@ -141,7 +142,7 @@ def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> No
     for name in listed.values() if isinstance(listed, dict) else [listed]:
         if f"{folder}/{name}".lstrip("/") not in files:
             raise UsageError(
-                f"{config.path} names {_brief(name)}, which is not among the weights beside it: "
+                f"{config.path} names {brief(name)}, which is not among the weights beside it: "
                 "choose another --model"
             )
 
@@ -169,8 +170,3 @@ def _each_value(config: object) -> Iterator[tuple[str, Any]]:
             left += value.items()
         elif isinstance(value, list):
             left += [(name, one) for one in value]
-
-
-def _brief(value: object) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -14,6 +14,7 @@ caption alone takes 0.1 to 1.4 ms (Sana, whose prompt is long, 3.4), one of 32 t
 
 import copy
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ from wdsprep.encoding.models.prompt_call import (
 )
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WorkError
+
+_log = logging.getLogger("wdsprep")
 
 LONG = "a " * 2000  # words: longer than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
@@ -82,7 +85,7 @@ def asked(model: Model, recipe: Recipe) -> Model:
 
 def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
     call = PromptCall(pipeline_class(model), recipe.text_length)
-    return DryRun(model, call, recipe.dtype, width=1).tokens
+    return DryRun(model, call, recipe.dtype, width=1).tokens_of_any
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -213,6 +216,19 @@ class DryRun:
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
             return [self._tokens(caption) for caption in captions]
+
+    def tokens_of_any(self, captions: Sequence[str]) -> list[Tokens]:
+        """Return the same for captions of strangers. One over which the pipeline's code fails has
+        no tokens, so its sample is a reject: with other captions that code has worked before."""
+        with self._lock:
+            return [self._tokens_or_none(caption) for caption in captions]
+
+    def _tokens_or_none(self, caption: str) -> Tokens:
+        try:
+            return self._tokens(caption)
+        except WorkError as error:
+            _log.debug("no tokens are made of a caption: %s", error)
+            return Tokens(caption)
 
     def _tokens(self, caption: str) -> Tokens:
         made = self._asked(caption)

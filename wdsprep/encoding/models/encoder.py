@@ -41,6 +41,7 @@ from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.models.room import dtype_of_vae, is_split
 from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.errors import WorkError
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
@@ -173,4 +174,19 @@ def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Mom
     # `tools/bench encode --only encode-layouts` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
+    _check_made(model, moments)
     return moments.to(memory_format=moments.layout).to(device)
+
+
+def _check_made(model: Model, moments: Moments) -> None:
+    """Check on a small image, and on the CPU still, that the network makes what its config says, by
+    which the shapes of all latents were told."""
+    side, places = 2 * model.factor, 2 * model.patch
+    channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)
+    with torch.inference_mode():
+        made = moments(torch.zeros((1, 3, side, side), dtype=torch.uint8))
+    if (found := tuple(made.shape[1:])) != (wanted := (channels, places, places)):
+        raise WorkError(
+            f"the VAE of {model.name} makes {found} of an image of {side} x {side}, where its "
+            f"config.json says {wanted}: choose another --model"
+        )

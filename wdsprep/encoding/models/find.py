@@ -43,6 +43,7 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.text import shortened
 
 TINY = Path(__file__).parent / "tiny"
 TINY_NOTE = (
@@ -300,7 +301,7 @@ def _tower(what: str, folder: Path, text: str) -> Tower:
     if not isinstance(kinds, list) or "CLIPTextModel" not in kinds:
         kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
         raise UsageError(
-            f"the text encoder of {what} is {kind}, and it lacks {INDEX}, which says how that "
+            f"the text encoder of {what} is {shortened(str(kind))}, and it lacks {INDEX}, which says how that "
             "is run: copy that there too, or add --text none to encode the images alone"
         )
     length = min(length, config.whole("max_position_embeddings", LENGTH))
@@ -333,9 +334,11 @@ def check_weights(model: Model) -> Model:
     folder = TINY if model.name == "tiny" else Path(model.folder)
     if not folder.is_dir() and model.revision:
         repo = _repo_of(model.name.partition("@")[0])
-        found = find_model(
-            f"{repo}@{model.revision}", text=_text_of(model), has_vae=bool(model.vae_kind)
-        )
+        wanted = f"{repo}@{model.revision}"
+        try:
+            found = find_model(wanted, text=_text_of(model), has_vae=bool(model.vae_kind))
+        except UsageError as error:  # the driver has it: this node has no token, or an older library
+            raise WorkError(f"{model.name} cannot be had on this node: {error}") from error
         folder = Path(found.folder)
     try:
         digest = weights_digest(folder, model.files, model.kind)

@@ -76,8 +76,8 @@ class PipelineText:
             return ThreadPipelines(whole, [one.name for one in parts if not one.has_weights])
 
         self.network = InTwoPrecisions(load, recipe.dtype)
-        self.tokens = self._dry_run.tokens
-        self.has_shapes = any(found.shape for found in self.tokens(FRIENDS))
+        self.tokens = self._dry_run.tokens_of_any
+        self.has_shapes = any(found.shape for found in self._dry_run.tokens(FRIENDS))
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
@@ -112,7 +112,7 @@ class PipelineText:
     def _check(self) -> None:
         """What a caption becomes must be the same whatever it shares a batch with. What is no
         number is compared as zero: it will be computed again, or a reject."""
-        one, other = self.tokens(FRIENDS)
+        one, other = self._dry_run.tokens(FRIENDS)
         if one.shape != other.shape:
             other = one
         with torch.inference_mode():

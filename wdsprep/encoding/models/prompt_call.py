@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.encoding import HALF
+from wdsprep.encoding.models.batch_size import is_of_device
 from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
@@ -58,7 +59,10 @@ class PromptCall:
         """`length` 0 is the usual one."""
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
-            raise UsageError(f"{self.name} makes no images of text (no encode_prompt): {ALONE}")
+            raise UsageError(
+                f"{self.name} cannot be used for text: it has no code that makes embeddings of "
+                f"captions and nothing else (encode_prompt): {ALONE}"
+            )
         if self.name in GENERATES:
             raise UsageError(
                 f"{self.name} cannot be used for text: its denoiser wants tokens that a language "
@@ -94,8 +98,7 @@ class PromptCall:
         last = max(returns, key=lambda node: node.lineno).value
         if not isinstance(last, ast.Tuple):
             return [name for name in self._call if is_embedding(name)][:1]
-        parts = (part.body if isinstance(part, ast.IfExp) else part for part in last.elts)
-        return [ast.unparse(part) for part in parts]
+        return [ast.unparse(_moved(part)) for part in last.elts]
 
     def _check(self, given: Sequence[str]) -> None:
         if beside := [name for name in self._call if self._is_of_batch(name)]:
@@ -106,9 +109,11 @@ class PromptCall:
         wanted = [name for name in self._call if is_embedding(name)]
         lacking = [name for name in wanted if name not in given]
         if lacking or all(map(is_mask, given)):
-            what = f"does not give {', '.join(lacking)}, which its __call__ takes"
-            what = what if lacking else "gives nothing that its __call__ takes in place of a prompt"
-            raise UsageError(f"{self.name} cannot be used for text: encode_prompt {what}: {ALONE}")
+            what = f"no {' and no '.join(lacking)}" if lacking else "nothing"
+            raise UsageError(
+                f"{self.name} cannot be used for text: its code for captions (encode_prompt) gives "
+                f"{what} that its denoiser would take in place of a prompt: {ALONE}"
+            )
 
     def _is_of_batch(self, name: str) -> bool:
         """Whether it stands for a prompt, as it has a negative twin, and is no array of one."""
@@ -125,7 +130,8 @@ class PromptCall:
             bound[name] = self._call[name].default if name in self._call else own.default
             if bound[name] is inspect.Parameter.empty:
                 raise UsageError(
-                    f"{self.name} cannot be used for text: encode_prompt wants {name}: {ALONE}"
+                    f"{self.name} cannot be used for text: its code for captions (encode_prompt) "
+                    f"wants {name}, which its __call__ does not take: {ALONE}"
                 )
         if length and LENGTH not in bound:
             raise UsageError(f"--text-length: {self.name} has but one length of text")
@@ -202,6 +208,15 @@ class PromptCall:
         return self.rows(made if own[self.first] is None else own)
 
 
+def _moved(part: ast.expr) -> ast.expr:
+    """Return what `x if condition else y`, or `x.to(device)`, is of."""
+    if isinstance(part, ast.IfExp):
+        return _moved(part.body)
+    if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+        return part.func.value if part.func.attr == "to" else part
+    return part
+
+
 def _batched(value: Any, axis: int) -> Row:
     if isinstance(value, Tensor):
         return value.movedim(axis, 0), None
@@ -267,13 +282,15 @@ def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
 
 @contextmanager
 def pipeline_at_work(name: str) -> Iterator[None]:
-    """Turn what a pipeline's own code raises into one line, but for a GPU that is full: a stranger
-    has chosen the class, its arguments and its parts."""
+    """Turn what a pipeline's own code raises into one line, but for what a device lacks or how it
+    fails: a stranger has chosen the class, its arguments and its parts."""
     try:
         yield
-    except (WdsprepError, torch.OutOfMemoryError):
+    except WdsprepError:
         raise
     except Exception as error:
+        if is_of_device(error):
+            raise
         raise misbehaves(name, error) from error
     except BaseException as error:
         if not is_panic(error):
