@@ -29,19 +29,25 @@ from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound="WdsprepError")
 
-# What a URL may keep to itself: a name and password, and a query, up to the marks after it. A
-# backslash is of JSON, and stays with what it escapes.
+# What a URL may keep to itself, be it one that a path has taken a slash from: a name and password,
+# and a query, up to the marks after it. A backslash is of JSON, and stays with what it escapes.
 SECRETS = re.compile(
-    r"""(https?://)(?:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
+    r"""(https?:/{1,2})(?:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
     r"""(?:[?#](?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
     re.IGNORECASE,
 )
-# Of other schemes a name and password, and a query that gives something a value: in names of files
-# on S3 a question mark stands for itself.
+# Of other schemes a name and password, in which S3's have slashes, and a query that gives something
+# a value: in names of files on S3 a question mark stands for itself.
 OTHER_SECRETS = re.compile(
-    r"""\b(?!https?:)([a-z][a-z0-9+.-]*://)(?:[^\s/?#"<>@:\\]*:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
+    r"""\b(?!https?:)([a-z][a-z0-9+.-]*://)(?:[^\s/?#"<>@:\\]*:(?!\d*/)[^\s?#"<>\\]*@)?"""
+    r"""([^\s?#"'<>\\]*)"""
     r"""(?:\?(?=[\w.%-]+=)(?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
     re.IGNORECASE,
+)
+
+# A query that is left, as a space stands in the path before it: nobody can tell where that begins.
+LEFT_QUERIES = re.compile(
+    r"""(?<=[^\s?])\?(?=[\w.%-]+=)(?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$))"""
 )
 
 
@@ -51,9 +57,9 @@ def without_secrets(text: str) -> str:
     Whatever people read goes through here, at the door: an error as it is made, what is printed, a
     line of a log, a tracker. What is cut of JSON leaves it JSON.
     """
-    if "://" not in text:
+    if ":/" not in text:
         return text
-    return OTHER_SECRETS.sub(r"\1\2", SECRETS.sub(r"\1\2", text))
+    return LEFT_QUERIES.sub("", OTHER_SECRETS.sub(r"\1\2", SECRETS.sub(r"\1\2", text)))
 
 
 def values_without_secrets(value: Any) -> Any:

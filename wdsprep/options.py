@@ -28,12 +28,14 @@ from functools import lru_cache, wraps
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from wdsprep.errors import UsageError
-from wdsprep.text import plural, real, whole
+from wdsprep.text import brief, plural, real, whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="Options")
+LARGEST = (1 << 53) - 1
+"""The largest whole number of an option: readers of JSON lose digits of larger ones."""
 
 
 class OptionError(UsageError, TypeError):
@@ -155,11 +157,12 @@ class Option:
             raise UsageError(
                 f"{self.spelled} {value!r}: give one of {', '.join(filter(None, about.choices))}"
             )
-        shown = f"{value:g}" if isinstance(value, float) else value  # 2.0 as people write it
+        shown = f"{value:g}" if isinstance(value, float) else brief(value)  # 2.0 as people write it
         if about.least is not None and not value >= about.least:
-            raise UsageError(f"{self.spelled} {shown}: give {about.least:g} or more")
-        if about.most is not None and not value <= about.most:
-            raise UsageError(f"{self.spelled} {shown}: give {about.most:g} or less")
+            raise UsageError(f"{self.spelled} {shown}: give {_number(about.least)} or more")
+        most = LARGEST if about.most is None and isinstance(value, int) else about.most
+        if most is not None and not value <= most:
+            raise UsageError(f"{self.spelled} {shown}: give {_number(most)} or less")
 
     def read_text(self, text: str) -> Any:
         """Return the same of a word of a command line."""
@@ -168,6 +171,10 @@ class Option:
             return self._read(text if parse is None else parse(text))
         except ValueError:
             return self._read(text)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _listed(name: str, given: Any) -> Sequence[Any]:

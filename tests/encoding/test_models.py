@@ -903,6 +903,18 @@ def test_a_worker_on_another_node_finds_the_model_in_its_own_cache(cache: Path) 
     assert check_weights(elsewhere) == model
 
 
+def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
+    hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_cache(cache, sd_files())
+    elsewhere = replace(find_model(REPO, text="emb"), folder="/on/the/driver")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    hub.error = "RepoNotFound 404"
+    with pytest.raises(WorkError, match=r"cannot be had on this node: .*HF_TOKEN"):
+        check_weights(elsewhere)
+
+
 def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> None:
     put_in_cache(tmp_path / "home/hub", sd_files())
     script = (

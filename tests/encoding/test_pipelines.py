@@ -1,5 +1,7 @@
 """What is stored of a caption and an image is what each family's own pipeline makes of them."""
 
+import functools
+import inspect
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.encoding.models.prompt_call import pipeline_at_work
 from wdsprep.encoding.models.room import is_split
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WdsprepError
@@ -308,6 +311,68 @@ def test_weights_that_are_not_of_their_config_are_one_line(family: Family, tmp_p
 def test_what_encode_prompt_cannot_give_is_named(family: Family, tmp_path: Path) -> None:
     hunyuan = changed(family("StableDiffusionXL"), tmp_path / "a", _class_name="HunyuanDiTPipeline")
     assert "gives no prompt_embeds_2 and no prompt_attention_mask_2" in failure(hunyuan)
+
+
+def test_a_pipeline_without_encode_prompt_says_what_that_means(
+    family: Family, tmp_path: Path
+) -> None:
+    amused = changed(family("StableDiffusion3"), tmp_path / "a", _class_name="AmusedPipeline")
+    assert "it has no code that makes embeddings of captions and nothing else" in failure(amused)
+
+
+def test_what_is_moved_at_the_end_is_an_output(family: Family, tmp_path: Path) -> None:
+    """As `return prompt_embeds.to(self.device), text_ids` has it."""
+    folder = changed(
+        family("QwenImage"),
+        tmp_path / "a",
+        _class_name="LongCatImagePipeline",
+        text_processor=["transformers", "Qwen2Tokenizer"],
+    )
+    shutil.copytree(folder / "tokenizer", folder / "text_processor")
+    made = encoder(folder)
+    (found,) = made.tokens(["a cat"])
+    assert rows(made, [found])["emb.npy"].shape[0] > 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_what_a_device_lacks_is_not_said_of_the_pipeline(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, pipeline_at_work("FluxPipeline"):
+        raise error
+    assert caught.value is error
+
+
+def test_a_caption_over_which_a_pipeline_fails_is_one_reject(
+    family: Family, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parsers of HTML do over some."""
+    import diffusers
+
+    encode_prompt = diffusers.FluxPipeline.encode_prompt
+
+    def fails(self: Any, prompt: list[str], *words: Any, **options: Any) -> Any:
+        if any(text == CAPTIONS[3] for text in prompt):
+            raise ValueError("expected name token")
+        return encode_prompt(self, prompt, *words, **options)
+
+    fails.__signature__ = inspect.signature(encode_prompt)  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        diffusers.FluxPipeline, "encode_prompt", functools.wraps(encode_prompt)(fails)
+    )
+    encode_here(few, tmp_path / "made", model=str(family("Flux")), resolution=SIDE)
+    assert {*rejected(tmp_path / "made").values()} == {"no_tokens"}
+    assert {sample["txt"] for sample in latents_of(tmp_path / "made").values()} == {
+        text for text in CAPTIONS if text != CAPTIONS[3]
+    }
 
 
 def test_a_pipeline_without_its_last_encoder_is_one_line(family: Family, tmp_path: Path) -> None:

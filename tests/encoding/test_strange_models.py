@@ -67,6 +67,54 @@ def test_a_network_larger_than_its_weights_is_not_built(
         assert str(folder / file.partition("/")[0]) in line
 
 
+@pytest.mark.parametrize(
+    "named", ["stranger/kernel", {"": "stranger/kernel"}, {"vision": "paged|stranger/kernel"}]
+)
+def test_code_of_another_repository_is_refused_however_it_is_named(
+    named: Any, family: Family, tmp_path: Path
+) -> None:
+    for name in ("attn_implementation", "_attn_implementation_internal"):
+        folder = copied(family("ZImage"), tmp_path / "model")
+        path = folder / "text_encoder/config.json"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {name: named}))
+        assert "wants to run code of another repository" in load(folder, "emb")
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("vae/config.json", {"_class_name": "x" * 10**6}),
+        ("vae/config.json", {"in_channels": "x" * 10**6}),
+        ("model_index.json", {"_class_name": "x" * 10**6}),
+        ("model_index.json", {"_class_name": ["x" * 10**6, "y"]}),
+        ("model_index.json", {"tokenizer": ["transformers", "x" * 10**6]}),
+        ("model_index.json", {"tokenizer": ["x" * 10**6, "y"]}),
+    ],
+)
+def test_no_line_is_as_long_as_what_a_stranger_wrote(
+    file: str, changed: dict[str, Any], family: Family, tmp_path: Path
+) -> None:
+    folder = copied(family("Flux"), tmp_path / "model")
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    assert 0 < len(load(folder, "emb")) < 1000
+
+
+@pytest.mark.parametrize("factor", [4, 16])
+def test_a_vae_that_makes_other_latents_than_its_config_says_is_refused(
+    factor: int, tmp_path: Path
+) -> None:
+    import diffusers
+
+    numbers = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    vae = diffusers.AutoencoderKLWan(base_dim=8, z_dim=4, num_res_blocks=1, **numbers)
+    vae.save_pretrained(tmp_path)
+    assert load(tmp_path, "none") == ""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"scale_factor_spatial": factor}))
+    assert "where its config.json says" in load(tmp_path, "none")
+
+
 @pytest.mark.parametrize("name", ["StableDiffusionXL", "Flux"])
 def test_a_tokenizer_that_pads_without_end_is_one_line(
     name: str, family: Family, tmp_path: Path

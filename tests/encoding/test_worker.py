@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.kit.encodes import Broken, Means, encode_here, members
-from tests.kit.packs import temporaries, tree
+from tests.kit.packs import manifest_of, temporaries, tree
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import DigestKind
@@ -257,6 +257,19 @@ def test_a_receipt_says_on_which_gpu_and_in_what_batches_its_shard_was_made(
     call.close()
     made_on = f"gpu:NVIDIA A10G, batches of {size} images and 8 captions"
     assert {name: receipt.counts[name] for name in gpus_of(receipt)} == {made_on: 1}
+
+
+@pytest.mark.usefixtures("card")
+def test_a_receipt_can_be_read_whatever_a_gpu_is_called(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "a<b\x1b\n\udc80" + "c" * 999)
+    encode_here(images, tmp_path / "out", limit=6)
+    (tmp_path / "out/wdsprep.json").unlink()
+    assert main(["rebuild", str(tmp_path / "out")]) == 0
+    (name,) = [name for name in manifest_of(tmp_path / "out").counts if name.startswith("gpu:")]
+    assert name.startswith("gpu:ab")
+    assert len(name) < 300
 
 
 def returned(steps: Generator[Any, None, dict[int, Receipt]]) -> dict[int, Receipt]:

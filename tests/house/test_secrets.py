@@ -77,6 +77,28 @@ def test_no_command_says_the_query_of_a_url(
                 assert "a bug" not in out
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://KEY:{SECRET}@bucket/data",
+        f"s3://KEY:a/{SECRET}@bucket/data",
+        f"gs://me:{SECRET}@bucket/data",
+        f"ray://me:{SECRET}@host",
+        f"https://127.0.0.1:9/a b.csv?sig={SECRET}",
+    ],
+)
+def test_no_command_says_the_password_of_a_place(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    more = [["select", "{tmp}/in", "{tmp}/out", "--keys", "{}"], ["card", "{}"]]
+    for words in (*COMMANDS.values(), *more):
+        assert main(["--debug", *(part.format(url, tmp=tmp_path) for part in words)]) != 0, words
+        out = "".join(capfd.readouterr())
+        assert SECRET not in out, words
+        assert "a bug" not in out
+
+
 def test_no_error_of_the_library_has_a_query_nor_has_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +251,10 @@ def test_a_ray_job_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> 
         ("https://me:p@S@h/t", "https://h/t"),
         ("ftp://me:S@h/t, s3://KEY:S@b/t, s3://b@c/t", "ftp://h/t, s3://b/t, s3://b@c/t"),
         ("az://c/b?sv=1&sig=S: no", "az://c/b: no"),
+        ("s3://KEY:se/c+r=@b/t: no", "s3://b/t: no"),
+        ("ray://h:10001/me@home is kept", "ray://h:10001/me@home is kept"),
+        ("https://h/a b.csv?sig=S, or s3://b/k?", "https://h/a b.csv, or s3://b/k?"),
+        ("/here/http:/me:S@h/t", "/here/http:/h/t"),
     ],
 )
 def test_a_url_ends_at_its_path(text: str, left: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, Place, about, as_places
+from wdsprep.options import LARGEST, Options, Place, about, as_places
 from wdsprep.packing.rules import ShardSizes
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions
 from wdsprep.runners.options import OUTPUT, overwrite
@@ -122,7 +122,8 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
         default=0, metadata=about("Take so many of these, drawn at random.", SAMPLES, least=0)
     )
     seed: int = field(
-        default=0, metadata=about("Draw and split with this seed.", SAMPLES, usual=True)
+        default=0,
+        metadata=about("Draw and split with this seed.", SAMPLES, least=-LARGEST, usual=True),
     )
     split: str | Mapping[str, float] = field(
         default="",

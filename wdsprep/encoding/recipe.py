@@ -15,7 +15,7 @@ from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about, suggesting
+from wdsprep.options import LARGEST, Options, about, suggesting
 from wdsprep.runners.base import WORKERS
 from wdsprep.text import auto, size, whole
 
@@ -159,7 +159,11 @@ class RecipeOptions(Options):
     seed: int = field(
         default=0,
         metadata=about(
-            "Seed the sampling noise with this.", MODEL, usual=True, page="of the sampling noise"
+            "Seed the sampling noise with this.",
+            MODEL,
+            least=-LARGEST,
+            usual=True,
+            page="of the sampling noise",
         ),
     )
     compile: bool = field(

@@ -19,7 +19,14 @@ import threading
 
 from wdsprep.errors import UsageError
 from wdsprep.store.base import Store, is_web, local_path
-from wdsprep.store.places import ANY_PLACE, PLACES, is_keyed, place_scheme, root_and_name
+from wdsprep.store.places import (
+    ANY_PLACE,
+    PLACES,
+    check_no_password,
+    is_keyed,
+    place_scheme,
+    root_and_name,
+)
 
 
 def open_store(url: str) -> Store:
@@ -33,6 +40,7 @@ def open_store(url: str) -> Store:
     place = PLACES.get(place_scheme(url))
     if place is None:
         raise UsageError(f"{url}: not a place wdsprep can read or write: give {ANY_PLACE}")
+    check_no_password(url)
     store: Store = place.opener()(url)
     return store
 
@@ -46,6 +54,8 @@ def split_url(url: str) -> tuple[Store, str]:
         return alone, alone.name
     if is_keyed(url) and not root_and_name(url.rstrip("/"))[1]:
         return open_store(url), ""  # it holds files, and is none
+    if local_path(url) is None and not is_keyed(url):
+        return open_store(url), ""  # which says that it is no place
     folder, _, name = url.rstrip("/").rpartition("/")
     if not folder:
         folder = "/" if url.startswith("/") else "."

@@ -76,6 +76,19 @@ def is_keyed(url: str) -> bool:
     return place_scheme(url) in KEYED
 
 
+def check_no_password(url: str) -> None:
+    """Refuse keys in a URL of a keyed place, where its library would take them for a part of the
+    bucket's name, and say it. The name of an access point (arn:) has colons too."""
+    place = url.strip().partition("://")[2]
+    if is_keyed(url) and ":" in place.partition("/")[0] and not place.startswith("arn:"):
+        scheme = place_scheme(url)
+        raise UsageError(
+            f"{scheme}:// with a name and password, which are no part of such a URL: give "
+            f"{PLACES[scheme].form}, and keys as its own tools take them, in the environment or in "
+            "their files"
+        )
+
+
 def root_and_name(url: str) -> tuple[str, str]:
     """The bucket, container or repository of a URL of a keyed place, as a URL, and the rest."""
     scheme, _, rest = url.strip().partition("://")

@@ -39,7 +39,9 @@ def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
     """Check the names of the pipeline's class and of its parts', without an import."""
     inside = _library().parent / "pipelines"
     packages = {path.name for path in inside.iterdir() if path.is_dir()}
-    foreign = [] if isinstance(kind, str | None) else [f"model_index.json names {shortened(str(kind))}"]
+    foreign = (
+        [] if isinstance(kind, str | None) else [f"model_index.json names {shortened(str(kind))}"]
+    )
     foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_own(part, packages)]
     if foreign:
         raise UsageError(
@@ -52,8 +54,8 @@ def check_known(what: str, kind: str) -> None:
     """Check that diffusers has a pipeline of that name, without an import."""
     if f'"{kind}"' not in _library().read_text():
         raise UsageError(
-            f"{what} is {shortened(kind)}, which the diffusers here does not know: install a newer one, "
-            "or add --text none to encode the images alone"
+            f"{what} is {shortened(kind)}, which the diffusers here does not know: install a newer "
+            "one, or add --text none to encode the images alone"
         )
 
 

@@ -136,14 +136,17 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
     kind = config.get("_class_name", "no class")
     if not isinstance(kind, str) or kind not in RULES:
         raise UsageError(
-            f"the VAE of {what} is {shortened(str(kind))}; wdsprep encodes with {', '.join(RULES)}: choose another"
+            f"the VAE of {what} is {shortened(str(kind))}; wdsprep encodes with "
+            f"{', '.join(RULES)}: choose another"
         )
     if kind == "AutoencoderKLFlux2" and pipeline in OTHER_PATCHES:
         raise UsageError(
             f"{what} is {pipeline}, which lays out latents as no other: choose another"
         )
     if (taken := config.get("input_channels", config.get("in_channels", 3))) != 3:
-        raise UsageError(f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another")
+        raise UsageError(
+            f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another"
+        )
     is_by_channel = kind == "AutoencoderKL" and config.get("latents_mean") is not None
     if is_by_channel and not pipeline:
         raise UsageError(
