@@ -301,8 +301,9 @@ def _tower(what: str, folder: Path, text: str) -> Tower:
     if not isinstance(kinds, list) or "CLIPTextModel" not in kinds:
         kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
         raise UsageError(
-            f"the text encoder of {what} is {shortened(str(kind))}, and it lacks {INDEX}, "
-            "which says how that is run: copy that there too, or add --text none to encode the images alone"
+            f"the text encoder of {what} is {shortened(str(kind))}, and it lacks {INDEX}, which "
+            "says how that is run: copy that there too, or add --text none to encode the images "
+            "alone"
         )
     length = min(length, config.whole("max_position_embeddings", LENGTH))
     width = config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
