@@ -25,17 +25,21 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache, wraps
+from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from wdsprep.errors import UsageError
-from wdsprep.text import brief, plural, real, whole
+from wdsprep.text import brief, one_line, plural, real, whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="Options")
-LARGEST = (1 << 53) - 1
-"""The largest whole number of an option: readers of JSON lose digits of larger ones."""
+
+
+MOST = (1 << 63) - 1
+"""The largest whole number that an option may be, unless it says otherwise, and the smallest
+without its sign."""
 
 
 class OptionError(UsageError, TypeError):
@@ -125,7 +129,8 @@ class Option:
 
     def read(self, given: Any) -> Any:
         """Return the value of what is given, or refuse it by the name of the option."""
-        if self.default in ("", ()) and isinstance(given, str | tuple | list) and not given:
+        given = _plain(given)
+        if self.default in ("", ()) and self._is_nothing(given):
             return given
         if given is None and ("None" in self.annotation or self.default is None):
             return None
@@ -138,13 +143,19 @@ class Option:
             try:
                 value = self.about.read(given)
             except UsageError as error:
-                raise UsageError(self._named(str(error).strip())) from None
+                raise UsageError(one_line(self._named(str(error).strip()))) from None
         elif self.about.is_place:
             value = _place(self.spelled, given)
         else:
             value = KINDS.get(self.annotation, _anything)(self.spelled, given)
         self._check(value)
         return value
+
+    def _is_nothing(self, given: Any) -> bool:
+        is_list = isinstance(given, tuple | list) and not SINGLE.issuperset(
+            self.annotation.split(" | ")
+        )
+        return not given if is_list or isinstance(given, str) else False
 
     def _named(self, said: str) -> str:
         """Return what is said of a value with the name of the option, if that is not in it."""
@@ -155,14 +166,19 @@ class Option:
         about = self.about
         if about.choices and value not in (*about.choices, *about.inner):
             raise UsageError(
-                f"{self.spelled} {value!r}: give one of {', '.join(filter(None, about.choices))}"
+                f"{self.spelled} {brief(value)}: give one of "
+                f"{', '.join(filter(None, about.choices))}"
             )
+        least, most = about.least, about.most
+        if isinstance(value, int):
+            least, most = -MOST if least is None else least, MOST if most is None else most
         shown = f"{value:g}" if isinstance(value, float) else brief(value)  # 2.0 as people write it
-        if about.least is not None and not value >= about.least:
-            raise UsageError(f"{self.spelled} {shown}: give {_number(about.least)} or more")
-        most = LARGEST if about.most is None and isinstance(value, int) else about.most
+        if least is not None and not value >= least:
+            raise UsageError(f"{self.spelled} {shown}: give {least} or more")
         if most is not None and not value <= most:
-            raise UsageError(f"{self.spelled} {shown}: give {_number(most)} or less")
+            raise UsageError(f"{self.spelled} {shown}: give {most} or less")
+        if isinstance(value, float) and not isfinite(value):
+            raise UsageError(f"{self.spelled} {shown}: give a number")
 
     def read_text(self, text: str) -> Any:
         """Return the same of a word of a command line."""
@@ -173,35 +189,39 @@ class Option:
             return self._read(text)
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
 def _listed(name: str, given: Any) -> Sequence[Any]:
     if isinstance(given, str | os.PathLike):
         return [given]
     if not isinstance(given, Iterable):
-        raise UsageError(f"{name} {given!r}: give a list")
+        raise UsageError(f"{name} {brief(given)}: give a list")
     return list(given)
 
 
+def _plain(given: Any) -> Any:
+    """Return what NumPy, torch and enumerations hold as values of Python, which settings keep."""
+    if isinstance(given, str):
+        return str.__str__(given)
+    plain = getattr(given, "tolist", None)
+    return plain() if callable(plain) else given
+
+
 def _flag(name: str, given: Any) -> bool:
-    if isinstance(given, int | float) and given in (0, 1):
+    if isinstance(given, int) and given in (0, 1):
         return bool(given)
-    if type(given).__name__ in ("bool", "bool_"):  # NumPy's
-        return bool(given)
-    raise UsageError(f"{name} {given!r}: give True or False; on the command line it takes no value")
+    raise UsageError(
+        f"{name} {brief(given)}: give True or False; on the command line it takes no value"
+    )
 
 
 def _text(name: str, given: Any) -> str:
     if not isinstance(given, str):
-        raise UsageError(f"{name} {given!r}: give a text")
+        raise UsageError(f"{name} {brief(given)}: give a text")
     return given
 
 
 def _place(name: str, given: Any) -> Any:
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{name} {given!r}: give a path or a URL")
+    if not isinstance(given, str | os.PathLike) or "\0" in os.fspath(given):
+        raise UsageError(f"{name} {brief(given)}: give a path or a URL")
     return given
 
 
@@ -227,6 +247,8 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "str | os.PathLike[str] | None": _place,
 }
 """How values are checked of which only the type says what they may be."""
+SINGLE = frozenset(("int", "float", "bool", "str", "os.PathLike[str]", "None"))
+"""The types of options that are never a list."""
 
 
 class Options:

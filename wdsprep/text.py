@@ -26,19 +26,21 @@ from wdsprep.errors import UsageError, without_secrets
 
 def whole(name: str, given: Any) -> int:
     try:
-        return int(index(given))
+        return int(index(None if isinstance(given, bool) else given))
     except TypeError:
-        raise UsageError(f"{name} {given!r}: give a whole number") from None
+        raise UsageError(f"{name} {brief(given)}: give a whole number") from None
 
 
 def whole_or_none(name: str, given: Any) -> int | None:
     return None if given is None else whole(name, given)
 
 
-def real(name: str, given: Any) -> Any:
-    if not isinstance(given, Real):
-        raise UsageError(f"{name} {given!r}: give a number")
-    return given
+def real(name: str, given: Any) -> float:
+    """Return a whole number as it is, and any other as a float of Python."""
+    with suppress(OverflowError):
+        if isinstance(given, Real) and not isinstance(given, bool):
+            return given if isinstance(given, int) else float(given)
+    raise UsageError(f"{name} {brief(given)}: give a number")
 
 
 def at_least(least: float, **given: Any) -> None:
@@ -53,25 +55,26 @@ def one_of(known: Sequence[str], **given: Any) -> None:
     for name, value in given.items():
         if value not in known:
             words = ", ".join(word for word in known if word)
-            raise UsageError(f"--{name.replace('_', '-')} {value!r}: give one of {words}")
+            raise UsageError(f"--{name.replace('_', '-')} {brief(value)}: give one of {words}")
 
 
 def size(given: Any) -> int:
     """A number of bytes, such as 2GB or 512MiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))
     if match is None:
-        raise UsageError(f"{given!r} is no size: write 2GB, 500MB or a number of bytes")
+        raise UsageError(f"{brief(given)} is no size: write 2GB, 500MB or a number of bytes")
     power = "BKMGT".index(match[2].upper() or "B")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def auto(given: Any) -> int:
     """A number from 1 on, or `auto`, which is 0."""
-    if given in (0, "0", "auto"):
+    text = str(given)  # True is no number here
+    if text in ("0", "auto"):
         return 0
-    if not str(given).isdecimal() or not int(given):
-        raise UsageError(f"{given!r}: give auto, or a number from 1 on")
-    return int(given)
+    if not re.fullmatch(r"\d{1,18}", text) or not int(text):
+        raise UsageError(f"{brief(given)}: give auto, or a number from 1 on")
+    return int(text)
 
 
 def names(given: Any) -> tuple[str, ...]:
@@ -85,9 +88,10 @@ def names(given: Any) -> tuple[str, ...]:
         if text[:1] + text[-1:] in ("[]", "()"):
             text = text[1:-1]
         return tuple(name for word in text.split(",") if (name := word.strip(" '\"")))
-    if not isinstance(given, Iterable):
-        raise UsageError(f"{given!r} is no list of names")
-    return tuple(map(str, given))
+    listed = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(name, str) for name in listed):
+        raise UsageError(f"{brief(given)} is no list of names: write a,b or a list of texts")
+    return listed
 
 
 Counting = Callable[[int, int], None]  # is told how many are done, of how many
@@ -149,12 +153,12 @@ def shortened(text: str) -> str:
 
 
 def brief(value: object) -> str:
-    """A value of somebody else's, as Python writes it, in few characters however large it is."""
+    """A value of somebody else's, as Python writes it, in one line of few characters."""
     if isinstance(value, bytes | bytearray | memoryview):
         value = bytes(value[:LONGEST])
     elif isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write some
         return f"a number of {value.bit_length():,} bits"
-    return _BRIEF.repr(value)
+    return one_line(_BRIEF.repr(value))
 
 
 def columns(names: Sequence[str]) -> str:

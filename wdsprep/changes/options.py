@@ -10,7 +10,7 @@ from wdsprep.options import LARGEST, Options, Place, about, as_places
 from wdsprep.packing.rules import ShardSizes
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions
 from wdsprep.runners.options import OUTPUT, overwrite
-from wdsprep.text import whole
+from wdsprep.text import brief, whole
 
 if TYPE_CHECKING:
     from wdsprep.changes.duplicates import DuplicatesListener
@@ -26,15 +26,15 @@ Asked = str | os.PathLike[str] | Iterable[str]
 
 def _asked(given: Any) -> Asked:
     if not isinstance(given, str | os.PathLike | Iterable):
-        raise UsageError(f"{given!r}: give a file with one on each line, or a list")
+        raise UsageError(f"{brief(given)}: give a file with one on each line, or a list")
     return given
 
 
 def _distance(given: Any) -> int:
     if not 0 <= whole("", given) <= MOST_DISTANCE:
         raise UsageError(
-            f"{given}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is another "
-            "picture"
+            f"{brief(given)}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is "
+            "another picture"
         )
     return whole("", given)
 

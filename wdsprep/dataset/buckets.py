@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wdsprep.errors import UsageError
+from wdsprep.text import shortened
 
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
     """The buckets that a user names, such as "256,512" or (256, 512)."""
-    numbers = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    text = ",".join(map(str, numbers))
+    is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
+    text = ",".join(map(str, [given] if is_one else given))  # type: ignore[arg-type]
     try:
         buckets = tuple(int(part) for part in text.split(","))
     except ValueError:
         buckets = ()
-    if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
-        raise UsageError(f"--buckets {text}: give rising sizes with commas, such as 256,512")
+    is_rising = list(buckets) == sorted(set(buckets))
+    if not buckets or not is_rising or not 1 <= buckets[0] <= buckets[-1] < 1 << 31:
+        raise UsageError(
+            f"--buckets {shortened(text)}: give rising sizes with commas, such as 256,512"
+        )
     return buckets
 
 

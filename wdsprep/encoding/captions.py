@@ -20,7 +20,7 @@ from wdsprep.limits import MAX_TABLE_ROWS
 from wdsprep.options import Options, about
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.captions import caption_at
-from wdsprep.text import EXAMPLES, names, one_of
+from wdsprep.text import EXAMPLES, brief, names
 
 if TYPE_CHECKING:
     from wdsprep.encoding.lookup import OpenLookup
@@ -70,16 +70,10 @@ class CaptionSource:
 CAPTIONS = "Captions"
 
 
-def _by(given: str) -> str:
-    if given:
-        one_of(BY, captions_by=given)
-    return given
-
-
 def _path(given: Any) -> str:
     """A path in a json."""
     if not isinstance(given, str) or not all(given.split(".")):
-        raise UsageError(f"{given!r} is no path in a json: write meta.long or captions.1")
+        raise UsageError(f"{brief(given)} is no path in a json: write meta.long or captions.1")
     return given
 
 
@@ -108,7 +102,7 @@ class OneCaption(Options):
         metadata=about(
             "Find captions in the table by this column.",
             CAPTIONS,
-            read=_by,
+            choices=BY,
             metavar="COLUMN",
             usual="the first of those that it has",
             example="key|source|url|sha256",

@@ -3,21 +3,20 @@
 They stand here alone. `encode`, `load` and `stream` take theirs from here, and pass them on whole.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.shape_lists import Given, checked_crop, sizes_of
+from wdsprep.encoding.shape_lists import Given, checked_crop, checked_shapes, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import LARGEST, Options, about, suggesting
 from wdsprep.runners.base import WORKERS
-from wdsprep.text import auto, size, whole
+from wdsprep.text import auto, brief, size, whole
 
 MODEL, IMAGES = "Model", "Images"
 
@@ -26,8 +25,8 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Those that one run encodes: one, or several of which each makes a dataset."""
     if isinstance(given, str):
         raise UsageError(
-            f"--resolution {given!r}: give pixels, such as 256, or several, as 256,512, in whole "
-            "numbers"
+            f"--resolution {brief(given)}: give pixels, such as 256, or several, as 256,512, in "
+            "whole numbers"
         )
     is_one = not isinstance(given, Sequence)
     numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
@@ -54,15 +53,6 @@ def _max_bytes(given: Any) -> int:
     return size(given) or MAX_NBYTES
 
 
-def _shapes(given: Given) -> Given:
-    """What names shapes, or shapes, to be read again: which they are depends on the resolution."""
-    if isinstance(given, Iterable) and not isinstance(given, str | os.PathLike):
-        return tuple(given)
-    if not isinstance(given, str | os.PathLike):
-        sizes_of(given, 1)  # refuses it
-    return given
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
     """What decides the bytes of latents of every resolution, beside the model."""
@@ -74,7 +64,7 @@ class RecipeOptions(Options):
             "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no "
             "more pixels than the square, or to those in a file, such as 832x1216 in a line.",
             MODEL,
-            read=_shapes,
+            read=checked_shapes,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             order=-1,
             page="cut each image to the one of [several shapes](#shapes) whose ratio is nearest to "

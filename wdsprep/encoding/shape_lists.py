@@ -7,7 +7,7 @@ less than `LEAST_AREA` of them: a step of one shape takes about as long as one o
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes
-from wdsprep.text import real
+from wdsprep.text import brief, real, shortened
 
 Given = str | os.PathLike[str] | Iterable[Size]
 """`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
@@ -42,16 +42,23 @@ NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
+def checked_shapes(given: Any) -> Given:
+    """Return what names shapes; which they are depends on the resolution."""
+    if isinstance(given, str | os.PathLike):
+        return given
+    if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
+        raise UsageError(f"--shapes {brief(given)}: give {KINDS}")
+    return tuple(tuple(size) if isinstance(size, list) else size for size in given)
+
+
 def sizes_of(given: Given, resolution: int) -> tuple[Size, ...]:
     """The shapes that are named, from the tallest to the widest; none where none are."""
-    if not isinstance(given, str | os.PathLike | Iterable):
-        raise UsageError(f"--shapes {given!r}: give {KINDS}")
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
         return _checked(given, resolution, "--shapes") if given else ()
     if not (text := os.fspath(given)):
         return ()
-    what = f"--shapes {text}"
+    what = f"--shapes {shortened(text)}"
     if text == "sdxl":
         sizes = list(_sdxl(resolution))
     elif text.startswith("nearest:"):
@@ -74,7 +81,7 @@ def check_serves(given: Given, resolutions: Sequence[int]) -> None:
 def checked_crop(given: Any) -> float:
     """The most of an image's area that may be cut off."""
     if not 0 < real("--max-crop", given) <= 1:
-        raise UsageError(f"--max-crop {given}: give a part of the area, above 0 and up to 1")
+        raise UsageError(f"--max-crop {brief(given)}: give a part of the area, above 0 and up to 1")
     return float(given)
 
 
@@ -157,7 +164,7 @@ def _size(size: Any, what: str) -> Size:
     except (TypeError, ValueError):
         width = height = 0
     if not all(type(side) is int and side > 0 for side in (width, height)):
-        raise UsageError(f"{what}: {size!r} is no width and height")
+        raise UsageError(f"{what}: {brief(size)} is no width and height")
     return width, height
 
 

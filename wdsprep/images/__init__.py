@@ -16,6 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import Options, about
+from wdsprep.text import brief
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -107,5 +108,5 @@ def jpeg_quality(given: object) -> int:
     """`jpg:95`, or the 95 alone."""
     match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(given))
     if match is None or not 1 <= int(match[1]) <= 100:
-        raise UsageError(f"{given!r}: write jpg:95, with a quality from 1 to 100")
+        raise UsageError(f"{brief(given)}: write jpg:95, with a quality from 1 to 100")
     return int(match[1])

@@ -4,7 +4,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from wdsprep.encoding.shape_lists import Given
+from wdsprep.encoding.shape_lists import Given, checked_shapes
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import CrewOptions
@@ -42,6 +42,7 @@ class ImportOptions(CrewOptions):
             "Take latents of all these shapes, as --shapes of encode lists them; others are "
             "rejects. Without it all are squares of one size.",
             COLUMNS,
+            read=checked_shapes,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             page="the widths and heights that the images were cut to",
         ),

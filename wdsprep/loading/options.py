@@ -10,7 +10,7 @@ from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.order import RUN
 from wdsprep.options import Options, about
-from wdsprep.text import real, whole
+from wdsprep.text import brief, real, whole
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +26,13 @@ Pool = tuple[int, int]
 
 def _rate(given: Any) -> float:
     if not 0 <= real("", given) <= 1:
-        raise UsageError(f"{given}: a rate is from 0 to 1")
+        raise UsageError(f"{brief(given)}: a rate is from 0 to 1")
     return float(given)
 
 
 def _side(given: Any) -> int:
     if (side := whole("", given)) < 0:
-        raise UsageError(f"{given}: give the side of a crop, or 0 for none")
+        raise UsageError(f"{brief(given)}: give the side of a crop, or 0 for none")
     return side
 
 
@@ -40,7 +40,7 @@ def _encode(given: Any) -> "Encode":
     from wdsprep.encoding.recipe import Encode
 
     if not isinstance(given, Encode):
-        raise UsageError(f"{given!r}: give wdsprep.Encode(resolution=...)")
+        raise UsageError(f"{brief(given)}: give wdsprep.Encode(resolution=...)")
     return given
 
 
@@ -49,9 +49,9 @@ def _device(given: Any) -> "torch.device":
 
     try:
         return torch.device(given)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         raise UsageError(
-            f"{given!r}: give a device of torch, such as cuda, cuda:1 or cpu"
+            f"{brief(given)}: give a device of torch, such as cuda, cuda:1 or cpu"
         ) from None
 
 
@@ -61,7 +61,7 @@ def _pool(given: Any) -> Pool:
     except (TypeError, ValueError, UsageError):
         least, most = 1, 0
     if not 1 <= least <= most:
-        raise UsageError(f"{given!r}: give the least and the most workers, such as (1, 8)")
+        raise UsageError(f"{brief(given)}: give the least and the most workers, such as (1, 8)")
     return least, most
 
 

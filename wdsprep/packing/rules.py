@@ -20,7 +20,7 @@ from wdsprep.options import Options, about, stated
 from wdsprep.packing import HASHES
 from wdsprep.runners.base import SpanCrewOptions
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
-from wdsprep.text import names, size
+from wdsprep.text import brief, names, size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
@@ -47,7 +47,7 @@ class Digest:
         column, _, kind = str(given).rpartition(":")
         column, kind = pair if len(pair) == 2 else (column or kind, kind)
         if kind not in HASHES:
-            raise UsageError(f"{given!r}: write COLUMN:HASH, with one of {', '.join(HASHES)}")
+            raise UsageError(f"{brief(given)}: write COLUMN:HASH, with one of {', '.join(HASHES)}")
         return cls(column=column, hash=kind)
 
 
@@ -62,7 +62,7 @@ def _input_format(given: Any) -> str:
     from wdsprep.sources.recognise import FORMATS, format_of
 
     if not isinstance(given, str):
-        raise UsageError(f"{given!r}: give one of {', '.join(FORMATS)}")
+        raise UsageError(f"{brief(given)}: give one of {', '.join(FORMATS)}")
     return format_of(given)
 
 

@@ -38,6 +38,7 @@ from collections.abc import Sequence
 
 from wdsprep.errors import UsageError
 from wdsprep.runners.base import Runner, check_span
+from wdsprep.text import brief
 
 
 def make_runner(
@@ -95,4 +96,4 @@ def make_runner(
             accelerator_type=accelerator_type,
             dashboard=dashboard,
         )
-    raise UsageError(f"there is no runner {kind!r}: choose local or ray")
+    raise UsageError(f"there is no runner {brief(kind)}: choose local or ray")

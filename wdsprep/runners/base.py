@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
-from wdsprep.text import auto
+from wdsprep.text import auto, brief
 
 PROGRESS_S = 0.25
 """How often a unit tells how far it has come."""
@@ -125,12 +125,12 @@ def ray_line(there: str, gpus: int = 0) -> str:
 def least_and_most(workers: Any) -> tuple[int, int]:
     """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
     where there is one number alone."""
-    if isinstance(workers, tuple):
+    if isinstance(workers, tuple) and workers:
         workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
-    match = re.fullmatch(r"(?:auto|(\d+)(?::(\d+))?)", str(workers))
+    match = re.fullmatch(r"(?:auto|(\d{1,9})(?::(\d{1,9}))?)", str(workers))
     least, most = (int(number or 0) for number in match.groups()) if match else (0, 0)
     if match is None or (match[2] and not 1 <= least <= most):
-        raise UsageError(f"{workers!r}: give auto, a number, or MIN:MAX such as 4:32")
+        raise UsageError(f"{brief(workers)}: give auto, a number, or MIN:MAX such as 4:32")
     return least, most
 
 

@@ -168,7 +168,7 @@ class Tracking:
 
 def check_tracker(kind: str) -> str:
     """Check that a run can be told of there, before anything is done."""
-    if not kind:
+    if kind == "":
         return kind
     one_of(TRACKERS, track=kind)
     if importlib.util.find_spec(kind) is None:
