@@ -22,6 +22,7 @@ Modules with declarations are light: a command line imports them to show its hel
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache, wraps
@@ -152,10 +153,9 @@ class Option:
         return value
 
     def _is_nothing(self, given: Any) -> bool:
-        is_list = isinstance(given, tuple | list) and not SINGLE.issuperset(
-            self.annotation.split(" | ")
-        )
-        return not given if is_list or isinstance(given, str) else False
+        takes_lists = self.default == () or re.search("Iterable|Sequence", self.annotation)
+        kinds: tuple[type, ...] = (str, tuple, list) if takes_lists else (str,)
+        return isinstance(given, kinds) and not given
 
     def _named(self, said: str) -> str:
         """Return what is said of a value with the name of the option, if that is not in it."""
@@ -247,8 +247,6 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "str | os.PathLike[str] | None": _place,
 }
 """How values are checked of which only the type says what they may be."""
-SINGLE = frozenset(("int", "float", "bool", "str", "os.PathLike[str]", "None"))
-"""The types of options that are never a list."""
 
 
 class Options:

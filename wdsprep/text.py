@@ -88,9 +88,15 @@ def names(given: Any) -> tuple[str, ...]:
         if text[:1] + text[-1:] in ("[]", "()"):
             text = text[1:-1]
         return tuple(name for word in text.split(",") if (name := word.strip(" '\"")))
-    listed = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(name, str) for name in listed):
+    if not isinstance(given, Iterable):
         raise UsageError(f"{brief(given)} is no list of names: write a,b or a list of texts")
+    return texts(given)
+
+
+def texts(given: Iterable[Any]) -> tuple[str, ...]:
+    listed = tuple(given)
+    if wrong := [one for one in listed if not isinstance(one, str)]:
+        raise UsageError(f"{brief(wrong[0])} is no text: give a list of texts")
     return listed
 
 

@@ -6,11 +6,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.errors import UsageError
-from wdsprep.options import LARGEST, Options, Place, about, as_places
+from wdsprep.options import Options, Place, about, as_places
 from wdsprep.packing.rules import ShardSizes
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions
 from wdsprep.runners.options import OUTPUT, overwrite
-from wdsprep.text import brief, whole
+from wdsprep.text import brief, texts, whole
 
 if TYPE_CHECKING:
     from wdsprep.changes.duplicates import DuplicatesListener
@@ -25,8 +25,16 @@ Asked = str | os.PathLike[str] | Iterable[str]
 
 
 def _asked(given: Any) -> Asked:
-    if not isinstance(given, str | os.PathLike | Iterable):
+    if isinstance(given, str | os.PathLike):
+        return given
+    if not isinstance(given, Iterable):
         raise UsageError(f"{brief(given)}: give a file with one on each line, or a list")
+    return texts(given)
+
+
+def _split(given: Any) -> str | Mapping[str, float]:
+    if not isinstance(given, str | Mapping):
+        raise UsageError(f"{brief(given)}: give shares by name, such as train=0.9,val=0.1")
     return given
 
 
@@ -123,13 +131,14 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
     )
     seed: int = field(
         default=0,
-        metadata=about("Draw and split with this seed.", SAMPLES, least=-LARGEST, usual=True),
+        metadata=about("Draw and split with this seed.", SAMPLES, usual=True),
     )
     split: str | Mapping[str, float] = field(
         default="",
         metadata=about(
             "Make parts of these, such as train=0.9,val=0.1, each where OUT with {split} says.",
             SAMPLES,
+            read=_split,
             metavar="NAME=SHARE,...",
         ),
     )

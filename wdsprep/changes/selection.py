@@ -137,7 +137,10 @@ class WantedKeys:
             store, name = split_url(shown)
             words = store.read(name).split()
         else:
-            shown, words = "the list of keys", [key.encode() for key in given]
+            shown, words = (
+                "the list of keys",
+                [key.encode("utf-8", "surrogateescape") for key in given],
+            )
         if not words:
             raise UsageError(f"{shown} has no keys: write one in each line")
         return cls(keys=np.unique(np.array(words, np.bytes_)), shown=shown)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 from wdsprep.changes.options import Asked
 from wdsprep.dataset.removed import Marks, mark_of
@@ -108,7 +107,7 @@ def _keys(asked: Asked) -> Iterable[str]:
     """A file, where there is one of that name or it can be no key; else keys with commas."""
     if not isinstance(asked, str):
         return _lines("keys", asked)
-    is_file = "://" in asked or Path(local_path(asked) or asked).is_file()
+    is_file = "://" in asked or _is_file(local_path(asked) or asked)
     if asked and (is_file or "." in asked.rpartition("/")[2]):
         return _lines("keys", asked)
     return [key for word in asked.split(",") if (key := word.strip())]
@@ -124,13 +123,17 @@ def _of(kind: str, given: dict[str, Asked]) -> Iterator[str]:
         yield value
 
 
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113  one of pathlib raises where a list of keys is long
+
+
 def _lines(what: str, asked: Asked) -> Iterator[str]:
     """Without blanks around them, and without empty ones."""
     if not isinstance(asked, str | os.PathLike):
         yield from (line.strip() for line in asked if line.strip())
         return
     place = os.fspath(asked)
-    is_missing = local_path(place) is not None and not Path(local_path(place) or ".").is_file()
+    is_missing = local_path(place) is not None and not _is_file(local_path(place) or ".")
     if is_missing:
         raise UsageError(f"{place}: no such file: name one with a line for each of the {what}")
     store, name = split_url(place)

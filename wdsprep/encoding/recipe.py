@@ -14,7 +14,7 @@ from wdsprep.encoding.shape_lists import Given, checked_crop, checked_shapes, si
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import LARGEST, Options, about, suggesting
+from wdsprep.options import Options, about, suggesting
 from wdsprep.runners.base import WORKERS
 from wdsprep.text import auto, brief, size, whole
 
@@ -151,7 +151,6 @@ class RecipeOptions(Options):
         metadata=about(
             "Seed the sampling noise with this.",
             MODEL,
-            least=-LARGEST,
             usual=True,
             page="of the sampling noise",
         ),

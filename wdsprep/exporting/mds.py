@@ -56,6 +56,8 @@ ORIGINAL = {"original_height": "source_height", "original_width": "source_width"
 
 
 def layout(*, tower: str) -> "MdsLayout":
+    if not tower.isprintable():
+        raise UsageError(f"--tower {tower!r}: give a name, such as t5")
     return MdsLayout(tower=tower)
 
 

@@ -29,7 +29,7 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.taking import TEXTS, check_once, givers
 from wdsprep.loading.where import in_short
-from wdsprep.text import plural, real
+from wdsprep.text import brief, plural, real
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_way import Prepared
@@ -236,7 +236,7 @@ def effects_of(
         flip=float(flip),
         pixels=pixels,
         max_area=max_area,
-        captions=_weighed(captions or {}),
+        captions=_weighed({} if captions is None else captions),
     )
     for dataset in datasets:
         check_once(dataset, [name for name in effects.choices if name])
@@ -247,7 +247,9 @@ def _weighed(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     """Those that are ever picked, with their shares of all, in one order; the same for the same
     proportions."""
     if not isinstance(captions, Mapping):
-        raise UsageError(f"captions {captions!r}: give weights by name, as {{'alt': 1, 'long': 4}}")
+        raise UsageError(
+            f"captions {brief(captions)}: give weights by name, as {{'alt': 1, 'long': 4}}"
+        )
     for name, weight in captions.items():
         if not isinstance(name, str):
             raise UsageError(f"captions {name!r}: names are texts, as in {{'alt': 1, 'long': 4}}")

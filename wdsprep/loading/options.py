@@ -10,7 +10,7 @@ from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.order import RUN
 from wdsprep.options import Options, about
-from wdsprep.text import brief, real, whole
+from wdsprep.text import brief, real, texts, whole
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,12 @@ FULL, LONGEST = PADS = ("full", "longest")
 """How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
 Pool = tuple[int, int]
 """The least and the most workers of a stage."""
+
+
+def _fields(given: Any) -> Iterable[str]:
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{brief(given)}: give names, such as ('latent', 'txt')")
+    return given if isinstance(given, str) else texts(given)
 
 
 def _rate(given: Any) -> float:
@@ -120,6 +126,7 @@ class ServingOptions(Options):
         default=None,
         metadata=about(
             "What a batch holds.",
+            read=_fields,
             also=("columns", "keys"),
             example='("latent", "emb", "txt", "json", "key")',
             page="what a batch holds; by default the arrays, `mask` where there is one, `shape` "

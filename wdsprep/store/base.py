@@ -145,6 +145,8 @@ def is_web(url: str) -> bool:
 def local_path(url: str) -> str | None:
     """The path that a path or `file:` URL means; None for any other URL. A folder may be called
     `a:b`, but not like a URL, be it without its slashes, or webdataset's `pipe:`."""
+    if "\0" in url:
+        raise UsageError(f"{url!r} is no place: no path or URL has a NUL in it")
     scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
     if scheme is None:
         return url
@@ -182,7 +184,7 @@ def _real(url: str) -> str:
 
 def check_name(name: str) -> str:
     """Refuse names that would leave the store: a name is never a way up or out."""
-    if not OUTSIDE.isdisjoint(name.split("/")):
+    if "\0" in name or not OUTSIDE.isdisjoint(name.split("/")):
         raise UsageError(f"{name!r} is not a name inside a store")
     return name
 

@@ -4,6 +4,7 @@ Those come first whose copies differ most from the one that stays: who sees that
 need not doubt the others.
 """
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -104,12 +105,15 @@ class _Table:
         first = 0
         store, name = split_url(self._url)
         try:
-            given = store.root / name if store.root else pa.BufferReader(store.read(name))
-            for batch in pq.ParquetFile(given).iter_batches(columns=list(names)):
-                if batch.schema.names != list(names):
-                    raise KeyError(names)
-                yield first, batch
-                first += len(batch)
+            # Arrow takes no path that is not UTF-8
+            root = store.root
+            given = (root / name).open("rb") if root else io.BytesIO(store.read(name))
+            with given, pq.ParquetFile(given) as file:
+                for batch in file.iter_batches(columns=list(names)):
+                    if batch.schema.names != list(names):
+                        raise KeyError(names)
+                    yield first, batch
+                    first += len(batch)
         except (pa.ArrowException, KeyError, OSError) as error:
             raise FormatError(
                 f"--duplicates {self._url}: no table of copies: give the file that wdsprep "
