@@ -155,7 +155,7 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 def shortened(text: str) -> str:
     """A text of somebody else's as a message has it."""
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
+    return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 
 
 def brief(value: object) -> str:

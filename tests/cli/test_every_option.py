@@ -1,9 +1,14 @@
 """Every option of every command and function, by the declarations: what cannot be meant is refused
 in the same line on the command line and in Python."""
 
+import pickle
 from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wdsprep
@@ -89,6 +94,75 @@ def test_a_value_of_a_wrong_kind_or_out_of_range_is_one_line(name: str, option: 
         assert "\n" not in said
         if name not in IN_PYTHON:
             assert on_the_line(name, f"{option.spelled}{typed}") == said
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, 1.5, -1, float("nan"), float("inf"), 10**400, 10**5000, 1j, Decimal(1)),
+    *(b"ab", bytearray(b"a"), "two\nlines", "a\0b", "half \udcff", "long" * 10_000, " ", "\u0663"),
+    *([], (), {}, [None], [[1]], {1: "a"}, {"a"}, range(3), Path("somewhere"), int, len),
+    *(np.bool_(1), np.int64(3), np.float32(0.5), np.arange(3), np.array(3), np.array([]), date.min),
+)
+
+
+@pytest.mark.parametrize("name", [*CALLED, *IN_PYTHON])
+def test_whatever_an_option_is_given_is_taken_or_refused_in_one_short_line(name: str) -> None:
+    place = IN_PYTHON.get(name) or command_of(name)._place
+    options = named(place)
+    needed = {each.name: "there" for each in declared(name) if each.is_required}
+    needed = {**needed, **NEEDED.get(name, {})}
+    for option in declared(name):
+        for value in ODD:
+            try:
+                made = options(**{**needed, option.name: value})
+            except UsageError as error:
+                said = str(error)
+                assert "\n" not in said, (option.name, value)
+                assert len(said) < 600, (option.name, value)
+            else:
+                assert pickle.loads(pickle.dumps(made)) == made
+                kept = getattr(made, option.name)
+                assert not isinstance(kept, np.generic | np.ndarray), (option.name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("pack", {"min_size": True}),
+        ("pack", {"limit": 1 << 64}),
+        ("pack", {"max_aspect_ratio": float("inf")}),
+        ("pack", {"save_additional_columns": [1]}),
+        ("pack", {"buckets": b"ab"}),
+        ("pack", {"caption_col": []}),
+        ("pack", {"append": 1.0}),
+        ("pack", {"workers": ()}),
+        ("encode", {"max_bytes": 10**400}),
+        ("encode", {"captions_by": np.array(["key"])}),
+        ("import_", {"shapes": None}),
+        ("remove", {"keys": [1]}),
+        ("remove", {"keys": b"ab"}),
+        ("select", {"split": ["train"]}),
+        ("load", {"fields": 5}),
+        ("load", {"device": 10**400}),
+        ("export", {"to": "mds", "out": "a\0b"}),
+    ],
+)
+def test_what_was_once_taken_for_something_else_is_refused(
+    name: str, options: dict[str, Any]
+) -> None:
+    (wrong,) = options.keys() - {"to"}
+    spelled = {option.name: option.spelled for option in declared(name)}[wrong]
+    place = IN_PYTHON.get(name) or command_of(name)._place
+    needed = {each.name: "there" for each in declared(name) if each.is_required}
+    with pytest.raises(UsageError, match=f"^{spelled} "):
+        named(place)(**{**needed, **NEEDED.get(name, {}), **options})
+
+
+def test_values_of_numpy_are_kept_as_those_of_python() -> None:
+    rules = named("wdsprep.packing.rules:PackOptions")(
+        min_size=np.int64(3), max_aspect_ratio=np.float32(0.5), append=np.bool_(1), source=Path("a")
+    )
+    kept = (rules.min_size, rules.max_aspect_ratio, rules.append)
+    assert [(type(each), each) for each in kept] == [(int, 3), (float, 0.5), (bool, True)]
 
 
 @pytest.mark.parametrize(("name", "option"), ALL)

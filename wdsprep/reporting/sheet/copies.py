@@ -105,7 +105,7 @@ class _Table:
         first = 0
         store, name = split_url(self._url)
         try:
-            # Arrow takes no path that is not UTF-8
+            # a file of ours: Arrow opens no path that is not UTF-8
             root = store.root
             given = (root / name).open("rb") if root else io.BytesIO(store.read(name))
             with given, pq.ParquetFile(given) as file:
