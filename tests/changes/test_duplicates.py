@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -166,6 +168,22 @@ def test_at_no_distance_only_what_looks_just_the_same_is_a_copy(images: Path) ->
     assert found.equal == 1
     copies = [one for group in found.largest for one in group.copies]
     assert {one.distance for one in copies} == {0}
+
+
+def test_no_thread_of_arrow_outlives_the_search(images: Path, tmp_path: Path) -> None:
+    """One that holds bytes of ours when Python ends ends the process with a signal."""
+    wdsprep.duplicates(images, workers=1)
+    code = f"""
+import os, pyarrow.parquet, wdsprep
+from wdsprep.changes.duplicates import duplicates
+before = len(os.listdir("/proc/self/task"))
+duplicates({str(images)!r}, output="copies.txt", table="copies.parquet")
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "0\n"
 
 
 def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: Path) -> None:

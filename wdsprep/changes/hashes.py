@@ -159,8 +159,13 @@ class ImagesLooked:
         return tuple(unit for unit in self.units if unit.file not in there)
 
     def columns(self, unit: HashUnit, *names: str) -> pa.Table:
-        """What is kept of one shard."""
-        return pq.read_table(pa.BufferReader(self.kept.read(unit.file)), columns=list(names))
+        """What is kept of one shard.
+
+        No thread of Arrow takes part: one that still held these bytes when Python ends would end
+        the process with "terminate called without an active exception".
+        """
+        data = pa.BufferReader(self.kept.read(unit.file))
+        return pq.ParquetFile(data, pre_buffer=False).read(columns=list(names), use_threads=False)
 
     def each(self, *names: str) -> list[pa.Table]:
         """The same of all, in their order, many of them read at a time."""

@@ -109,7 +109,7 @@ class _Table:
             root = store.root
             given = (root / name).open("rb") if root else io.BytesIO(store.read(name))
             with given, pq.ParquetFile(given) as file:
-                for batch in file.iter_batches(columns=list(names)):
+                for batch in file.iter_batches(columns=list(names), use_threads=False):
                     if batch.schema.names != list(names):
                         raise KeyError(names)
                     yield first, batch
