@@ -389,6 +389,9 @@ def test_what_is_too_long_is_one_line() -> None:
         ("import os", None),
         ("width = 1", None),
         ("width >", None),
+        ("width >=\n1", None),
+        ("caption == '\ud800'", None),
+        ("width == " + "9" * 5_000, None),
         ("", None),
         ("   ", None),
         ("width \0", None),
@@ -406,8 +409,15 @@ def test_all_else_is_refused_by_the_part_that_is_wrong(
     assert message.startswith(kind.option)
     assert "\n" not in message
     assert len(message) < 700
+    if text.strip() and len(text) < 4_000:
+        assert "compare names with" in message or "leave it out" in message
     if part:
         assert f"{part!r} cannot be used: compare names with numbers" in message
+
+
+def test_a_condition_that_ends_too_early_says_so() -> None:
+    with pytest.raises(UsageError, match='"width >": invalid syntax at its end: compare names'):
+        Filter("width >")
 
 
 def test_a_condition_travels_to_workers() -> None:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from wdsprep.dataset.samples import PathParts
 from wdsprep.errors import UsageError
+from wdsprep.text import brief, one_line
 
 EVALUATOR = 2
 """1 took whole numbers for floats where many samples were looked at."""
@@ -36,6 +37,10 @@ DEEPEST = 100
 """Levels: what Python's own parser and printer take from any depth of the caller's stack."""
 SHOWN = 200
 """Characters of a condition that a message has; a longer one is cut."""
+LANGUAGE = (
+    "compare names with numbers and texts by < <= > >= == != in, reckon by + - * /, and join with "
+    "and, or, not"
+)
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -65,7 +70,9 @@ class Condition:
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():
-            raise UsageError(f"{self.option}{text!r:.60}: give a condition, such as 'width >= 768'")
+            raise UsageError(
+                f"{self.option}{brief(text)}: give a condition, such as 'width >= 768'"
+            )
         if len(text) > LONGEST:
             raise UsageError(
                 f'{self.option}"{_cut(text)}": it has {len(text):,} characters, and may have '
@@ -79,12 +86,16 @@ class Condition:
             self._evaluate = self._compile(tree)
             self.plain = ast.unparse(tree)
         except SyntaxError as error:
-            what = f'{self.option}"{_cut(text)}"'
-            raise UsageError(f"{what}: {error.msg} at character {error.offset}") from None
+            what = f'{self.option}"{_cut(text)}": {error.msg.partition(":")[0]}'
+            place = f"at character {error.offset}" if error.offset else "at its end"
+            raise UsageError(f"{what} {place}: {LANGUAGE}") from None
         except (MemoryError, RecursionError):  # thousands of nots: Python's parser gives up
             raise self._too_deep() from None
-        except ValueError as error:  # a NUL, or a number of 5,000 digits
-            raise UsageError(f"{self.option.strip()} cannot be read: {error}") from None
+        except ValueError:
+            raise UsageError(
+                f'{self.option}"{_cut(text)}": it holds a character that is none, such as a NUL: '
+                "leave it out"
+            ) from None
         self.names = tuple(self._places)
 
     def __reduce__(self) -> tuple[type["Condition"], tuple[str]]:
@@ -146,14 +157,11 @@ class Condition:
 
     def _refused(self, node: ast.expr) -> UsageError:
         part = _cut(ast.get_source_segment(self.text.strip(), node) or "")
-        return UsageError(
-            f'{self.option}"{_cut(self.text)}": {part!r} cannot be used: compare names with '
-            "numbers and texts by < <= > >= == != in, reckon by + - * /, and join with and, or, not"
-        )
+        return UsageError(f'{self.option}"{_cut(self.text)}": {part!r} cannot be used: {LANGUAGE}')
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:60]}..."
+    return one_line(text if len(text) <= SHOWN else f"{text[:60]}...")
 
 
 # --- what may stand there
