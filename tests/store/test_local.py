@@ -109,6 +109,25 @@ def test_pipe_is_neither_listed_nor_waited_for(local: LocalStore) -> None:
             local.read(name)
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+def test_what_stands_in_the_place_of_a_file_is_to_be_moved_away(
+    local: LocalStore, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / "data/a"
+    place.parent.mkdir()
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("a")
+    with pytest.raises(StoreError, match=r"data/a: .*not a file: move it away, then run the same"):
+        local.read("a")
+    if kind == "folder":
+        with pytest.raises(StoreError, match="data/a: is a folder, not a file: move it away"):
+            write_bytes(local, "a", b"x")
+
+
 def test_folder_is_not_a_file(local: LocalStore) -> None:
     write_bytes(local, "a/f", b"x")
     for act in (local.read, lambda name: write_bytes(local, name, b"x")):

@@ -57,6 +57,9 @@ that has run for long (Linux 6, ext4) such writes came to a sixth of the speed."
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
 
+MOVE_IT = "move it away, then run the same command again"
+
+
 class LocalStore:
     """Implements `wdsprep.store.base.Store` on a folder, which is made when first written to."""
 
@@ -248,8 +251,8 @@ def _regular_nbytes(fd: int) -> int:
     if stat.S_ISREG(status.st_mode):
         return status.st_size
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file")
-    raise OSError(errno.EINVAL, "is a device or a pipe, not a file")
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    raise OSError(errno.EINVAL, f"is a device or a pipe, not a file: {MOVE_IT}")
 
 
 def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
@@ -428,4 +431,8 @@ def _store_error(error: OSError, path: Path | str) -> StoreError:
         return NotFoundError(f"{path}: no such file")
     if error.errno == errno.EEXIST:
         return ExistsError(f"{path}: exists already")
+    if error.errno == errno.EISDIR:
+        return StoreError(f"{path}: is a folder, not a file: {MOVE_IT}")
+    if error.errno == errno.ELOOP:
+        return StoreError(f"{path}: links that lead to each other, not a file: {MOVE_IT}")
     return StoreError(f"{path}: {error.strerror or error}")
