@@ -306,13 +306,22 @@ def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
     return {about.code: about.remedy for about in abouts if about.code}
 
 
-def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
-    """Say what somebody may have meant by a name that there is not, or where all names are."""
+def _nearest(wrong: str, names: Iterable[str]) -> str:
+    """Return the name that is most like a wrong one, or the only one that begins as it does."""
     import difflib
 
     known = {name.lstrip("-"): name for name in names}  # what all begin with makes none alike
-    if near := difflib.get_close_matches(wrong.lstrip("-"), known, 1, 0.7):
-        return f"did you mean {known[near[0]]}?"
+    plain = wrong.lstrip("-")
+    near = difflib.get_close_matches(plain, known, 1, 0.7)
+    longer = [name for name in known if len(plain) > 2 and name.startswith(plain)]
+    found = near or (longer if len(longer) == 1 else [])
+    return known[found[0]] if found else ""
+
+
+def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
+    """Say what somebody may have meant by a name that there is not, or where all names are."""
+    if near := _nearest(wrong, names):
+        return f"did you mean {near}?"
     if not wrong.startswith("-"):
         return f"help(wdsprep.{function.removesuffix('()')}) lists them"
     return f'"wdsprep {function} --help" lists them'.replace("wdsprep wdsprep", "wdsprep")
@@ -339,12 +348,17 @@ def check_call(
 ) -> None:
     """Refuse a call whose arguments are not those of the signature, in words for a user."""
     known = signature.parameters
-    if wrong := [name for name in kwargs if name not in known]:
+    several = [p.name for p in known.values() if p.kind is p.VAR_POSITIONAL]
+    if wrong := [name for name in kwargs if name not in known or name in several]:
+        if near := _nearest(wrong[0], several):
+            takes = f"it takes {near} without a name, as {function}({brief(kwargs[wrong[0]])})"
+            raise OptionError(f"{function}() has no option {wrong[0]}: {takes}")
         raise OptionError(unknown(f"{function}()", wrong[0], list(known), options))
     by_place = [p.name for p in known.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
-        first = f"{function}() takes {plural(len(by_place), 'argument')} without a name"
-        raise OptionError(f"{first} ({', '.join(by_place)}): give {args[len(by_place)]!r} a name")
+        takes = f"{plural(len(by_place), 'argument')} without a name ({', '.join(by_place)})"
+        takes = takes if by_place else "no argument without a name"
+        raise OptionError(f"{function}() takes {takes}: give {brief(args[len(by_place)])} a name")
     if twice := [name for name in by_place[: len(args)] if name in kwargs]:
         own = next(option for option in options if option.name == twice[0])
         raise OptionError(given_twice(own.spelled))

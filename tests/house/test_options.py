@@ -103,6 +103,16 @@ def test_what_is_given_is_read_once_and_the_same_again() -> None:
         (lambda: pack(least_sides=1), "pack() has no option least_sides: did you mean least_side?"),
         (lambda: verify("a", shares=1), "verify() has no option shares: did you mean share?"),
         (lambda: pack(zzz=1), "pack() has no option zzz: help(wdsprep.pack) lists them"),
+        (lambda: pack(least=1), "pack() has no option least: did you mean least_side?"),
+        (
+            lambda: verify(datasets="a"),
+            "verify() has no option datasets: it takes",
+        ),
+        (
+            lambda: verify(dataset="a"),
+            "verify() has no option dataset: it takes datasets",
+        ),
+        (lambda: Taught(1), "Taught() takes no argument without a name: give 1 a name"),
         (lambda: Taught(batch_size=1), "Taught() has no option batch_size: it is batch, the"),
         (lambda: Taught(btch=1), "Taught() has no option btch: did you mean batch?"),
     ],

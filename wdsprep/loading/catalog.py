@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.order.mixing import Want
 from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_shards
 from wdsprep.loading.taking import givers
+from wdsprep.options import Options, about, suggesting
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command, plural
@@ -56,8 +57,9 @@ Place = str | os.PathLike[str]
 Places = Place | Sequence[Place] | None
 
 
+@suggesting
 @dataclass(frozen=True)
-class Stream:
+class Stream(Options):
     """One dataset among those a loader mixes.
 
         large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
@@ -71,13 +73,23 @@ class Stream:
     stand beside those of this one.
     """
 
-    url: "str | os.PathLike[str]"
-    weight: float | None = None
-    repeat: float | None = None
-    count: int | None = None
-    buckets: Sequence[str | int] | str | int | None = None
-    where: str | None = None
-    join: "Places" = ()
+    is_command: ClassVar[bool] = False
+
+    url: "str | os.PathLike[str]" = field(metadata=about("The dataset.", is_place=True))
+    weight: float | None = field(
+        default=None, metadata=about("Its proportion to the other streams.")
+    )
+    repeat: float | None = field(
+        default=None, metadata=about("How often each sample comes in an epoch.")
+    )
+    count: int | None = field(default=None, metadata=about("The samples of an epoch."))
+    buckets: Sequence[str | int] | str | int | None = field(
+        default=None, metadata=about("The folders to take.")
+    )
+    where: str | None = field(default=None, metadata=about("The condition on samples."))
+    join: "Places" = field(
+        default=(), metadata=about("Datasets of the same images, beside this one.")
+    )
 
     def __repr__(self) -> str:
         """What was given, as it may be typed again."""
