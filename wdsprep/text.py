@@ -25,10 +25,10 @@ from wdsprep.errors import UsageError, without_secrets
 
 
 def whole(name: str, given: Any) -> int:
-    try:
-        return int(index(None if isinstance(given, bool) else given))
-    except TypeError:
-        raise UsageError(f"{name} {brief(given)}: give a whole number") from None
+    with suppress(TypeError):
+        if not isinstance(given, bool):
+            return int(index(given))
+    raise UsageError(f"{name} {brief(given)}: give a whole number")
 
 
 def whole_or_none(name: str, given: Any) -> int | None:

@@ -242,6 +242,16 @@ def test_a_damaged_image_is_a_copy_only_of_the_same_bytes(tmp_path: Path) -> Non
     assert (found.damaged, found.equal, found.near) == (2, 1, 0)
 
 
+def test_a_lost_manifest_is_named_with_what_makes_it_again(images: Path, tmp_path: Path) -> None:
+    (images / "wdsprep.json").unlink()
+    for call in (
+        lambda: wdsprep.duplicates(images, workers=1),
+        lambda: wdsprep.encode(images, tmp_path / "latents", resolution=64, model="tiny"),
+    ):
+        with pytest.raises(UsageError, match=r'lost its wdsprep.json: run "wdsprep rebuild .*"'):
+            call()
+
+
 def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
     shard = images / manifest_of(images).shards[0].name
     data = bytearray(shard.read_bytes())

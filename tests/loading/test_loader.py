@@ -26,7 +26,7 @@ from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, writ
 from wdsprep.dataset import aio
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.catalog import Stream
 from wdsprep.loading.shelves import local as shelf
 
@@ -702,3 +702,17 @@ def test_a_shard_stays_open_until_it_is_read(
     wanted = keys(load(url, **options))
     monkeypatch.setattr(shelf, "OPEN_SHARDS", 1)
     assert keys(load(url, threads=8, ahead=12, **options)) == wanted
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_stands_in_the_place_of_a_shard_is_named_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    url = write_latents(str(tmp_path / "latents"), [4, 4])
+    tar = tmp_path / "latents/256/000000.tar"
+    tar.unlink()
+    tar.mkdir() if kind == "folder" else os.mkfifo(tar)
+    with pytest.raises(StoreError, match=r"000000\.tar.*not a file: move it away"):
+        list(wdsprep.load(url, global_batch=4))
+    with pytest.raises(StoreError, match=r"000000\.tar.*not a file: move it away"):
+        wdsprep.load(url, global_batch=4, where="aesthetic > 100")

@@ -24,11 +24,10 @@ from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MAKERS
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed import ShardRemoval
-from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
+from wdsprep.dataset.state import check_kind, dated_manifest, open_dataset, refreshed
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import AccessError, DamageError, NotFoundError, UsageError
 from wdsprep.images import perceptual
@@ -177,9 +176,7 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     store = open_store(url)
     manifest = dated_manifest(store)
     if manifest is None:
-        raise NotFoundError(
-            f"{shown} holds no dataset: name the folder or URL that {MAKERS['images']} wrote"
-        )
+        _store, manifest = open_dataset(shown)  # which says what is there instead
     if manifest.dataset == "latents":
         raise UsageError(f"{shown} is a dataset of latents: name the images it was made of")
     check_kind(store, manifest.dataset, "images")

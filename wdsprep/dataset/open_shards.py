@@ -90,7 +90,7 @@ class OpenShards:
             raise NotFoundError(f"{what} or its index is missing: {self._next_step}") from error
         if len(offsets) != data.sizes[shard] + 1:
             raise FormatError(
-                f"{index_name(what)} has {plural(len(offsets) - 1, 'sample')} where "
+                f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')} where "
                 f"{data.sizes[shard]:,} should be: delete it and run "
                 f"{command('index', data.store.url)}"
             )

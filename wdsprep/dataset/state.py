@@ -6,7 +6,7 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -49,6 +49,7 @@ from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
 
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
+SHOWN_CHANGES = 8
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
 Spot = TypeVar("Spot")
@@ -162,7 +163,7 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
             no = [f" --{name} none" for name in ("latents", "text") if settings.get(name) == "none"]
             again += "".join(no)
         raise FingerprintError(
-            f"{store.url} was made with other settings: {'; '.join(changed)}: run with "
+            f"{store.url} was made with other settings: {_few(changed)}: run with "
             f"those that it was made with, name another place for {dataset}, or let "
             f'"{again} ... --overwrite" start over'
         )
@@ -251,6 +252,12 @@ def refreshed(
     return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
 
 
+def _few(changed: Sequence[str]) -> str:
+    """Return the first of many changes: of a receipt of something else all settings differ."""
+    more = len(changed) - SHOWN_CHANGES
+    return "; ".join([*changed[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])])
+
+
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
     """The receipt of a unit; an error if it was made with other settings than these."""
     name = receipt_name(unit)
@@ -261,7 +268,7 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
         changed = changed_options(found.settings, settings) or ["no option"]
         raise FingerprintError(
             f"{store.url}/{name} was made with other settings, by another run (here: "
-            f"{'; '.join(changed)}): let that run end, then run {command('repair', store.url)}"
+            f"{_few(changed)}): let that run end, then run {command('repair', store.url)}"
         )
     return found
 

@@ -4,14 +4,15 @@ import pickle
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import latent_unit
+from wdsprep.dataset.names import RECEIPTS, latent_unit
 from wdsprep.dataset.shapes import Size
-from wdsprep.dataset.state import check_kind, dated_manifest, refreshed
+from wdsprep.dataset.state import check_kind, check_place, dated_manifest, refreshed
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
 from wdsprep.sources.patterns import tar_stem
@@ -133,6 +134,8 @@ def find_image_shards(
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
     manifest = dated_manifest(store) if store else None
+    if store is not None and manifest is None:
+        check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
         return _of_tars(url, resolution, kind)
     check_kind(store, manifest.dataset, "images")

@@ -33,9 +33,10 @@ from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.ends import LARGE_NBYTES, near_the_end, walked
-from wdsprep.errors import FormatError, NotFoundError, ShortReadError, StoreError, UsageError
+from wdsprep.errors import FormatError, NotFoundError, ShortReadError, UsageError
 from wdsprep.loading.catalog import Dataset, bring_back
 from wdsprep.store.base import RemoteStore
+from wdsprep.store.local import open_file
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
 
@@ -130,12 +131,7 @@ class _Reader:
 
     def _open_tar(self, name: str) -> int:
         if self._store.root:
-            try:
-                return os.open(self._store.root / name, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                raise StoreError(f"{self._store.url}/{name}: {error.strerror}") from error
+            return open_file(self._store.root / name)[0]
         return -1
 
     def pieces(self, shard: int) -> Iterator[SomeFacts]:

@@ -76,16 +76,15 @@ class LocalStore:
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         path = f"{self._root}/{check_name(name)}"
+        fd, whole = open_file(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
-            try:
-                there = max(0, _regular_nbytes(fd) - start)
-                wanted = there if nbytes is None else min(nbytes, there)
-                data = _read_fully(fd, start, wanted)
-            finally:
-                os.close(fd)
+            there = max(0, whole - start)
+            wanted = there if nbytes is None else min(nbytes, there)
+            data = _read_fully(fd, start, wanted)
         except OSError as error:
             raise _store_error(error, path) from error
+        finally:
+            os.close(fd)
         if len(data) != wanted:
             raise ShortReadError(f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut")
         return data
@@ -244,6 +243,19 @@ def _entry(path: str, name: str) -> Entry | None:
         return None
     stamp, written_s = str(status.st_mtime_ns), status.st_mtime
     return Entry(name=name, nbytes=status.st_size, stamp=stamp, written_s=written_s)
+
+
+def open_file(path: Path | str) -> tuple[int, int]:
+    """Open a file to be read, and return it with its bytes; refuse what is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
+    except OSError as error:
+        raise _store_error(error, path) from error
+    try:
+        return fd, _regular_nbytes(fd)
+    except OSError as error:
+        os.close(fd)
+        raise _store_error(error, path) from error
 
 
 def _regular_nbytes(fd: int) -> int:

@@ -22,6 +22,7 @@ from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
 from wdsprep.loading.catalog import Dataset, bring_back
+from wdsprep.store.local import open_file
 
 NONE = memoryview(b"")
 
@@ -90,7 +91,7 @@ class LocalShelf:
 
     def __init__(self, dataset: Dataset, root: Path) -> None:
         def open_tar(name: str) -> int:
-            return os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
+            return open_file(root / name)[0]
 
         self._shards = OpenShards(dataset, open_tar, _open_at_most, bring_back(dataset))
         _in_use.add(self)
