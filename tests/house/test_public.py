@@ -137,6 +137,11 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
         ({"workers": (4, 2)}, "MIN:MAX"),
         ({"workers": "2:4"}, "for a Ray cluster"),
         ({"max_attempts": 0}, "1 or more"),
+        ({"samples_per_shard": 1 << 60}, "--samples-per-shard 1152921504606846976: give a number"),
+        ({"max_area": 1 << 60}, "--max-area 1152921504606846976: give a number of pixels"),
+        ({"max_aspect_ratio": 1e300}, "--max-aspect-ratio 1e\\+300: give a number"),
+        ({"caption_col": "half \udcff"}, "--caption-col 'half .*: give a text in UTF-8"),
+        ({"limit": 1 << 60}, "or less"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_removed(

@@ -4,6 +4,7 @@ Settings are here by their names and types, as the rooms above write them. One t
 of a newer version, or of a test, and nothing reads it.
 """
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
@@ -19,13 +20,16 @@ from wdsprep.dataset.records import (
     Text,
     ValueRule,
     Whole,
+    WrongValueError,
     between,
     check_record,
+    check_values,
     matching,
 )
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
-from wdsprep.errors import DamageError, FormatError
+from wdsprep.errors import DamageError, FormatError, UsageError
 from wdsprep.limits import MAX_ARRAY_NBYTES
+from wdsprep.text import brief
 
 
 def _count_edges(names: Any) -> bool:
@@ -178,6 +182,15 @@ class Stated(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stated, (dict(self), self.what)
+
+
+def check_before_kept(dataset: str, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the files of a dataset could not say, before anything is written."""
+    try:
+        check_values(_SETTINGS[dataset], [{"settings": json.loads(json.dumps(settings))}])
+    except WrongValueError as error:
+        option = error.path.removeprefix("settings.").replace("_", "-")
+        raise UsageError(f"--{option} {brief(error.value)}: give {error.wanted}") from None
 
 
 def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:

@@ -17,6 +17,7 @@ from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
+from wdsprep.dataset.known import check_before_kept
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.names import (
     BESIDE,
@@ -121,6 +122,7 @@ def open_edition(
 ) -> tuple[Edition, Manifest]:
     """Begin a dataset, or go on with it if it was made with the same settings; with `overwrite`,
     begin it again."""
+    check_before_kept(dataset, settings)
     with store.hold(MANIFEST_HOLD):
         if overwrite and _is_to_clear(store, dataset):
             edition = Edition.begun(store)
@@ -134,6 +136,7 @@ def open_edition(
 
 def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> bool:
     """What `open_edition` refuses, before anything is written; whether a dataset begins there."""
+    check_before_kept(dataset, settings)
     if overwrite and _is_to_clear(store, dataset):
         return True
     _found, is_written = _claimed(Edition.of(store), dataset, settings)
