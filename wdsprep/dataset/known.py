@@ -152,7 +152,7 @@ class Extra(TypedDict, total=False):
     """What a run says beside the settings; `model` may be a folder whose name is no UTF-8."""
 
     left_out: dict[Text, Count]
-    limit: Nbytes
+    limit: Annotated[int, between(0, 1 << 63, "a count")]
     model: str
     selection: Text
     trial: TrialFacts

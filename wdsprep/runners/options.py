@@ -22,7 +22,6 @@ def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
         f"Take the first N {samples} only, for a trial.",
         heading,
         least=0,
-        most=(1 << 53) - 1,
         page=f"the first N {samples} only, for a trial; {rest}",
         example="N",
     )
