@@ -229,7 +229,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
     opened = os.open
     with (
         patch("wdsprep.loading.facts.os.open", no_tar),
-        pytest.raises(StoreError, match=r"256/00000\d\.tar: Permission denied$"),
+        pytest.raises(StoreError, match=r"256/00000\d\.tar: permission denied: change its mode"),
     ):
         load(data, where=FINE)
     full = OSError(28, "No space left on device")
