@@ -17,11 +17,11 @@ from PIL import Image, ImageDraw
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
-from wdsprep.changes.duplicates import DuplicatesListener
 from wdsprep.changes.near import bits_set, kept_of, near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual import NO_HASH, look
+from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
 SIDE = 192
@@ -194,7 +194,7 @@ def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: P
     name = min(files)
     (kept / name).unlink()
     looked: list[int] = []
-    listener = DuplicatesListener(looked=lambda _done, of, _samples: looked.append(of))
+    listener = JobListener(status=lambda status: looked.append(status().units))
     assert wdsprep.duplicates(images, workers=1, listener=listener) == first
     assert set(looked) == {1}
     assert tree(kept) == files

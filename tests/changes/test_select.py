@@ -17,13 +17,13 @@ from tests.kit.damaged import findings, flip, packing_here
 from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
-from wdsprep.changes.select import SelectListener
 from wdsprep.cli import main
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.pending import pending_shards
 from wdsprep.errors import FingerprintError, FullError, NotFoundError, UsageError, WdsprepError
+from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
 SHAPES = ((48, 80), (64, 64), (80, 48))
@@ -192,14 +192,14 @@ def test_a_selection_is_inspected_reported_and_loaded(made: Path) -> None:
 # --- runs
 
 
-def interrupting(after: int) -> SelectListener:
+def interrupting(after: int) -> JobListener:
     def status(_status: Any) -> None:
         nonlocal after
         after -= 1
         if after < 0:
             raise KeyboardInterrupt
 
-    return SelectListener(status=status)
+    return JobListener(status=status)
 
 
 def test_a_run_that_was_stopped_goes_on_and_a_second_one_does_nothing(made: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_dataset_that_changes_meanwhile_is_not_copied(made: Path) -> None:
         receipt.write_bytes(other.to_bytes())
 
     with pytest.raises(FingerprintError, match="images has changed while samples were copied"):
-        wdsprep.select("images", "sub", listener=SelectListener(status=change))
+        wdsprep.select("images", "sub", listener=JobListener(status=change))
     assert not list(Path("sub").rglob("*.tar"))
 
 

@@ -21,8 +21,7 @@ from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
 from wdsprep.dataset.arrays import field_of, values_of
 from wdsprep.dataset.latents import denormalised, patchified
-from wdsprep.errors import FingerprintError, TarError, UsageError, WorkError
-from wdsprep.exporting import export as exporting
+from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting.arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata, path_between
 from wdsprep.store.base import Store
@@ -126,19 +125,6 @@ def test_damage_ends_the_export_and_leaves_no_index(tmp_path: Path) -> None:
         wdsprep.export(source, out, to="primus")
     assert not (out / ".nv-meta/.info.json").exists()
     assert not (out / ".wdsprep/256/000001.json").exists()
-
-
-def test_a_shard_that_kills_its_workers_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed:
-        def run(self, _work: Any, units: Any) -> Any:
-            for unit in units:
-                yield exporting.Quarantined(unit=unit, attempts=3, reason="died", trace="")
-
-    monkeypatch.setattr("wdsprep.runners.here.InThisProcess", Killed)
-    with pytest.raises(WorkError, match=r"3 shards.*256/00000\d \(died\): run the same again"):
-        wdsprep.export(latents(tmp_path / "latents"), tmp_path / "out", to="parquet")
 
 
 # --- what is joined

@@ -1,20 +1,30 @@
 """Datasets to damage, check and repair, all in this process."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 from tests.kit.packs import pack, photos, tree
 from wdsprep.checks import Finding
 from wdsprep.checks.verify import Verified, check_datasets
+from wdsprep.runners.base import Event, Quarantined, Unit, Work
 from wdsprep.runners.here import InThisProcess
 
 SLICES = ("--samples-per-shard", "4")
 
 
+class Loud(InThisProcess):
+    """In this process, where a unit that fails is a bug."""
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        for event in super().run(work, units):
+            assert not isinstance(event, Quarantined), event.trace
+            yield event
+
+
 def check(*datasets: Path | str, quick: bool = False) -> Verified:
-    here = lambda _units, _nbytes: InThisProcess()  # noqa: E731
+    here = lambda _units, _nbytes: Loud(max_attempts=1)  # noqa: E731
     return check_datasets([str(dataset) for dataset in datasets], make_runner=here, quick=quick)
 
 
@@ -30,7 +40,7 @@ def named(finding: Finding) -> str:
 @contextlib.contextmanager
 def packing_here() -> Iterator[None]:
     """No worker processes, which take long to start."""
-    with patch("wdsprep.packing.crew.make_runner", lambda *_args, **_options: InThisProcess()):
+    with patch("wdsprep.packing.crew.make_runner", lambda *_args, **_options: Loud(max_attempts=1)):
         yield
 
 

@@ -14,7 +14,8 @@ from tests.kit.packs import jpeg, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
 from wdsprep.cli import main
 from wdsprep.errors import UsageError
-from wdsprep.reporting.card import CardListener, size_category, span
+from wdsprep.reporting.card import size_category, span
+from wdsprep.runners.job import JobListener
 
 HOSTILE = (
     "![x](https://example.org/a.png) [link](javascript:alert(1)) https://example.org",
@@ -124,7 +125,7 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
         with pytest.raises(UsageError, match="or was changed since"):
             wdsprep.card(images, output=out)
         assert out.read_text() == theirs
-    asked = CardListener(asked=lambda output: output == str(out))
+    asked = JobListener(asked=lambda output: output == str(out))
     assert wdsprep.card(images, output=out, listener=asked).text == out.read_text()
     for name, said in (("256/README.md", "lies in"), ("a.md", "lies in"), ("../a.txt", ".md")):
         with pytest.raises(UsageError, match=said):

@@ -39,7 +39,7 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     """`encode` with nobody at work."""
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(Edition(store=store), manifest, count=count, status=lambda _status: None)
+    run = Run(Edition(store=store), manifest, count=count)
     (outcome,) = carry_out([run], PretendRunner(workers), None, drained(pending))
     return outcome, store
 
@@ -90,7 +90,7 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
         waiting = iter(pending)
         edition = Edition(store=Shelf(count))
         bare = replace(manifest_of(1), receipts=())
-        run = Run(edition, bare, count=count, status=lambda _: None)
+        run = Run(edition, bare, count=count)
         shards = (type(SHARD).unpacked(data) for data in waiting)
         carry_out([run], PretendRunner(100), None, shards)
         found = tracemalloc.get_traced_memory()[1]

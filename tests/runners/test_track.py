@@ -17,7 +17,7 @@ from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
 from wdsprep.packing.rules import PackListener
 from wdsprep.runners import track
-from wdsprep.runners.run import RunStatus
+from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.track import Tracking, tracked
 
 
@@ -141,10 +141,10 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     at: str, broken: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(at)
-    status, told = RunStatus(samples=3, units=1), list[str]()
-    what: dict[str, Any] = {"settings": {}, "before": 0, "status": lambda: status}
-    with tracked("tensorboard", ["out"], told=told.append, **what) as worked:
-        worked()
+    told: list[str] = []
+    listener = JobListener(told=told.append)
+    with tracked("tensorboard", ["out"], listener, settings={}, before=0) as heard:
+        heard(lambda: JobStatus(samples=3, units=1))
     assert not told or at == "hang at log"
     (record,) = caplog.records
     said = "does not end" if at.startswith("hang") else f"goes on without: cannot {at}"

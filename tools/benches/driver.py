@@ -110,7 +110,7 @@ def schedule(count: str, workers: str) -> None:
     """A whole run of `encode`, but for the workers and the store."""
     pending, store = largest_first(units(int(count))), Shelf()
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(Edition(store=store), manifest, count=len(pending), status=lambda _status: None)
+    run = Run(Edition(store=store), manifest, count=len(pending))
     store.count = len(pending)
     started = time.perf_counter()
     carry_out([run], PretendRunner(int(workers)), None, drained(pending))

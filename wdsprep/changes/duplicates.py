@@ -23,7 +23,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -31,12 +31,12 @@ from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, large
 from wdsprep.changes.hashes import Hashing, HashUnit, ImagesLooked, kept_beside, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
-from wdsprep.runners.base import Finished, Quarantined, Runner, Step
+from wdsprep.runners.base import Runner
 from wdsprep.runners.here import runner_for
+from wdsprep.runners.job import JobListener, JobStatus, check_all_done, sized_job
 from wdsprep.store.base import absolute
-from wdsprep.text import unheard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +64,6 @@ class Duplicates:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DuplicatesListener:
-    """Hears how it goes; each call may be left out. `looked` is told how many shards are looked at,
-    of how many, and how many pictures; `compared` how many steps are done of a comparison."""
-
-    told: Callable[[str], None] = lambda _text: None
-    looked: Callable[[int, int, int], None] = lambda _done, _of, _samples: None
-    compared: Callable[[int, int], None] = unheard
-
-
 @taking_datasets(DuplicatesOptions)
 def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplicates:
     """Find images of `datasets` that are equal, or look alike within `distance` bits of 64.
@@ -86,7 +76,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     of a loader. What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
-    listener = options.listener or DuplicatesListener()
+    listener = options.listener or JobListener()
     images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
     with copy_files(os.fspath(options.output), os.fspath(options.table), images) as files:
         make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
@@ -137,24 +127,22 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
 def _look(
     images: Sequence[ImagesLooked],
     make_runner: Callable[[int, int], Runner],
-    listener: DuplicatesListener,
+    listener: JobListener,
 ) -> None:
-    """See to it that each shard has its file."""
+    """Keep what the pictures of each shard look like, where that is not there yet."""
     units = [unit for one in images for unit in one.missing()]
     if not units:
         return
-    units.sort(key=lambda unit: -unit.shard.nbytes)  # so that no worker begins a large one last
-    nbytes = sum(unit.shard.nbytes for unit in units)
-    runner = make_runner(len(units), nbytes)
-    under_way: dict[str, int] = {}
-    done = samples = 0
-    with closing(runner.run(Hashing(), units)) as events:
-        for event in events:
-            unit = cast("HashUnit", event.unit)
-            if isinstance(event, Quarantined):
-                failure = WorkError(f"{unit.name}: {event.reason}")
-                raise failure.with_next_step(verify_step(unit.images))
-            under_way[unit.name] = cast("int", event.value) if isinstance(event, Step) else 0
-            if isinstance(event, Finished):
-                done, samples = done + 1, samples + unit.shard.samples
-            listener.looked(done, len(units), samples + sum(under_way.values()))
+    samples = 0
+
+    def heard(status: Callable[[], JobStatus]) -> None:
+        listener.status(lambda: replace(status(), samples=samples))
+
+    job = sized_job(make_runner, Hashing(), units, heard=heard)
+    with closing(job):
+        for unit, _ in job.results():
+            samples += unit.shard.samples
+    again = "run the same again"
+    if job.quarantined:
+        again += f"; {verify_step(cast('HashUnit', job.quarantined[0].unit).images)}"
+    check_all_done(job.quarantined, "shard", "looked at", again)

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,12 +28,11 @@ from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refre
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import CrewOptions
 from wdsprep.runners.here import runner_for
-from wdsprep.runners.run import Outcome, Run, RunStatus, carry_out, opened_dataset
+from wdsprep.runners.job import Heard
+from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, local_path, write_bytes
 from wdsprep.text import human_bytes, plural
-
-Status = Callable[[Callable[[], RunStatus]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +202,7 @@ class Out:
     def _unit_name(self, made: Cut) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
-    def finished(self, status: Status) -> Outcome:
+    def finished(self, status: Heard) -> Outcome:
         return self._run([], None, status)
 
     def filled(
@@ -211,7 +210,7 @@ class Out:
         cuts: Sequence[Cut],
         images: Outcome | None,
         options: CrewOptions,
-        status: Status,
+        status: Heard,
     ) -> Outcome:
         units = list(self._units(cuts, images))
         return self._run(units, options, status)
@@ -253,7 +252,7 @@ class Out:
         left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
         return replace(piece, numbers=np.array(left, np.uint32)) if left else None
 
-    def _run(self, units: list[CopyUnit], options: CrewOptions | None, status: Status) -> Outcome:
+    def _run(self, units: list[CopyUnit], options: CrewOptions | None, status: Heard) -> Outcome:
         edition, manifest = opened_dataset(
             self.place, self.group.dataset, self.settings, overwrite=self.overwrite
         )
@@ -273,11 +272,11 @@ class Out:
             by_images=self.group.follows is not None,
             empty=self._empty(edition),
         )
-        run = Run(edition, manifest, count=len(pending), extra=self._extra, status=status)
+        run = Run(edition, manifest, count=len(pending), extra=self._extra)
         nbytes = sum(unit.nbytes for unit in pending)
         few = partial(runner_for, told=lambda _line: None, name="select")
         chosen = few(options, len(pending), nbytes) if pending and options else None
-        (outcome,) = carry_out([run], chosen, work, pending)
+        (outcome,) = carry_out([run], chosen, work, pending, status=status)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

@@ -83,6 +83,10 @@ class HashUnit:
         return f"{self.images}/{self.shard.name}"
 
     @property
+    def nbytes(self) -> int:
+        return self.shard.nbytes
+
+    @property
     def file(self) -> str:
         return kept_file(self.shard)
 
@@ -96,14 +100,14 @@ class Hashing:
 
 
 def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
-    """Look at the pictures of a shard; yields how many have been seen."""
+    """Look at the pictures of a shard; yields about how many of its bytes have been seen."""
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
     for row in readable(opened(unit.images), _rows(unit)):
         rows.append(row)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            yield len(rows)
+            yield unit.nbytes * len(rows) // unit.shard.samples
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     out = io.BytesIO()

@@ -13,9 +13,8 @@ from wdsprep.runners.options import OUTPUT, overwrite
 from wdsprep.text import brief, texts, whole
 
 if TYPE_CHECKING:
-    from wdsprep.changes.duplicates import DuplicatesListener
     from wdsprep.changes.remove import RemoveListener
-    from wdsprep.changes.select import SelectListener
+    from wdsprep.runners.job import JobListener
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
@@ -151,7 +150,7 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
-    listener: "SelectListener | None" = None
+    listener: "JobListener | None" = None
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -202,4 +201,4 @@ class DuplicatesOptions(CrewOptions):
             is_place=True,
         ),
     )
-    listener: "DuplicatesListener | None" = None
+    listener: "JobListener | None" = None

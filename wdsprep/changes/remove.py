@@ -54,6 +54,7 @@ from wdsprep.dataset.removed import (
 from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed, write_manifest
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import Place, taking_datasets
+from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import EXAMPLES, plural
@@ -63,13 +64,11 @@ UNITS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RemoveListener:
-    """Hears how it goes; each call may be left out. `asked` is whether to do it without `yes`."""
+class RemoveListener(JobListener):
+    """Hears how it goes; each call may be left out. `asked` is given the removal."""
 
-    told: Callable[[str], None] = lambda _text: None
     found: Callable[[str, int, int], object] = lambda _place, _done, _of: None
     planned: "Callable[[Removal], None]" = lambda _removal: None
-    asked: "Callable[[Removal], bool]" = lambda _removal: False
     done: Callable[[int, int], object] = lambda _done, _of: None
 
 

@@ -29,7 +29,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -38,24 +38,16 @@ from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
+from wdsprep.runners.job import JobListener
 from wdsprep.store.base import check_apart
+from wdsprep.text import plural
 
 if TYPE_CHECKING:
     from wdsprep.changes.filling import SelectAsked
     from wdsprep.changes.selection import Parts
-    from wdsprep.runners.run import Outcome, RunStatus
+    from wdsprep.runners.run import Outcome
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectListener:
-    """Hears how a run goes; each call may be left out."""
-
-    told: Callable[[str], None] = lambda _text: None
-    begun: Callable[[str, int, int], None] = lambda _place, _samples, _of: None
-    """Where a dataset is to be written, and how many samples are selected, of how many."""
-    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +98,7 @@ def select(options: SelectOptions) -> Selected:
         asked,
         options.part(SpanCrewOptions),
         options.overwrite,
-        options.listener or SelectListener(),
+        options.listener or JobListener(),
     )
 
 
@@ -135,7 +127,7 @@ def _selected(
     asked: "SelectAsked",
     options: CrewOptions,
     overwrite: bool,
-    listener: SelectListener,
+    listener: JobListener,
 ) -> Selected:
     from wdsprep.changes.filling import Out, check_room, cut_all
     from wdsprep.changes.grouping import SPLIT, groups_of
@@ -163,7 +155,8 @@ def _selected(
     outcomes: dict[str, Outcome] = {}
     of = sum(origin.manifest.samples for origin in groups[0].origins)
     for each, own in planned:
-        listener.begun(each.shown, sum(one.samples for one in own), of)
+        samples = sum(one.samples for one in own)
+        listener.told(f"{each.shown}: {samples:,} of {plural(of, 'sample')} selected")
         follows = each.group.follows
         images = outcomes[follows.place_of(each.part)] if follows else None
         if images is not None and images.quarantined:

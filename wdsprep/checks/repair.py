@@ -11,7 +11,7 @@ list of inputs is removed, and the next `pack` writes it again from the table.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import count, islice
@@ -54,12 +54,10 @@ REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RepairListener:
-    """Hears how it goes; each call may be left out. `asked` is whether to do it without `yes`."""
+class RepairListener(VerifyListener):
+    """Hears how it goes; each call may be left out. `asked` is given the repair."""
 
-    verifying: VerifyListener = field(default_factory=VerifyListener)
     planned: "Callable[[Repair], None]" = lambda _repair: None
-    asked: "Callable[[Repair], bool]" = lambda _repair: False
     done: Callable[[int], None] = lambda _files: None
 
 
@@ -75,9 +73,9 @@ def repair(options: RepairOptions) -> "Repair":
     listener = options.listener or RepairListener()
     verified = check_datasets(
         [options.dataset],
-        make_runner=partial(runner_for, options, told=listener.verifying.told, name="verify"),
+        make_runner=partial(runner_for, options, told=listener.told, name="verify"),
         quick=options.quick,
-        listener=listener.verifying,
+        listener=listener,
     )
     found = plan_repair(verified.surveys[0])
     listener.planned(found)

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -17,8 +17,9 @@ from wdsprep.checks.units import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
-from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step
+from wdsprep.runners.base import Runner
 from wdsprep.runners.here import runner_for
+from wdsprep.runners.job import JobListener, JobStatus, sized_job
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -27,23 +28,11 @@ _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyStatus:
-    """How far a verification has come."""
-
-    nbytes: int
-    nbytes_of: int
-    units: int
-    units_of: int
-    findings: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyListener:
+class VerifyListener(JobListener):
     """Hears how it goes; each call may be left out."""
 
-    told: Callable[[str], None] = lambda _text: None
     listed: Callable[[str, int], None] = lambda _url, _receipts: None
-    status: Callable[[Callable[[], VerifyStatus]], None] = lambda _status: None
+    """How many receipts of a dataset have been read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,18 +120,18 @@ class _ByteCheck:
         self._surveys, self._pairs, self._listener = surveys, pairs, listener
         self._by_url = {survey.place.url: survey for survey in surveys}
         self._keys: dict[str, dict[str, str]] = {url: {} for url in self._by_url}
-        self._under_way: dict[str, int] = {}
-        self._nbytes = self._done = 0
 
     def check(self, make_runner: Callable[[int, int], Runner]) -> None:
         units = [unit for survey in self._surveys for unit in self._units(survey)]
-        units.sort(key=lambda unit: -unit.nbytes)  # so that no worker begins a large one last
-        nbytes = sum(unit.nbytes for unit in units)
-        runner = make_runner(len(units), nbytes)
-        with closing(runner.run(Checking(), units)) as events:
-            for event in events:
-                self._take(event)
-                self._listener.status(partial(self._status, nbytes, len(units)))
+        job = sized_job(make_runner, Checking(), units, heard=self._heard)
+        with closing(job):
+            for unit, made in job.results():
+                self._take(unit, made)
+        for failed in job.quarantined:
+            unit = cast("CheckUnit", failed.unit)
+            what = f"its unit could not be checked ({failed.reason})"
+            found = self._by_url[unit.place.url]
+            found.find(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
         for found in self._surveys:
             check_empty(found)
             check_lookup(found)
@@ -168,32 +157,16 @@ class _ByteCheck:
                 firsts={name: cut[name] for name in shards & cut.keys()},
             )
 
-    def _take(self, event: Event) -> None:
-        unit = cast("CheckUnit", event.unit)
-        if isinstance(event, Step):
-            self._under_way[unit.name] = cast("int", event.value)
-            return
-        self._under_way.pop(unit.name, None)
-        self._nbytes += unit.nbytes
-        self._done += 1
-        found = self._by_url[unit.place.url]
-        if isinstance(event, Finished):
-            made = cast("UnitFindings", event.result)
-            _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
-            for finding in made.findings:
-                found.find(finding.name, finding.kind, finding.what, finding.unit)
-            self._keys[unit.place.url] |= made.keys
-        elif isinstance(event, Quarantined):
-            name = receipt_name(unit.receipt.unit)
-            what = f"its unit could not be checked ({event.reason})"
-            found.find(name, Kind.UNCHECKED, what)
+    def _take(self, unit: CheckUnit, made: UnitFindings) -> None:
+        _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
+        for finding in made.findings:
+            found = self._by_url[unit.place.url]
+            found.find(finding.name, finding.kind, finding.what, finding.unit)
+        self._keys[unit.place.url] |= made.keys
 
-    def _status(self, nbytes: int, units: int) -> VerifyStatus:
-        findings = sum(not f.kind.is_note for found in self._surveys for f in found.findings)
-        return VerifyStatus(
-            nbytes=self._nbytes + sum(self._under_way.values()),
-            nbytes_of=nbytes,
-            units=self._done,
-            units_of=units,
-            findings=findings,
-        )
+    def _heard(self, status: Callable[[], JobStatus]) -> None:
+        self._listener.status(lambda: replace(status(), findings=self._findings))
+
+    @property
+    def _findings(self) -> int:
+        return sum(not f.kind.is_note for found in self._surveys for f in found.findings)

@@ -5,9 +5,10 @@ from functools import partial
 
 from wdsprep.cli.output import Kept, ProgressLine, echo
 from wdsprep.cli.report import asked
-from wdsprep.reporting.card import LICENCE, Card, CardListener
+from wdsprep.reporting.card import LICENCE, Card
+from wdsprep.runners.job import JobListener
 
-LISTENER = CardListener(asked=partial(asked, kind="no card, or was changed since"))
+LISTENER = JobListener(asked=partial(asked, kind="no card, or was changed since"))
 
 
 def show_card(card: Card, *, as_json: bool) -> list[str]:

@@ -1,46 +1,45 @@
 """What `wdsprep remove` says on the way and at the end."""
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from wdsprep.changes.remove import Removal, RemovalPlace, RemoveListener
-from wdsprep.cli.output import Kept, ProgressLine, echo
+from wdsprep.cli.output import Kept, Show, echo
 from wdsprep.store.places import place_scheme
 from wdsprep.text import examples, human_bytes, plural, printed
 
 
-class RemoveShow:
+class RemoveShow(Show[Removal]):
     """Says what would go out of which dataset, asks where somebody can answer, and says what has
     been done."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._line = ProgressLine()
+        super().__init__(as_json=as_json)
         self.listener = RemoveListener(
-            told=self._line.say,
-            found=lambda place, done, of: self._line.show(
+            told=self.line.say,
+            found=lambda place, done, of: self.line.show(
                 f"{place}: looks for them in unit {done + 1:,} of {of:,}"
             ),
             planned=self._planned,
             asked=lambda _: sys.stdin.isatty() and click.confirm("do this?", err=True),
-            done=lambda done, of: self._line.show(f"unit {done:,} of {of:,} changed"),
+            done=lambda done, of: self.line.show(f"unit {done:,} of {of:,} changed"),
         )
 
     def _planned(self, removal: Removal) -> None:
         """A program hears it at the end."""
-        self._line.clear()
-        if not self._as_json:
+        self.line.clear()
+        if not self.as_json:
             echo(printed(_found(removal)))
 
-    def result(self, removal: Removal) -> list[str]:
-        self._line.clear()
-        if self._as_json:
-            return [Kept(json.dumps(asdict(removal), sort_keys=True))]
-        return list(_outcome(removal))
+    def facts(self, removal: Removal) -> Iterator[dict[str, Any]]:
+        yield asdict(removal)
+
+    def summary(self, removal: Removal) -> Iterator[str]:
+        return _outcome(removal)
 
 
 def _found(removal: Removal) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """What `wdsprep verify` and `wdsprep repair` say on the way and at the end."""
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -10,49 +9,37 @@ import click
 from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.checks.verify import Verified, VerifyListener, VerifyStatus
-from wdsprep.cli.output import Kept, ProgressLine, echo
+from wdsprep.checks.verify import Verified, VerifyListener
+from wdsprep.cli.output import JobShow, Kept, Show, echo
 from wdsprep.dataset.names import MAKERS
+from wdsprep.runners.job import JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, plural, printed
 
 
-class VerifyShow:
+class VerifyShow(JobShow[Verified]):
     """Prints a progress line, and at the end what was found."""
 
-    def __init__(self, *, as_json: bool, line: ProgressLine | None = None) -> None:
-        self._as_json = as_json
-        self._line = line or ProgressLine()
-        self.listener = VerifyListener(told=self._told, listed=self._listed, status=self._status)
+    unit = "unit"
 
-    def _told(self, text: str) -> None:
-        self._line.say(text)
-        self._line.wait_for("waiting for the first worker")
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self.listener = VerifyListener(told=self.told, listed=self.listed, status=self.status)
 
-    def _listed(self, url: str, receipts: int) -> None:
-        self._line.show(f"{url}: {plural(receipts, 'receipt')} read")
+    def told(self, text: str) -> None:
+        super().told(text)
+        self.line.wait_for("waiting for the first worker")
 
-    def _status(self, status: Callable[[], VerifyStatus]) -> None:
-        self._line.offer(lambda: _progress(status(), self._line.elapsed_s))
+    def listed(self, url: str, receipts: int) -> None:
+        self.line.show(f"{url}: {plural(receipts, 'receipt')} read")
 
-    def result(self, verified: Verified) -> list[str]:
-        """The end of a verification, for a person or for a program."""
-        self._line.clear()
-        if self._as_json:
-            return [Kept(json.dumps(_facts(verified), sort_keys=True))]
-        return list(_lines(verified, self._line.elapsed_s))
+    def details(self, status: JobStatus) -> list[str]:
+        return [plural(status.findings, "finding")]
 
+    def facts(self, verified: Verified) -> Iterator[dict[str, Any]]:
+        yield _facts(verified)
 
-def _progress(status: VerifyStatus, elapsed_s: float) -> list[str]:
-    parts = [
-        f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}",
-        f"{human_bytes(status.nbytes / elapsed_s)}/s",
-        f"unit {status.units:,} of {status.units_of:,}",
-        plural(status.findings, "finding"),
-    ]
-    if 0 < status.nbytes < status.nbytes_of:
-        left = elapsed_s * (status.nbytes_of / status.nbytes - 1)
-        parts.insert(2, f"{human_time(left)} left")
-    return parts
+    def summary(self, verified: Verified) -> Iterator[str]:
+        return _lines(verified, self.line.elapsed_s)
 
 
 def _lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
@@ -106,30 +93,33 @@ def _finding(finding: Finding) -> dict[str, str]:
 
 
 # --- repair
-class RepairShow:
+class RepairShow(Show[Repair]):
     """Says what a repair will do, asks where somebody can answer, and says what has been done."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._line = ProgressLine()
+        super().__init__(as_json=as_json)
+        verifying = VerifyShow(as_json=as_json)
+        self.line = verifying.line
         self.listener = RepairListener(
-            verifying=VerifyShow(as_json=as_json, line=self._line).listener,
+            told=verifying.told,
+            listed=verifying.listed,
+            status=verifying.status,
             planned=self._planned,
             asked=lambda _: sys.stdin.isatty() and click.confirm("do this?", err=True),
-            done=lambda count: self._line.show(f"{plural(count, 'file')} done"),
+            done=lambda count: self.line.show(f"{plural(count, 'file')} done"),
         )
 
     def _planned(self, repair: Repair) -> None:
         """A program hears it at the end."""
-        self._line.clear()
-        if not self._as_json and (intent := printed(_intent(repair))):
+        self.line.clear()
+        if not self.as_json and (intent := printed(_intent(repair))):
             echo(intent)
 
-    def result(self, repair: Repair) -> list[str]:
-        self._line.clear()
-        if self._as_json:
-            return [Kept(json.dumps(_repair_facts(repair), sort_keys=True))]
-        return list(_outcome(repair))
+    def facts(self, repair: Repair) -> Iterator[dict[str, Any]]:
+        yield _repair_facts(repair)
+
+    def summary(self, repair: Repair) -> Iterator[str]:
+        return _outcome(repair)
 
 
 def _intent(repair: Repair) -> Iterator[str]:

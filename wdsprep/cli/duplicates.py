@@ -1,37 +1,34 @@
 """What `wdsprep duplicates` says on the way and at the end."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from wdsprep.changes.copies import CopiedSample, DuplicateGroup
-from wdsprep.changes.duplicates import Duplicates, DuplicatesListener
-from wdsprep.cli.output import Kept, ProgressLine
+from wdsprep.changes.duplicates import Duplicates
+from wdsprep.cli.output import JobShow, Kept
+from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import command, human_time, plural
 
 SHOWN_COPIES = 3
 
 
-class DuplicatesShow:
+class DuplicatesShow(JobShow[Duplicates]):
     """Prints a progress line, and at the end what was found."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._line = ProgressLine()
-        self.listener = DuplicatesListener(
-            told=self._line.say, looked=self._looked, compared=self._line.counting("comparison")
-        )
+        super().__init__(as_json=as_json)
+        comparing = self.line.counting("comparison")
+        self.listener = JobListener(told=self.told, status=self.status, compared=comparing)
 
-    def _looked(self, done: int, of: int, samples: int) -> None:
-        rate = f"{samples / max(self._line.elapsed_s, 1):,.0f} images/s"
-        seen = f"{plural(samples, 'image')} looked at"
-        self._line.show([seen, rate, f"shard {done:,} of {of:,}"])
+    def details(self, status: JobStatus) -> list[str]:
+        return [f"{plural(status.samples, 'image')} looked at"]
 
-    def result(self, found: Duplicates) -> list[str]:
-        self._line.clear()
-        if self._as_json:
-            return [Kept(json.dumps(asdict(found), sort_keys=True))]
-        return list(_lines(found, self._line.elapsed_s))
+    def facts(self, found: Duplicates) -> Iterator[dict[str, Any]]:
+        yield asdict(found)
+
+    def summary(self, found: Duplicates) -> Iterator[str]:
+        return _lines(found, self.line.elapsed_s)
 
 
 def _lines(found: Duplicates, elapsed_s: float) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What `wdsprep encode` says on the way and at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdsprep.cli.output import (
@@ -8,7 +8,6 @@ from wdsprep.cli.output import (
     RunShow,
     broken_tars_lines,
     left_out_lines,
-    memory_lines,
     rejects_lines,
     shapes_lines,
     void_line,
@@ -24,7 +23,8 @@ from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.options import remedies_of
-from wdsprep.runners.run import Outcome, RunStatus
+from wdsprep.runners.job import JobStatus
+from wdsprep.runners.run import Outcome
 from wdsprep.sources import LeftOut
 from wdsprep.text import EXAMPLES, human_bytes, plural
 
@@ -41,10 +41,11 @@ TEXTLESS = (
 REMEDIES = remedies_of(EncodeOptions)
 
 
-class EncodeShow(RunShow):
+class EncodeShow(RunShow[Sequence[Outcome]]):
     """Prints what is encoded with what, a progress line, and at the end what came of it."""
 
     unit, touched, done = "shard", "touched tar", "encoded"
+    spared = "--batch-size or --max-area"
 
     def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """`places` of latents are by resolution, those of several captions, or of text that is
@@ -81,7 +82,7 @@ class EncodeShow(RunShow):
             self.counted = "caption" if self.counted == "image" else self.counted
         self.start_counting()
 
-    def details(self, _status: RunStatus) -> list[str]:
+    def details(self, _status: JobStatus) -> list[str]:
         """The rate of each worker and how busy the devices are, once there is something to tell."""
         if not (rates := self._speeds.rates().values()):
             return []
@@ -97,10 +98,7 @@ class EncodeShow(RunShow):
         lines = [self.headline(outcomes, made), *self._speed(samples)]
         for outcome in outcomes:
             lines += self._dataset(outcome)
-        quarantined = [failed for outcome in outcomes for failed in outcome.quarantined]
-        if quarantined:
-            lines += memory_lines(quarantined, "--batch-size or --max-area")
-            lines.append(Kept("run the same command again to retry what is left out"))
+        lines += self.again(outcomes)
         for outcome in outcomes:
             if outcome.manifest.shards and not outcome.quarantined and not outcome.is_void:
                 lines.append(self._next(outcome))
@@ -143,8 +141,7 @@ class EncodeShow(RunShow):
             warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
             lines.append(Kept(self._overwriting(warning, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)
-        for failed in outcome.quarantined:
-            lines.append(Kept(f"shard {failed.unit.name} is left out: {failed.reason}"))
+        lines += self.left_out(outcome)
         if outcome.is_void and not outcome.quarantined:
             lines.append(self._void(manifest, place))
         return lines
@@ -187,7 +184,10 @@ class EncodeShow(RunShow):
             )
         return lines
 
-    def facts(self, outcome: Outcome) -> dict[str, Any]:
+    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+        return map(self._facts, outcomes)
+
+    def _facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
         rates = self._speeds.rates()
         report = self._report(outcome)

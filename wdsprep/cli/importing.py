@@ -1,10 +1,9 @@
 """What `wdsprep import` says on the way and at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wdsprep.cli.output import (
-    Kept,
     RunShow,
     broken_tars_lines,
     rejects_lines,
@@ -25,7 +24,7 @@ REMEDIES: dict[str, str] = {
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
 
 
-class ImportShow(RunShow):
+class ImportShow(RunShow[Sequence[Outcome]]):
     """Prints what is taken, a progress line, and at the end what came of it."""
 
     unit, done, counted = "file", "imported", "sample"
@@ -52,17 +51,19 @@ class ImportShow(RunShow):
         lines += shapes_lines(manifest)
         lines += rejects_lines(manifest.rejects, place)
         lines += broken_tars_lines(outcome.broken_tars, place)
-        for failed in outcome.quarantined:
-            lines.append(Kept(f"file {failed.unit.name} is left out: {failed.reason}"))
+        lines += self.left_out(outcome)
         if outcome.quarantined:
-            lines.append(Kept("run the same command again to retry what is left out"))
+            lines += self.again(outcomes)
         elif outcome.is_void:
             lines.append(void_line(manifest.rejects, place, REMEDIES))
         elif manifest.shards:
             lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
         return lines
 
-    def facts(self, outcome: Outcome) -> dict[str, Any]:
+    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+        return map(self._facts, outcomes)
+
+    def _facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
         return {
             "broken_tars": outcome.broken_tars,

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 import click
 
@@ -40,6 +40,7 @@ from wdsprep.text import (
     Counting,
     LogFormatter,
     harmless,
+    human_bytes,
     human_counts,
     human_time,
     one_line,
@@ -50,7 +51,8 @@ from wdsprep.text import (
 if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
     from wdsprep.runners.base import Quarantined
-    from wdsprep.runners.run import Outcome, RunStatus
+    from wdsprep.runners.job import JobStatus
+    from wdsprep.runners.run import Outcome
 
 TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
 FEWEST_COLUMNS = 20
@@ -276,18 +278,43 @@ def tell(lines: Iterable[str]) -> None:
         echo(text)
 
 
-class RunShow(ABC):
-    """What pack and encode show alike: how far they are, and what came of it."""
+T = TypeVar("T")
 
-    unit, touched, done = "unit", "touched unit", "done"
-    """A unit of work, what is read again where dates alone have changed, and what becomes of it."""
-    counted = "image"
-    """What a run counts."""
+
+class Show(ABC, Generic[T]):
+    """What a command prints: notes that stay, a progress line, and at the end what came of it."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self._at_work = 0.0
         self.line = ProgressLine()
+
+    def result(self, found: T) -> list[str]:
+        """Return the end, for a person or for a program."""
+        self.line.clear()
+        if self.as_json:
+            return [Kept(json.dumps(each, sort_keys=True)) for each in self.facts(found)]
+        return list(self.summary(found))
+
+    @abstractmethod
+    def facts(self, found: T) -> Iterable[Mapping[str, Any]]:
+        """Yield the objects that a program is told."""
+
+    @abstractmethod
+    def summary(self, found: T) -> Iterable[str]:
+        """Yield the lines that a person is told."""
+
+
+class JobShow(Show[T]):
+    """What commands show alike that have a job done: how far it is, in bytes or in samples."""
+
+    unit = "shard"
+    """A unit of work."""
+    counted = ""
+    """What the samples are called, where these are counted."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self._at_work = 0.0
         self.line.wait_for("getting ready")
 
     @property
@@ -298,39 +325,59 @@ class RunShow(ABC):
     def told(self, text: str) -> None:
         self.line.say(text)
 
-    def compared(self, done: int, of: int) -> None:
-        told = f"comparing {plural(of, self.touched)} with what was {self.done}"
-        self.line.show(f"{told}: {done:,} so far")
-
     def start_counting(self) -> None:
         """The work begins."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 
-    def status(self, status: "Callable[[], RunStatus]") -> None:
+    def status(self, status: "Callable[[], JobStatus]") -> None:
         self._at_work = self._at_work or time.monotonic()
         self.line.offer(lambda: self.parts(status()))
 
-    def parts(self, status: "RunStatus") -> list[str]:
-        """The more telling first: not all have room. Of the first second no rate is told."""
+    def parts(self, status: "JobStatus") -> list[str]:
+        """Return the parts of the progress line, the more telling first: not all have room. Of the
+        first second no rate is told."""
         is_early = self.working_s < FIRST_S
-        rate = (status.samples + sum(status.rejects.values())) / max(self.working_s, FIRST_S)
         left = 0.0 if is_early else status.left_s(self.working_s)
+        done, rate = self._pace(status)
         return [
-            f"{status.samples:,} {self.counted}s",
-            *([] if is_early else [f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"]),
+            done,
+            *([] if is_early else [rate]),
             *([f"{human_time(left)} left"] if left else []),
             f"{self.unit} {status.units_done:,} of {status.units:,}",
             *self.details(status),
             *([f"rejects: {human_counts(status.rejects)}"] if status.rejects else []),
         ]
 
-    def details(self, _status: "RunStatus") -> list[str]:
-        """What the one has to tell and not the other."""
+    def _pace(self, status: "JobStatus") -> tuple[str, str]:
+        seconds = max(self.working_s, FIRST_S)
+        if not self.counted:
+            done = f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}"
+            return done, f"{human_bytes(status.nbytes / seconds)}/s"
+        rate = (status.samples + sum(status.rejects.values())) / seconds
+        done = f"{status.samples:,} {self.counted}s"
+        return done, f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"
+
+    def details(self, _status: "JobStatus") -> list[str]:
+        """Return what one command has to tell and not the others."""
         return []
 
+
+class RunShow(JobShow[T]):
+    """What commands show alike that fill datasets."""
+
+    touched, done = "touched unit", "done"
+    """What is read again where dates alone have changed, and what becomes of a unit."""
+    counted = "image"
+    spared = ""
+    """The option that takes less memory if it is smaller."""
+
+    def compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, self.touched)} with what was {self.done}"
+        self.line.show(f"{told}: {done:,} so far")
+
     def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
-        """What this run has done, and `more` of it."""
+        """Return what this run has done, and `more` of it."""
         units = sum(outcome.units_before for outcome in outcomes)
         before = f"{plural(units, self.unit)} {self.done} before"
         has_all = sum(len(outcome.manifest.receipts) for outcome in outcomes) == units
@@ -341,18 +388,23 @@ class RunShow(ABC):
         new = f"{plural(samples, self.counted)} {self.done} in {took}{more}"
         return new + (f", after {before}" if units else "")
 
-    def result(self, outcomes: "Sequence[Outcome]") -> list[str]:
-        """The end of a run, for a person or for a program; of each dataset that it has filled."""
-        self.line.clear()
-        if self.as_json:
-            return [Kept(json.dumps(self.facts(each), sort_keys=True)) for each in outcomes]
-        return self.summary(outcomes)
+    def left_out(self, outcome: "Outcome") -> list[str]:
+        """Return the units of a dataset that failed, each with the reason."""
+        return [Kept(self._left_out(failed)) for failed in outcome.quarantined]
 
-    @abstractmethod
-    def facts(self, outcome: "Outcome") -> dict[str, Any]: ...
+    def _left_out(self, failed: "Quarantined") -> str:
+        times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
+        return f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}"
 
-    @abstractmethod
-    def summary(self, outcomes: "Sequence[Outcome]") -> list[str]: ...
+    def again(self, outcomes: "Sequence[Outcome]") -> list[str]:
+        """Return what to do about those, where there are any."""
+        failed = [one for outcome in outcomes for one in outcome.quarantined]
+        lines = []
+        if self.spared and any("memory" in one.reason for one in failed):
+            less = f"fewer --workers or a smaller {self.spared} takes less of it"
+            lines = [f"where memory is short, {less}"]
+        retried = Kept("run the same command again to retry what is left out")
+        return [*lines, retried] if failed else []
 
 
 def shapes_lines(manifest: "Manifest") -> list[str]:
@@ -392,13 +444,6 @@ def broken_tars_lines(count: int, url: str) -> list[str]:
     lost = f"{plural(count, 'tar')} cannot be read to the end, and what follows there is lost"
     remedy = f"{url}/rejects/ says where and why; mend or replace them, then start over"
     return [Kept(f"{lost}: {remedy}")]
-
-
-def memory_lines(failed: "Iterable[Quarantined]", options: str) -> list[str]:
-    """For the end of a run: what takes less memory, where workers may have lacked that."""
-    if not any("memory" in one.reason for one in failed):
-        return []
-    return [f"where memory is short, fewer --workers or a smaller {options} takes less of it"]
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:

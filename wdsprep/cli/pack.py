@@ -10,7 +10,6 @@ from wdsprep.cli.output import (
     RunShow,
     broken_tars_lines,
     left_out_lines,
-    memory_lines,
     rejects_lines,
     void_line,
 )
@@ -21,7 +20,8 @@ from wdsprep.options import remedies_of
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.rules import PackListener, PackOptions
 from wdsprep.packing.slices import SourceSurvey
-from wdsprep.runners.run import Outcome, RunStatus
+from wdsprep.runners.job import JobStatus
+from wdsprep.runners.run import Outcome
 from wdsprep.sources import LeftOut
 from wdsprep.store.places import is_keyed, root_and_name
 from wdsprep.text import human_bytes, human_counts, plural
@@ -54,10 +54,11 @@ ALLOWING = {
 """The options that allow to fetch what has these codes."""
 
 
-class PackShow(RunShow):
+class PackShow(RunShow[Sequence[Outcome]]):
     """Prints what the source is, a progress line, and at the end what came of it."""
 
     unit, touched, done = "slice", "touched input", "packed"
+    spared = "--max-area"
 
     def __init__(
         self, source: str, images: str, options: Mapping[str, Any], *, as_json: bool
@@ -81,18 +82,37 @@ class PackShow(RunShow):
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
 
-    def details(self, status: RunStatus) -> list[str]:
+    def details(self, status: JobStatus) -> list[str]:
         parts = [f"{human_bytes(status.nbytes / self.working_s)}/s"]
         if self._fetches and (status.samples or status.rejects):
             parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return parts
 
-    def facts(self, outcome: Outcome) -> dict[str, Any]:
-        return _facts(outcome, self._images)
+    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+        for outcome in outcomes:
+            yield _facts(outcome, self._images)
 
     def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
-        (outcome,) = outcomes
-        return _summary(outcome, self._images, self._options, self.headline(outcomes))
+        (packed,) = outcomes
+        manifest, images = packed.manifest, self._images
+        lines = [self.headline(outcomes), *_table(manifest)]
+        lines += rejects_lines(manifest.rejects, images)
+        lines += left_out_lines(_left_out(manifest))
+        lines += _fetch_report(packed, self._options)
+        lines += self.left_out(packed)
+        lines += broken_tars_lines(packed.broken_tars, images)
+        if not packed.has_captions:
+            lines.append(_captionless(manifest.settings))
+        if packed.quarantined:
+            lines += self.again(outcomes)
+        elif packed.is_void:
+            fetched = manifest.settings["source"] == "urls"
+            remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
+            lines.append(void_line(manifest.rejects, images, remedies))
+        elif manifest.shards:
+            following = next_command(images, _first_phase(manifest))
+            lines.append(f"next: {following}, with --model tiny for a trial")
+        return lines
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -181,42 +201,16 @@ def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, A
     return bool(options[name] and obeyed and not settings.get(name))
 
 
-def _summary(packed: Outcome, images: str, options: Mapping[str, Any], headline: str) -> list[str]:
-    manifest = packed.manifest
-    lines = [
-        headline,
-        "",
-        f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}",
-        *_bucket_rows(manifest),
-        "",
-    ]
+def _table(manifest: Manifest) -> Iterator[str]:
+    """Yield what is in the buckets, and what in the phases."""
+    yield ""
+    yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
+    yield from _bucket_rows(manifest)
+    yield ""
     for resolution, (samples, shards_of) in phases(manifest).items():
         if samples:
-            lines.append(
-                f"phase {resolution}: {plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
-            )
-    lines += rejects_lines(manifest.rejects, images)
-    lines += left_out_lines(_left_out(manifest))
-    lines += _fetch_report(packed, options)
-    for failed in packed.quarantined:
-        failures = plural(failed.attempts, "time")
-        what = f"slice {failed.unit.name} failed {failures} and is left out"
-        lines.append(Kept(f"{what}: {failed.reason}"))
-    lines += broken_tars_lines(packed.broken_tars, images)
-    if not packed.has_captions:
-        lines.append(_captionless(manifest.settings))
-    if packed.quarantined:
-        lines += memory_lines(packed.quarantined, "--max-area")
-        lines.append(Kept("run the same command again to retry what is left out"))
-    elif packed.is_void:
-        fetched = manifest.settings["source"] == "urls"
-        remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
-        lines.append(void_line(manifest.rejects, images, remedies))
-    elif manifest.shards:
-        lines.append(
-            f"next: {next_command(images, _first_phase(manifest))}, with --model tiny for a trial"
-        )
-    return lines
+            held = f"{plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
+            yield f"phase {resolution}: {held}"
 
 
 def _bucket_rows(manifest: Manifest) -> list[str]:

@@ -1,30 +1,29 @@
 """What `wdsprep report` says: what it is about to do, how far it is, and where the page is."""
 
-import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from wdsprep.cli.output import Kept, ProgressLine
+from wdsprep.cli.output import Show
 from wdsprep.reporting import ReportListener, WrittenReport
 from wdsprep.text import human_bytes, one_line, plural
 
 
-class ReportShow:
+class ReportShow(Show[WrittenReport]):
     """Asks before it replaces a file that is no report, where somebody can answer."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._line = ProgressLine()
-        self.listener = ReportListener(told=self._line.say, heard=self._line.show, asked=asked)
+        super().__init__(as_json=as_json)
+        self.listener = ReportListener(told=self.line.say, heard=self.line.show, asked=asked)
 
-    def result(self, written: WrittenReport) -> list[str]:
-        self._line.clear()
-        if self._as_json:
-            facts = {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
-            return [Kept(json.dumps(facts, sort_keys=True))]
+    def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
+        yield {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
+
+    def summary(self, written: WrittenReport) -> Iterator[str]:
         shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
-        return [f"{written.output}: {shown}: open it in a browser"]
+        yield f"{written.output}: {shown}: open it in a browser"
 
 
 def asked(output: str, kind: str = "no report") -> bool:

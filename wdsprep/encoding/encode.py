@@ -53,14 +53,13 @@ from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import (
     Outcome,
     Run,
     RunProgress,
-    RunStatus,
     carry_out,
     opened_dataset,
-    together,
 )
 from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
@@ -97,14 +96,10 @@ class EncodeBegun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeListener:
+class EncodeListener(JobListener):
     """Hears how a run goes; each call may be left out."""
 
-    told: Callable[[str], None] = lambda _text: None
-    compared: Callable[[int, int], None] = lambda _done, _of: None
-    """How many tars of another date have been compared with what was encoded, of how many."""
     begun: Callable[[EncodeBegun], None] = lambda _begun: None
-    status: Callable[[Callable[[], RunStatus]], None] = lambda _status: None
     heard: Callable[[RunProgress], None] = lambda _progress: None
     captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
     """What became of captions that are not the samples' own, for each dataset at the end."""
@@ -193,20 +188,18 @@ def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
     with tracked(
         options.track if ready.runner else "",
         places,
+        listener,
         settings=ready.settings,
         before=ready.before,
-        status=lambda: together(ready.runs),
-        told=listener.told,
         more=speeds.figures,
-    ) as worked:
+    ) as status:
 
         def heard(progress: RunProgress) -> None:
             speeds.heard(progress)
             listener.heard(progress)
-            worked()
 
         units = joint_units(ready.pending)
-        outcomes = carry_out(ready.runs, ready.runner, ready.work, units, heard)
+        outcomes = carry_out(ready.runs, ready.runner, ready.work, units, heard, status)
     for target, outcome in zip(ready.work.targets, outcomes, strict=True):
         if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
             report = report_of(ready.captions, target.captions, target.latents, outcome.manifest)
@@ -319,7 +312,6 @@ def _runs(
             limit=options.limit if phase.wanted != phase.source.shards else 0,
             whole=phase.source.is_whole,
             extra=partial(extra, dataset.manifest.extra.get("trial")),
-            status=lambda _status: listener.status(lambda: together(runs)),
         )
         runs.append(run)
     return runs, [left.shards for left in lefts]

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of, text_fields
@@ -23,13 +23,14 @@ from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rows import may_have_rows
 from wdsprep.dataset.state import check_kind, open_dataset
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError, WorkError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
 from wdsprep.options import taking
-from wdsprep.runners.base import PROGRESS_S, CrewOptions, Event, Finished, Quarantined, Step
+from wdsprep.runners.base import PROGRESS_S, CrewOptions
 from wdsprep.runners.here import runner_for
+from wdsprep.runners.job import Job, JobListener, check_all_done, sized_job
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.text import EXAMPLES, examples, plural, shown
@@ -38,24 +39,6 @@ MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
 FORM = 1
 """Rises when a layout becomes another."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportStatus:
-    """How far an export has come."""
-
-    nbytes: int
-    nbytes_of: int
-    units: int
-    units_of: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportListener:
-    """Hears how it goes; each call may be left out."""
-
-    told: Callable[[str], None] = lambda _text: None
-    status: Callable[[Callable[[], ExportStatus]], None] = lambda _status: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +97,7 @@ def export(options: ExportOptions) -> Exported:
             "to": to,
         },
     )
-    return _Export(plan, target, options.listener or ExportListener()).run(options)
+    return _Export(plan, target, options.listener or JobListener()).run(options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,9 +310,8 @@ class _Export:
 
     plan: Plan
     out: str
-    listener: ExportListener
+    listener: JobListener
     _done: dict[str, ExportMark] = field(default_factory=dict)
-    _under_way: dict[str, int] = field(default_factory=dict)
 
     def run(self, options: CrewOptions) -> Exported:
         store = open_store(self.out)
@@ -411,38 +393,12 @@ class _Export:
 
     # --- the workers
     def _work(self, options: CrewOptions, pending: Sequence[ExportUnit]) -> None:
-        units = sorted(pending, key=lambda unit: -unit.nbytes)  # so that no worker begins one last
-        nbytes = sum(unit.nbytes for unit in units)
-        runner = runner_for(options, len(units), nbytes, told=self.listener.told, name="export")
+        make_runner = partial(runner_for, options, told=self.listener.told, name="export")
         work = ExportWork(out=self.out, layout=self.plan.layout)
-        failed: list[Quarantined] = []
-        sizes = {unit.name: unit.nbytes for unit in units}
-        with closing(runner.run(work, units)) as events:
-            for event in events:
-                self._take(event, failed)
-                self.listener.status(partial(self._status, sizes))
-        if failed:
-            raise WorkError(
-                f"{plural(len(failed), 'shard')} could not be exported, such as "
-                f"{failed[0].unit.name} ({failed[0].reason}): run the same again"
-            )
-
-    def _take(self, event: Event, failed: list[Quarantined]) -> None:
-        name = event.unit.name
-        if isinstance(event, Step):
-            self._under_way[name] = cast("int", event.value)
-            return
-        self._under_way.pop(name, None)
-        if isinstance(event, Finished):
-            self._done[name] = cast("ExportMark", event.result)
-        elif isinstance(event, Quarantined):
-            failed.append(event)
-
-    def _status(self, sizes: Mapping[str, int]) -> ExportStatus:
-        done = [name for name in sizes if name in self._done]
-        return ExportStatus(
-            nbytes=sum(sizes[name] for name in done) + sum(self._under_way.values()),
-            nbytes_of=sum(sizes.values()),
-            units=len(done),
-            units_of=len(sizes),
+        job: Job[ExportUnit, ExportMark] = sized_job(
+            make_runner, work, pending, heard=self.listener.status
         )
+        with closing(job):
+            for unit, mark in job.results():
+                self._done[unit.name] = mark
+        check_all_done(job.quarantined, "shard", "exported", "run the same again")

@@ -10,7 +10,7 @@ from wdsprep.options import Place, about, as_places
 from wdsprep.runners.base import CrewOptions
 
 if TYPE_CHECKING:
-    from wdsprep.exporting.export import ExportListener
+    from wdsprep.runners.job import JobListener
 
 LAYOUT = "Layout"
 
@@ -53,7 +53,7 @@ class ExportOptions(CrewOptions):
             usual="the model",
         ),
     )
-    listener: "ExportListener | None" = None
+    listener: "JobListener | None" = None
 
     @property
     def joined(self) -> tuple[Place, ...]:

@@ -8,6 +8,7 @@ from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import taking
 from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.job import JobListener
 from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from wdsprep.importing.layout import ImportPlan
     from wdsprep.importing.names import CachedColumn
     from wdsprep.runners.base import Runner
-    from wdsprep.runners.run import Outcome, RunStatus
+    from wdsprep.runners.run import Outcome
     from wdsprep.sources import Item
 
 PROBED_FILES = 4
@@ -41,12 +42,10 @@ class ImportBegun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImportListener:
+class ImportListener(JobListener):
     """Hears how a run goes; each call may be left out."""
 
-    told: Callable[[str], None] = lambda _text: None
     begun: Callable[[ImportBegun], None] = lambda _begun: None
-    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
 @taking(ImportOptions)
@@ -111,9 +110,8 @@ def import_(options: ImportOptions) -> "Outcome":
         manifest,
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
-        status=listener.status,
     )
-    (imported,) = carry_out([run], made, work, iter(pending))
+    (imported,) = carry_out([run], made, work, iter(pending), status=listener.status)
     return imported
 
 

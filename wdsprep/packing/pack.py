@@ -110,16 +110,14 @@ def pack(options: PackOptions) -> "Outcome":
         limit=options.limit,
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
-        status=listener.status,
     )
     pending = retries.apart_from(chain(plan.pending(), again))
     with tracked(
         options.track if count else "",
         [images],
+        listener,
         settings=manifest.settings,
         before=manifest.samples,
-        status=run.status,
-        told=listener.told,
-    ) as heard:
-        (packed,) = carry_out([run], runner, work, pending, lambda _progress: heard())
+    ) as status:
+        (packed,) = carry_out([run], runner, work, pending, status=status)
     return packed

@@ -19,13 +19,13 @@ from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, stated
 from wdsprep.packing import HASHES
 from wdsprep.runners.base import SpanCrewOptions
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 from wdsprep.text import brief, names, size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
     from wdsprep.packing.slices import SourceSurvey
-    from wdsprep.runners.run import RunStatus
     from wdsprep.sources import Columns
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
@@ -305,15 +305,11 @@ class PackRules(ShardSizes, ImageOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackListener:
+class PackListener(JobListener):
     """Hears how a run goes; each call may be left out."""
 
-    told: Callable[[str], None] = lambda _text: None
     listed: Callable[[int], None] = lambda _count: None
     found: "Callable[[SourceSurvey], None]" = lambda _survey: None
-    compared: Callable[[int, int], None] = lambda _done, _of: None
-    """How much of what has another date has been compared with what was packed, of how much."""
-    status: "Callable[[Callable[[], RunStatus]], None]" = lambda _status: None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.options import ReportOptions
+from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
 
 
@@ -30,14 +31,11 @@ class WrittenReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportListener:
+class ReportListener(JobListener):
     """Hears how a report comes along; each call may be left out. `told` is what will take a while,
-    in lines to keep; `heard` is each step, of how many. `asked` is whether to replace the file at
-    the output, which is no report, without `yes`."""
+    `heard` each step, of how many; `asked` is given the output, where a file is no report."""
 
-    told: Callable[[str], None] = lambda _line: None
     heard: Callable[[str], None] = lambda _step: None
-    asked: Callable[[str], bool] = lambda _output: False
 
 
 @taking_datasets(ReportOptions)

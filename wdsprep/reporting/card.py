@@ -29,6 +29,7 @@ from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
+from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.places import place_scheme, root_and_name
@@ -49,14 +50,6 @@ IMAGE_FACTS = {
     "width": "int64",
 }
 """What the json of every image has: what else there is differs between samples."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CardListener:
-    """Hears how a card comes along. `asked` is whether to replace the file at the output, which is
-    no card that `card` wrote, or has been changed since, without `yes`."""
-
-    asked: Callable[[str], bool] = lambda _output: False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +76,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier card is
     replaced if it is as it was written; `yes` replaces any other file too.
     """
-    output, listener = os.fspath(options.output), options.listener or CardListener()
+    output, listener = os.fspath(options.output), options.listener or JobListener()
     repo, license = options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")

@@ -11,7 +11,7 @@ from wdsprep.options import About, Options, about
 
 if TYPE_CHECKING:
     from wdsprep.reporting import ReportListener
-    from wdsprep.reporting.card import CardListener
+    from wdsprep.runners.job import JobListener
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
 REPO = "OWNER/NAME"
@@ -156,4 +156,4 @@ class CardOptions(Options):
             "about, or refused"
         ),
     )
-    listener: "CardListener | None" = None
+    listener: "JobListener | None" = None

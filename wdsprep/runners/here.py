@@ -1,27 +1,59 @@
 """Work that little can be left of: on as many workers as it has units for, or in this process."""
 
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Event, Finished, Runner, Step, Unit, Work, settled
+from wdsprep.runners.base import CrewOptions, Event, Runner, Unit, Work, settled
+from wdsprep.runners.schedule import SlotMessage, drive
+from wdsprep.runners.worker import Worker, open_worker
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InThisProcess:
-    """A runner that does one unit after another in this process."""
+    """A runner that does one unit after another in this process. What a failure costs is decided as
+    for workers, but that a unit which ends its process ends the run."""
+
+    max_attempts: int = 3
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        call = work.open()
-        for unit in units:
-            steps = call(unit)
-            while True:
-                try:
-                    yield Step(unit=unit, value=next(steps))
-                except StopIteration as end:
-                    yield Finished(unit=unit, result=end.value)
-                    break
+        return drive(_Here(work), units, workers=1, max_attempts=self.max_attempts)
+
+
+class _Here:
+    """The one worker, without a process of its own."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._worker: Worker | None = None
+        self._messages: Generator[SlotMessage, None, None] | None = None
+
+    def start(self, slot: int) -> None:
+        self._worker, message = open_worker(lambda: self._work)
+        self._messages = (each for each in [(slot, 0, message)])
+
+    def give(self, slot: int, order: int, unit: Unit) -> None:
+        self._messages = self._do(slot, order, unit)
+
+    def _do(self, slot: int, order: int, unit: Unit) -> Generator[SlotMessage, None, None]:
+        if self._worker is not None:
+            with closing(self._worker.do(unit)) as messages:
+                for message in messages:
+                    yield slot, order, message
+
+    def hear(self) -> Iterable[SlotMessage]:
+        return islice(self._messages or (), 1)
+
+    def stop(self) -> None:
+        if self._messages is not None:
+            self._messages.close()
+        if self._worker is not None:
+            self._worker.stop()
 
 
 def runner_for(
@@ -29,7 +61,7 @@ def runner_for(
 ) -> Runner:
     """No more workers than units, and none where these are of few bytes."""
     if nbytes <= HERE_NBYTES:
-        return InThisProcess()
+        return InThisProcess(max_attempts=options.max_attempts)
     runner = settled(options, told).runner
     most = options.least or (usable_cpus() if runner == "local" else 0)
     return make_runner(

@@ -29,6 +29,7 @@ from wdsprep.dataset.state import (
 )
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.runners.job import Heard, Job, JobStatus
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import human_counts, plural
@@ -72,22 +73,6 @@ class JointUnit:
     @property
     def name(self) -> str:
         return next(iter(self.parts.values())).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunStatus:
-    """Where a run stands. Counts are of this run, but for `units_done`."""
-
-    samples: int = 0
-    nbytes: int = 0
-    rejects: Mapping[str, int] = field(default_factory=dict)
-    units_done: int = 0
-    units: int = 0
-    share_done: float = 0.0
-
-    def left_s(self, elapsed_s: float) -> float:
-        """The time that the rest takes, as it looks; 0 where nothing can be said."""
-        return elapsed_s / self.share_done - elapsed_s if 0 < self.share_done < 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,8 +120,7 @@ class Outcome:
 class Run:
     """`count` units are left to do; the manifest has those done before. `whole` says that these are
     all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
-    published; `extra` is what else the manifest says. `status` is called at each event with what
-    makes a RunStatus, which takes a while where many workers are under way."""
+    published; `extra` is what else the manifest says."""
 
     def __init__(
         self,
@@ -148,19 +132,18 @@ class Run:
         whole: bool = True,
         extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        status: Callable[[Callable[[], RunStatus]], None],
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._manifest, self.count = manifest, count
         self._limit, self._whole = limit, whole
-        self._extra, self._settle, self._status = extra, settle, status
+        self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
         self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
         self._next_checkpoint = CHECKPOINT
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
-        self._total = RunStatus(units=before + count, units_done=before)
+        self._total = JobStatus(units=before + count, units_done=before)
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -208,7 +191,6 @@ class Run:
             self._finish(receipt)
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
-        self._status(self.status)
 
     def _note_hosts(self, failed: Mapping[str, int]) -> None:
         """Of a great many, those that were the worst so far."""
@@ -225,7 +207,7 @@ class Run:
         self._lines.append(line_of(receipt))
         if len(self._lines) >= self._next_checkpoint:
             self._checkpoint()
-        self._total = RunStatus(
+        self._total = JobStatus(
             samples=total.samples + sum(shard.samples for shard in receipt.shards),
             nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
             rejects=count_up((total.rejects, receipt.rejects)),
@@ -248,7 +230,7 @@ class Run:
                 self._written = len(lines)
         self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
 
-    def status(self) -> RunStatus:
+    def status(self) -> JobStatus:
         """The finished units and what is known of those under way."""
         going = self._going.values()
         under_way = sum(map(self._share, going))
@@ -320,16 +302,20 @@ def carry_out(
     work: Work,
     units: Iterable[Unit],
     heard: Callable[[RunProgress], None] = lambda _progress: None,
+    status: Heard = lambda _status: None,
 ) -> list[Outcome]:
     """Do the units of several runs, all of them `JointUnit`s, or those of one (none without a
     runner) and publish, however it ends; what came of each run. `heard` is called with each step's
-    progress."""
+    progress, `status` at each event with where all runs stand."""
     with contextlib.ExitStack() as under_way:
         for run in runs:
             under_way.enter_context(run.under_way())
         if runner is not None:
-            with contextlib.closing(runner.run(work, units)) as events:
-                for event in events:
+            job: Job[Unit, object] = Job(
+                runner, work, units, heard=lambda _status: status(lambda: together(runs))
+            )
+            with contextlib.closing(job):
+                for event in job.events():
                     if isinstance(event, Step):
                         heard(cast("RunProgress", event.value))
                     for number, part in _parts(event):
@@ -354,11 +340,11 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
                 yield number, replace(event, unit=unit)
 
 
-def together(runs: Sequence[Run]) -> RunStatus:
+def together(runs: Sequence[Run]) -> JobStatus:
     """Several runs as one."""
     statuses = [run.status() for run in runs]
     done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
-    return RunStatus(
+    return JobStatus(
         samples=sum(status.samples for status in statuses),
         nbytes=sum(status.nbytes for status in statuses),
         rejects=count_up(status.rejects for status in statuses),

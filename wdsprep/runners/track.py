@@ -19,13 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from wdsprep.errors import UsageError, values_without_secrets, without_secrets
+from wdsprep.runners.job import Heard, JobListener, JobStatus
 from wdsprep.text import one_of
-
-if TYPE_CHECKING:
-    from wdsprep.runners.run import RunStatus
 
 TRACKERS = ("wandb", "tensorboard")
 PROJECT, FOLDER = "wdsprep", "runs"
@@ -177,22 +175,18 @@ def check_tracker(kind: str) -> str:
 
 
 class RunTracking:
-    """What of a run is tracked. `before` are the samples that its datasets had, `status` says where
-    it stands, and `more` are figures that this kind of run has beside those of every run."""
+    """What of a run is tracked. `before` are the samples that its datasets had, and `more` are
+    figures that this kind of run has beside those of every run."""
 
-    def __init__(
-        self,
-        tracking: Tracking,
-        before: int,
-        status: "Callable[[], RunStatus]",
-        more: Callable[[], Figures],
-    ) -> None:
-        self._tracking, self._before, self._status, self._more = tracking, before, status, more
+    def __init__(self, tracking: Tracking, before: int, more: Callable[[], Figures]) -> None:
+        self._tracking, self._before, self._more = tracking, before, more
+        self._status: Callable[[], JobStatus] = JobStatus
         self._began = self._last = 0.0
         self._counted = 0
 
-    def heard(self) -> None:
+    def heard(self, status: Callable[[], JobStatus]) -> None:
         """Something has been done; rates count from the first time on."""
+        self._status = status
         self._began = self._began or time.monotonic()
         if self._tracking.is_due:
             self.log()
@@ -219,29 +213,31 @@ class RunTracking:
 def tracked(
     kind: str,
     places: Sequence[str],
+    listener: JobListener,
     *,
     settings: Mapping[str, Any],
     before: int,
-    status: "Callable[[], RunStatus]",
-    told: Callable[[str], None],
     more: Callable[[], Figures] = dict,
-) -> Iterator[Callable[[], None]]:
-    """A block in which a run over the datasets `places` is tracked; gives what to call whenever
-    something has been done. However it ends, its last figures are tracked, and the user is `told`
-    how to look at them."""
+) -> Iterator[Heard]:
+    """A block in which a run over the datasets `places` is tracked; gives what is to hear its
+    status, which the listener hears as well. However the run ends, its last figures are tracked,
+    and the listener is told how to look at them."""
+    if not kind:
+        yield listener.status
+        return
     shown = map(without_secrets, places)
     group = "+".join(place.rstrip("/").rpartition("/")[2] for place in shown)
     tracking = Tracking(kind, group, "samples", settings)
-    run = RunTracking(tracking, before, status, more)
+    run = RunTracking(tracking, before, more)
+
+    def heard(status: Callable[[], JobStatus]) -> None:
+        run.heard(status)
+        listener.status(status)
+
     try:
-        yield run.heard if kind else _unheard
+        yield heard
     finally:
-        if kind:
-            run.log()
+        run.log()
         tracking.close()
         if tracking.shown:
-            told(f"--track {kind}: {tracking.shown}")
-
-
-def _unheard() -> None:
-    """Nothing is tracked."""
+            listener.told(f"--track {kind}: {tracking.shown}")

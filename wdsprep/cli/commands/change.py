@@ -64,7 +64,7 @@ def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options
 
     show = SelectShow(as_json=as_json)
     selected = wdsprep.select(datasets, out, listener=show.listener, **options)
-    tell(show.report(selected))
+    tell(show.result(selected))
     return DONE_WITH_DAMAGE if selected.is_damaged else 0
 
 

@@ -1,0 +1,145 @@
+"""A job: units of work that a runner does, where they stand, and who hears of it.
+
+`Run` makes a dataset of a job's events; `verify`, `export` and `duplicates` take its results.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from wdsprep.errors import WorkError
+from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.text import plural, unheard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus:
+    """Where a job stands, units under way included. What it does not count is 0; `units_done` are
+    all that a dataset has, the other counts are those of this job."""
+
+    samples: int = 0
+    nbytes: int = 0
+    nbytes_of: int = 0
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    findings: int = 0
+    units_done: int = 0
+    units: int = 0
+    share_done: float = 0.0
+
+    def left_s(self, elapsed_s: float) -> float:
+        """Return the time that the rest is expected to take; 0 where nothing can be said."""
+        return elapsed_s / self.share_done - elapsed_s if 0 < self.share_done < 1 else 0.0
+
+
+Heard = Callable[[Callable[[], JobStatus]], None]
+"""Is called at each event with what makes a JobStatus, which takes a while where many workers are
+under way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobListener:
+    """What hears how a command goes; each call may be left out."""
+
+    told: Callable[[str], None] = lambda _text: None
+    """A line to keep."""
+    compared: Callable[[int, int], None] = unheard
+    """How much has been compared, of how much: with what was made before, or with each other."""
+    status: Heard = lambda _status: None
+    asked: Callable[[Any], bool] = lambda _what: False
+    """Whether to do what is done without asking where `yes` is given."""
+
+
+class SizedUnit(Unit, Protocol):
+    """A unit whose steps tell how many of its bytes are done."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+U = TypeVar("U", bound=Unit)
+S = TypeVar("S", bound=SizedUnit)
+R = TypeVar("R")
+
+
+class Job(Generic[U, R]):
+    """Units that a runner does. Closing it ends the workers. It decides nothing about units that
+    failed for good, which are `quarantined`. `sizes` are the bytes of units, where known."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        work: Work,
+        units: Iterable[U],
+        *,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        heard: Heard = lambda _status: None,
+    ) -> None:
+        self._events = runner.run(work, units)
+        self._sizes, self._heard = sizes, heard
+        self._nbytes_of = sum(sizes.values())
+        self._under_way: dict[str, object] = {}
+        self._nbytes = self._units_done = 0
+        self.quarantined: list[Quarantined] = []
+
+    def close(self) -> None:
+        self._events.close()
+
+    def events(self) -> Iterator[Event]:
+        """Do the units, and yield what becomes of them."""
+        for event in self._events:
+            self._note(event)
+            yield event
+            self._heard(self.status)
+
+    def results(self) -> Iterator[tuple[U, R]]:
+        """Do the units, and yield the result of each that is finished."""
+        for event in self.events():
+            if isinstance(event, Finished):
+                yield cast("U", event.unit), cast("R", event.result)
+
+    def _note(self, event: Event) -> None:
+        name = event.unit.name
+        if isinstance(event, Step):
+            self._under_way[name] = event.value
+            return
+        self._under_way.pop(name, None)
+        self._nbytes += self._sizes.get(name, 0)
+        self._units_done += 1
+        if isinstance(event, Quarantined):
+            self.quarantined.append(event)
+
+    def status(self) -> JobStatus:
+        """Return where a job stands whose units have sizes, and tell their bytes at each step."""
+        nbytes = self._nbytes + sum(cast("Iterable[int]", self._under_way.values()))
+        return JobStatus(
+            nbytes=nbytes,
+            nbytes_of=self._nbytes_of,
+            units_done=self._units_done,
+            units=len(self._sizes),
+            share_done=nbytes / max(1, self._nbytes_of),
+        )
+
+
+def sized_job(
+    make_runner: Callable[[int, int], Runner],
+    work: Work,
+    units: Iterable[S],
+    *,
+    heard: Heard = lambda _status: None,
+) -> Job[S, Any]:
+    """Return the job of units that are all known. The largest go first, so that no worker begins
+    one last. `make_runner` is told how many there are, and of how many bytes."""
+    units = sorted(units, key=lambda unit: -unit.nbytes)
+    sizes = {unit.name: unit.nbytes for unit in units}
+    return Job(make_runner(len(units), sum(sizes.values())), work, units, sizes=sizes, heard=heard)
+
+
+def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
+    """Check that no unit failed, where the result is of all of them or there is none."""
+    if quarantined:
+        first = quarantined[0]
+        raise WorkError(
+            f"{plural(len(quarantined), noun)} could not be {done}, such as "
+            f"{first.unit.name} ({first.reason}): {remedy}"
+        )
