@@ -17,16 +17,17 @@
 8. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
    and says what is where (`versions`).
 
-`run` is one run over the units of a dataset. `schedule` decides who gets which unit, and what a
-failure costs; `local` and `ray` carry its messages to workers and back, `watch` ends what hangs;
-`here` does without workers. `worker` is the side of a worker that both kinds share, `local_worker`
+`job` is the units of one command, where they stand and who hears of it; `run` makes a dataset of
+its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`
+carry its messages to workers and back, `watch` ends what hangs; `here` does without workers, and
+judges failures alike. `worker` is the side of a worker that both kinds share, `local_worker`
 the rest of a local one. `base` has what all of these tell each other, `options` what is said of
 options that many runs have. `track` tells Weights & Biases or TensorBoard how far a run is.
 
-    with contextlib.closing(make_runner("local", workers=8).run(work, units)) as events:
-        for event in events: ...
-
-Closing the events (or leaving them by an exception) ends the workers.
+    job = Job(make_runner("local", workers=8), work, units)
+    with contextlib.closing(job):  # which ends the workers, also after an exception
+        for unit, result in job.results(): ...
+    job.quarantined  # what failed for good
 
 In: Work, and the units to do it on.
 Out: Events: progress, results, what was set aside. Of a whole run, the published manifest.

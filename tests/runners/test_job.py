@@ -1,0 +1,256 @@
+"""A job: what failed, where it stands and Ctrl-C mean the same in every command."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.damaged import packing_here
+from tests.kit.joined_sets import LATENTS, Images, write_part
+from tests.kit.packs import pack, photos, tree
+from wdsprep.cli import main
+from wdsprep.errors import BusyError, FormatError
+from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
+from wdsprep.runners.here import InThisProcess
+from wdsprep.runners.job import Job, JobStatus, sized_job
+
+
+# --- the job alone
+@dataclass(frozen=True)
+class Piece:
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        return str(self.nbytes)
+
+
+@dataclass
+class Halves:
+    """Tells half of a unit on the way. Those in `fails` raise, as often as there are errors."""
+
+    fails: dict[int, list[Exception]] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+    def open(self) -> Callable[[Piece], Generator[int, None, int]]:
+        self.log.append("opened")
+        return self.call
+
+    def call(self, unit: Piece) -> Generator[int, None, int]:
+        self.log.append(f"begun {unit.nbytes}")
+        try:
+            yield unit.nbytes // 2
+            if self.fails.get(unit.nbytes):
+                raise self.fails[unit.nbytes].pop(0)
+        finally:
+            self.log.append(f"ended {unit.nbytes}")
+        return unit.nbytes * 10
+
+
+PIECES = [Piece(20), Piece(40), Piece(10)]
+
+
+def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
+    return sized_job(lambda _units, _nbytes: InThisProcess(), work, PIECES, **options)
+
+
+def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:
+    told: list[JobStatus] = []
+    job = job_of(Halves(), heard=lambda status: told.append(status()))
+    assert [(unit.nbytes, result) for unit, result in job.results()] == [
+        (40, 400),
+        (20, 200),
+        (10, 100),
+    ]
+    assert [status.nbytes for status in told] == [20, 40, 50, 60, 65, 70]
+    assert [status.units_done for status in told] == [0, 1, 1, 2, 2, 3]
+    assert {(status.nbytes_of, status.units) for status in told} == {(70, 3)}
+    assert [told[0].share_done, told[-1].share_done] == [20 / 70, 1]
+
+
+def test_what_failed_is_set_aside_and_counts_as_passed() -> None:
+    work = Halves({20: [OSError("the disk is gone")] * 3})
+    job = job_of(work)
+    assert [unit.nbytes for unit, _ in job.results()] == [40, 10]
+    (failed,) = job.quarantined
+    assert (failed.unit, failed.attempts) == (Piece(20), 3)
+    assert failed.reason == "OSError: the disk is gone"
+    assert job.status() == JobStatus(nbytes=70, nbytes_of=70, units_done=3, units=3, share_done=1.0)
+
+
+def test_closing_a_job_ends_what_is_under_way() -> None:
+    work = Halves()
+    with closing(job_of(work)) as job:
+        next(job.events())
+    assert work.log == ["opened", "begun 40", "ended 40"]
+
+
+# --- failures in this process cost what they cost among workers
+@pytest.mark.parametrize(
+    ("errors", "attempts", "reason"),
+    [
+        ([OSError("a")] * 2, 0, ""),
+        ([BusyError("in the way")] * 2, 0, ""),
+        ([ValueError("a\nb")] * 3, 3, "ValueError: a b"),
+        ([HopelessError("it is not there")], 1, "it is not there"),
+        ([BrokenWorkerError("gone")] * 2, 0, ""),
+    ],
+)
+def test_a_unit_is_tried_as_often_here_as_among_workers(
+    errors: list[Exception], attempts: int, reason: str
+) -> None:
+    work = Halves({20: list(errors)})
+    job = job_of(work)
+    done = [unit.nbytes for unit, _ in job.results()]
+    assert sorted(done) == ([10, 40] if attempts else [10, 20, 40])
+    assert [(one.attempts, one.reason) for one in job.quarantined] == [(attempts, reason)] * bool(
+        attempts
+    )
+    assert work.log.count("begun 20") == (attempts or 3)
+
+
+def test_what_ends_the_run_among_workers_ends_it_here() -> None:
+    with pytest.raises(FormatError, match="damaged: run"):
+        list(job_of(Halves({20: [FormatError("x is damaged: run y")]})).results())
+
+
+# --- in every command
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images and latents, of three shards or more."""
+    root = tmp_path_factory.mktemp("sets")
+    with packing_here():
+        pack(photos(root / "in", 12), root / "images", "--samples-per-shard", "4")
+    more = {"digest": "blake3", "format": 2}
+    write_part(str(root / "latents"), images=Images(sizes=(5, 4, 6)), fields=LATENTS, more=more)
+    return root
+
+
+COMMANDS = {
+    "verify": ["verify", "images"],
+    "duplicates": ["duplicates", "images", "--hashes", "out", "-o", "list"],
+    "export": ["export", "latents", "out", "--to", "mds"],
+    "select": ["select", "images", "out", "--samples-per-shard", "4"],
+}
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Another's work, in which the second unit that is begun raises, however often it is tried."""
+
+    work: Work
+    seen: list[str]
+
+    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
+        call = self.work.open()
+
+        def failing(unit: Unit) -> Generator[Any, None, Any]:
+            self.seen.append(unit.name)
+            if unit.name in self.seen[1:2]:
+                raise OSError("the disk is gone")
+            return (yield from call(unit))
+
+        return failing
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have a unit of each job fail in this process; its units, as they were begun."""
+    seen: list[str] = []
+    real = InThisProcess.run
+
+    def run(self: InThisProcess, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        return real(self, Failing(work, seen), units)
+
+    monkeypatch.setattr(InThisProcess, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_rest_is_done_and_what_failed_is_named_with_the_next_step(
+    command: str,
+    sets: Path,
+    tmp_path: Path,
+    failing: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 3 where a result is of what could be done, an error where it is of all."""
+    words = placed(command, sets, tmp_path)
+    code = main([*words, "--json"])
+    said = capsys.readouterr()
+    name = failing[1]
+    assert len(failing) == len(set(failing)) + 2  # one three times
+    assert len(set(failing)) > 2
+    if command in ("duplicates", "export"):
+        assert (code, said.out) == (1, "")
+        line = said.err.splitlines()[-1]
+        assert "1 shard could not be" in line
+        assert f"such as {name} (OSError: the disk is gone): run the same again" in line
+    else:
+        assert code == 3
+        facts = json.loads(said.out)
+        if command == "select":
+            assert facts["quarantined"] == [name]
+        else:
+            assert [finding["kind"] for finding in facts["findings"]] == ["unchecked"]
+    monkeypatch.undo()
+    assert main([*words, "-q"]) == 0
+    (tmp_path / "fresh").mkdir()
+    assert main([*placed(command, sets, tmp_path / "fresh"), "-q"]) == 0
+    if command != "verify":
+        assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
+
+
+def placed(command: str, sets: Path, root: Path) -> list[str]:
+    places = {"images": sets / "images", "latents": sets / "latents"}
+    places |= {name: root / name for name in ("out", "list")}
+    return [str(places.get(word, word)) for word in COMMANDS[command]]
+
+
+INTERRUPTED = """
+import os, signal, sys
+from wdsprep.cli import main
+from wdsprep.runners.base import Finished
+from wdsprep.runners.job import Job
+
+real = Job._note
+
+def note(self, event):
+    real(self, event)
+    if isinstance(event, Finished):
+        os.kill(os.getpid(), signal.SIGINT)
+
+Job._note = note
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    command: str, sets: Path, tmp_path: Path
+) -> None:
+    words = placed(command, sets, tmp_path)
+    stopped = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (stopped.returncode, stopped.stdout) == (128 + signal.SIGINT, "")
+    last = stopped.stderr.splitlines()[-1]
+    assert last == "wdsprep: interrupted: run the same command to go on from here"
+    assert not list(tmp_path.rglob("*.tmp*"))
+    assert main([*words, "-q"]) == 0
+    (tmp_path / "fresh").mkdir()
+    assert main([*placed(command, sets, tmp_path / "fresh"), "-q"]) == 0
+    if command != "verify":
+        assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
