@@ -12,8 +12,9 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -21,16 +22,22 @@ from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
 from wdsprep.cli import main, output
+from wdsprep.cli.checks import VerifyShow
+from wdsprep.cli.duplicates import DuplicatesShow
+from wdsprep.cli.export import ExportShow
 from wdsprep.cli.output import (
     CLEAR,
     TERMINAL,
     LogLines,
     ProgressLine,
+    Show,
     cells,
     complain,
     fitted,
     rejects_lines,
 )
+from wdsprep.cli.select import SelectShow
+from wdsprep.runners.job import JobStatus
 from wdsprep.text import Counting
 
 EAGER = """
@@ -199,6 +206,31 @@ def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -
     assert ("98% fetched" in row) is (width == 130)
     line.clear()
     assert window.rows() == [""]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "unit", "more"),
+    [
+        (ExportShow, "2.0 MB of 8.0 MB", "shard 3 of 9", []),
+        (VerifyShow, "2.0 MB of 8.0 MB", "unit 3 of 9", ["7 findings"]),
+        (DuplicatesShow, "2.0 MB of 8.0 MB", "shard 3 of 9", ["40 images looked at"]),
+        (SelectShow, "40 samples", "shard 3 of 9", []),
+    ],
+)
+def test_every_job_tells_the_same_in_the_same_order(
+    window: Window, kind: type[Show[Any]], first: str, unit: str, more: list[str]
+) -> None:
+    """What is done, the rate, what is left, the unit, and last what one command alone tells."""
+    status = JobStatus(
+        samples=40, nbytes=2 * 10**6, nbytes_of=8 * 10**6, findings=7, units_done=3, units=9
+    )
+    show = kind(as_json=False)
+    show.status(lambda: status)
+    done, rate, *others = show.parts(status)
+    assert (done, others) == (first, [unit, *more])
+    assert rate.endswith("/s")
+    left = show.parts(replace(status, share_done=0.25))[2]
+    assert left.endswith(" left")
 
 
 @pytest.mark.parametrize("widths", [(130, 60, 80), (60, 130, 59), (80, 30, 20)])

@@ -18,7 +18,7 @@ class RemoveShow(Show[Removal]):
     been done."""
 
     def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
+        super().__init__(as_json=as_json, waits=False)
         self.listener = RemoveListener(
             told=self.line.say,
             found=lambda place, done, of: self.line.show(

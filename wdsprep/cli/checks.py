@@ -10,13 +10,13 @@ from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair, RepairListener
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified, VerifyListener
-from wdsprep.cli.output import JobShow, Kept, Show, echo
+from wdsprep.cli.output import Kept, Show, echo
 from wdsprep.dataset.names import MAKERS
 from wdsprep.runners.job import JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, plural, printed
 
 
-class VerifyShow(JobShow[Verified]):
+class VerifyShow(Show[Verified]):
     """Prints a progress line, and at the end what was found."""
 
     unit = "unit"
@@ -97,7 +97,7 @@ class RepairShow(Show[Repair]):
     """Says what a repair will do, asks where somebody can answer, and says what has been done."""
 
     def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
+        super().__init__(as_json=as_json, waits=False)
         verifying = VerifyShow(as_json=as_json)
         self.line = verifying.line
         self.listener = RepairListener(

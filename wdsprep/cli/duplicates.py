@@ -6,14 +6,14 @@ from typing import Any
 
 from wdsprep.changes.copies import CopiedSample, DuplicateGroup
 from wdsprep.changes.duplicates import Duplicates
-from wdsprep.cli.output import JobShow, Kept
+from wdsprep.cli.output import Kept, Show
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import command, human_time, plural
 
 SHOWN_COPIES = 3
 
 
-class DuplicatesShow(JobShow[Duplicates]):
+class DuplicatesShow(Show[Duplicates]):
     """Prints a progress line, and at the end what was found."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from wdsprep.cli.output import (
     Kept,
-    RunShow,
+    Show,
     broken_tars_lines,
     left_out_lines,
     rejects_lines,
@@ -41,11 +41,11 @@ TEXTLESS = (
 REMEDIES = remedies_of(EncodeOptions)
 
 
-class EncodeShow(RunShow[Sequence[Outcome]]):
+class EncodeShow(Show[Sequence[Outcome]]):
     """Prints what is encoded with what, a progress line, and at the end what came of it."""
 
     unit, touched, done = "shard", "touched tar", "encoded"
-    spared = "--batch-size or --max-area"
+    counted, spared = "image", "--batch-size or --max-area"
 
     def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """`places` of latents are by resolution, those of several captions, or of text that is

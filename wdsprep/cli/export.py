@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output import JobShow
+from wdsprep.cli.output import Show
 from wdsprep.exporting.export import Exported
 from wdsprep.runners.job import JobListener
 from wdsprep.text import human_bytes, human_time, plural
@@ -18,7 +18,7 @@ OPENED = {
 }
 
 
-class ExportShow(JobShow[Exported]):
+class ExportShow(Show[Exported]):
     """Prints a progress line, and at the end what was written."""
 
     def __init__(self, *, as_json: bool) -> None:

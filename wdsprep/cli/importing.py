@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wdsprep.cli.output import (
-    RunShow,
+    Show,
     broken_tars_lines,
     rejects_lines,
     shapes_lines,
@@ -24,7 +24,7 @@ REMEDIES: dict[str, str] = {
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
 
 
-class ImportShow(RunShow[Sequence[Outcome]]):
+class ImportShow(Show[Sequence[Outcome]]):
     """Prints what is taken, a progress line, and at the end what came of it."""
 
     unit, done, counted = "file", "imported", "sample"

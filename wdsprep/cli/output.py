@@ -282,11 +282,23 @@ T = TypeVar("T")
 
 
 class Show(ABC, Generic[T]):
-    """What a command prints: notes that stay, a progress line, and at the end what came of it."""
+    """What a command prints: notes that stay, a progress line, and at the end what came of it. How
+    far a job is stands there in bytes, or in samples where these are `counted`."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    unit, done, touched = "shard", "done", "touched unit"
+    """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
+    counted = ""
+    """What the samples are called."""
+    spared = ""
+    """The option that takes less memory if it is smaller."""
+
+    def __init__(self, *, as_json: bool, waits: bool = True) -> None:
+        """With `waits` it is said at once that the command gets ready; who is asked cannot wait."""
         self.as_json = as_json
+        self._at_work = 0.0
         self.line = ProgressLine()
+        if waits:
+            self.line.wait_for("getting ready")
 
     def result(self, found: T) -> list[str]:
         """Return the end, for a person or for a program."""
@@ -303,20 +315,7 @@ class Show(ABC, Generic[T]):
     def summary(self, found: T) -> Iterable[str]:
         """Yield the lines that a person is told."""
 
-
-class JobShow(Show[T]):
-    """What commands show alike that have a job done: how far it is, in bytes or in samples."""
-
-    unit = "shard"
-    """A unit of work."""
-    counted = ""
-    """What the samples are called, where these are counted."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
-        self._at_work = 0.0
-        self.line.wait_for("getting ready")
-
+    # --- on the way
     @property
     def working_s(self) -> float:
         """Since the first worker was heard of: rates count from there."""
@@ -362,20 +361,11 @@ class JobShow(Show[T]):
         """Return what one command has to tell and not the others."""
         return []
 
-
-class RunShow(JobShow[T]):
-    """What commands show alike that fill datasets."""
-
-    touched, done = "touched unit", "done"
-    """What is read again where dates alone have changed, and what becomes of a unit."""
-    counted = "image"
-    spared = ""
-    """The option that takes less memory if it is smaller."""
-
     def compared(self, done: int, of: int) -> None:
         told = f"comparing {plural(of, self.touched)} with what was {self.done}"
         self.line.show(f"{told}: {done:,} so far")
 
+    # --- what came of runs
     def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
         """Return what this run has done, and `more` of it."""
         units = sum(outcome.units_before for outcome in outcomes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import (
     Kept,
-    RunShow,
+    Show,
     broken_tars_lines,
     left_out_lines,
     rejects_lines,
@@ -54,11 +54,11 @@ ALLOWING = {
 """The options that allow to fetch what has these codes."""
 
 
-class PackShow(RunShow[Sequence[Outcome]]):
+class PackShow(Show[Sequence[Outcome]]):
     """Prints what the source is, a progress line, and at the end what came of it."""
 
     unit, touched, done = "slice", "touched input", "packed"
-    spared = "--max-area"
+    counted, spared = "image", "--max-area"
 
     def __init__(
         self, source: str, images: str, options: Mapping[str, Any], *, as_json: bool

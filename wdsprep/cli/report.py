@@ -15,7 +15,7 @@ class ReportShow(Show[WrittenReport]):
     """Asks before it replaces a file that is no report, where somebody can answer."""
 
     def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
+        super().__init__(as_json=as_json, waits=False)
         self.listener = ReportListener(told=self.line.say, heard=self.line.show, asked=asked)
 
     def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.changes.select import Selected
-from wdsprep.cli.output import RunShow, rejects_lines
+from wdsprep.cli.output import Show, rejects_lines
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import command, human_bytes, plural
 
 
-class SelectShow(RunShow[Selected]):
+class SelectShow(Show[Selected]):
     """Prints a progress line, and at the end what came of each place."""
 
     unit, done, counted = "shard", "copied", "sample"
