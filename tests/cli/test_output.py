@@ -208,6 +208,7 @@ def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -
     assert window.rows() == [""]
 
 
+@pytest.mark.usefixtures("window")
 @pytest.mark.parametrize(
     ("kind", "first", "unit", "more"),
     [
@@ -218,7 +219,7 @@ def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -
     ],
 )
 def test_every_job_tells_the_same_in_the_same_order(
-    window: Window, kind: type[Show[Any]], first: str, unit: str, more: list[str]
+    kind: type[Show[Any]], first: str, unit: str, more: list[str]
 ) -> None:
     """What is done, the rate, what is left, the unit, and last what one command alone tells."""
     status = JobStatus(
