@@ -350,13 +350,13 @@ def test_an_import_goes_on_after_a_limit_and_refuses_other_files(
 
 KILLED = """
 import os, signal, sys, wdsprep
-from wdsprep.importing.take_in import ImportListener
+from wdsprep.runners.job import JobListener
 
 def end(status):
     if status().units_done == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-wdsprep.import_(*sys.argv[1:], resolution=64, listener=ImportListener(status=end))
+wdsprep.import_(*sys.argv[1:], resolution=64, listener=JobListener(status=end))
 """
 
 

@@ -202,18 +202,13 @@ class Out:
     def _unit_name(self, made: Cut) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
-    def finished(self, status: Heard) -> Outcome:
-        return self._run([], None, status)
+    def finished(self) -> Outcome:
+        return self._run([], None, lambda _status: None)
 
     def filled(
-        self,
-        cuts: Sequence[Cut],
-        images: Outcome | None,
-        options: CrewOptions,
-        status: Heard,
+        self, cuts: Sequence[Cut], images: Outcome | None, options: CrewOptions, status: Heard
     ) -> Outcome:
-        units = list(self._units(cuts, images))
-        return self._run(units, options, status)
+        return self._run(list(self._units(cuts, images)), options, status)
 
     def _units(self, cuts: Sequence[Cut], images: Outcome | None) -> Iterator[CopyUnit]:
         """Latents are made of the image shards that were written, whatever came of these."""

@@ -147,7 +147,7 @@ def _selected(
             check_apart(origin.url, each.place)
         each.check()
     if all(each.is_done for each in outs) and not overwrite:
-        return Selected(outcomes={each.shown: each.finished(listener.status) for each in outs})
+        return Selected(outcomes={each.shown: each.finished() for each in outs})
     cuts = cut_all(groups[0], asked)
     planned = [(each, cuts[each.part]) for each in outs]
     check_room(planned)

@@ -1,6 +1,6 @@
 """What `wdsprep import` says on the way and at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.cli.output import (
@@ -12,7 +12,8 @@ from wdsprep.cli.output import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.importing.take_in import ImportBegun, ImportListener
+from wdsprep.importing.take_in import ImportBegun
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import human_bytes, plural
 
@@ -24,7 +25,7 @@ REMEDIES: dict[str, str] = {
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
 
 
-class ImportShow(Show[Sequence[Outcome]]):
+class ImportShow(Show[Outcome]):
     """Prints what is taken, a progress line, and at the end what came of it."""
 
     unit, done, counted = "file", "imported", "sample"
@@ -32,7 +33,7 @@ class ImportShow(Show[Sequence[Outcome]]):
     def __init__(self, source: str, latents: str, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self._source, self._latents = source, latents
-        self.listener = ImportListener(told=self.told, begun=self._begin, status=self.status)
+        self.listener = JobListener(told=self.told, begun=self._begin, status=self.status)
 
     def _begin(self, begun: ImportBegun) -> None:
         taken = ", ".join(f"{role} from {name!r}" for role, name in begun.columns.items())
@@ -42,30 +43,25 @@ class ImportShow(Show[Sequence[Outcome]]):
             self.told(f"{', '.join(begun.bits)}: uint16, taken as the bits of bfloat16")
         self.start_counting()
 
-    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
-        (outcome,) = outcomes
+    def summary(self, outcome: Outcome) -> list[str]:
         manifest, place = outcome.manifest, self._latents
-        lines = [self.headline(outcomes, f", {human_bytes(outcome.nbytes)}")]
+        lines = [self.headline([outcome], f", {human_bytes(outcome.nbytes)}")]
         held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
         lines.append(f"{place}: {held}, {human_bytes(manifest.nbytes)}")
         lines += shapes_lines(manifest)
         lines += rejects_lines(manifest.rejects, place)
         lines += broken_tars_lines(outcome.broken_tars, place)
         lines += self.left_out(outcome)
-        if outcome.quarantined:
-            lines += self.again(outcomes)
-        elif outcome.is_void:
+        lines += self.again([outcome])
+        if outcome.is_void and not outcome.quarantined:
             lines.append(void_line(manifest.rejects, place, REMEDIES))
-        elif manifest.shards:
+        elif manifest.shards and not outcome.quarantined:
             lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
         return lines
 
-    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-        return map(self._facts, outcomes)
-
-    def _facts(self, outcome: Outcome) -> dict[str, Any]:
+    def facts(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
         manifest = outcome.manifest
-        return {
+        yield {
             "broken_tars": outcome.broken_tars,
             "complete": manifest.complete,
             "files_before": outcome.units_before,

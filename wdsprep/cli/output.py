@@ -50,7 +50,6 @@ from wdsprep.text import (
 
 if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
-    from wdsprep.runners.base import Quarantined
     from wdsprep.runners.job import JobStatus
     from wdsprep.runners.run import Outcome
 
@@ -378,21 +377,18 @@ class Show(ABC, Generic[T]):
         new = f"{plural(samples, self.counted)} {self.done} in {took}{more}"
         return new + (f", after {before}" if units else "")
 
-    def left_out(self, outcome: "Outcome") -> list[str]:
-        """Return the units of a dataset that failed, each with the reason."""
-        return [Kept(self._left_out(failed)) for failed in outcome.quarantined]
-
-    def _left_out(self, failed: "Quarantined") -> str:
-        times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
-        return f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}"
+    def left_out(self, outcome: "Outcome") -> Iterator[str]:
+        """Yield the units of a dataset that failed, each with the reason."""
+        for failed in outcome.quarantined:
+            times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
+            yield Kept(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
 
     def again(self, outcomes: "Sequence[Outcome]") -> list[str]:
         """Return what to do about those, where there are any."""
         failed = [one for outcome in outcomes for one in outcome.quarantined]
-        lines = []
-        if self.spared and any("memory" in one.reason for one in failed):
-            less = f"fewer --workers or a smaller {self.spared} takes less of it"
-            lines = [f"where memory is short, {less}"]
+        less = f"fewer --workers or a smaller {self.spared} takes less of it"
+        is_short = bool(self.spared) and any("memory" in one.reason for one in failed)
+        lines = [f"where memory is short, {less}"] if is_short else []
         retried = Kept("run the same command again to retry what is left out")
         return [*lines, retried] if failed else []
 

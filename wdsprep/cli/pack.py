@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import (
@@ -54,7 +54,7 @@ ALLOWING = {
 """The options that allow to fetch what has these codes."""
 
 
-class PackShow(Show[Sequence[Outcome]]):
+class PackShow(Show[Outcome]):
     """Prints what the source is, a progress line, and at the end what came of it."""
 
     unit, touched, done = "slice", "touched input", "packed"
@@ -69,7 +69,7 @@ class PackShow(Show[Sequence[Outcome]]):
         self.listener = PackListener(
             told=self.told,
             listed=self._listed,
-            found=self._found,
+            begun=self._begin,
             compared=self.compared,
             status=self.status,
         )
@@ -77,7 +77,7 @@ class PackShow(Show[Sequence[Outcome]]):
     def _listed(self, count: int) -> None:
         self.line.show(f"listing the source: {count:,} so far")
 
-    def _found(self, survey: SourceSurvey) -> None:
+    def _begin(self, survey: SourceSurvey) -> None:
         self.told(f"{self._source}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
@@ -88,14 +88,12 @@ class PackShow(Show[Sequence[Outcome]]):
             parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return parts
 
-    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-        for outcome in outcomes:
-            yield _facts(outcome, self._images)
+    def facts(self, packed: Outcome) -> Iterator[dict[str, Any]]:
+        yield _facts(packed, self._images)
 
-    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
-        (packed,) = outcomes
+    def summary(self, packed: Outcome) -> list[str]:
         manifest, images = packed.manifest, self._images
-        lines = [self.headline(outcomes), *_table(manifest)]
+        lines = [self.headline([packed]), *_table(manifest)]
         lines += rejects_lines(manifest.rejects, images)
         lines += left_out_lines(_left_out(manifest))
         lines += _fetch_report(packed, self._options)
@@ -103,13 +101,12 @@ class PackShow(Show[Sequence[Outcome]]):
         lines += broken_tars_lines(packed.broken_tars, images)
         if not packed.has_captions:
             lines.append(_captionless(manifest.settings))
-        if packed.quarantined:
-            lines += self.again(outcomes)
-        elif packed.is_void:
+        lines += self.again([packed])
+        if packed.is_void and not packed.quarantined:
             fetched = manifest.settings["source"] == "urls"
             remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
             lines.append(void_line(manifest.rejects, images, remedies))
-        elif manifest.shards:
+        elif manifest.shards and not packed.quarantined:
             following = next_command(images, _first_phase(manifest))
             lines.append(f"next: {following}, with --model tiny for a trial")
         return lines

@@ -99,7 +99,6 @@ class EncodeBegun:
 class EncodeListener(JobListener):
     """Hears how a run goes; each call may be left out."""
 
-    begun: Callable[[EncodeBegun], None] = lambda _begun: None
     heard: Callable[[RunProgress], None] = lambda _progress: None
     captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
     """What became of captions that are not the samples' own, for each dataset at the end."""

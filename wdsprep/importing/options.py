@@ -11,7 +11,7 @@ from wdsprep.runners.base import CrewOptions
 from wdsprep.runners.options import OUTPUT, limit, overwrite
 
 if TYPE_CHECKING:
-    from wdsprep.importing.take_in import ImportListener
+    from wdsprep.runners.job import JobListener
 
 COLUMNS = "Columns"
 
@@ -110,7 +110,7 @@ class ImportOptions(CrewOptions):
         default=0, metadata=limit("samples", OUTPUT, "without it the rest is done later")
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
-    listener: "ImportListener | None" = None
+    listener: "JobListener | None" = None
 
     def check_together(self) -> None:
         super().check_together()

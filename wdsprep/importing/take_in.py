@@ -1,6 +1,6 @@
 """`import`: make latents that somebody else has cached a dataset, file by file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,13 +41,6 @@ class ImportBegun:
     """The columns whose whole numbers are taken as the bits of bfloat16."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportListener(JobListener):
-    """Hears how a run goes; each call may be left out."""
-
-    begun: Callable[[ImportBegun], None] = lambda _begun: None
-
-
 @taking(ImportOptions)
 def import_(options: ImportOptions) -> "Outcome":
     """Make latents that somebody else has cached in `source` the dataset `latents`.
@@ -69,7 +62,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.runners.run import Run, carry_out, opened_dataset
     from wdsprep.store.base import absolute, check_apart
 
-    listener = options.listener or ImportListener()
+    listener = options.listener or JobListener()
     resolution, text_length = options.resolution, options.text_length
     asked = parse_columns(options.columns)
     sizes = sizes_of(options.shapes, resolution)
@@ -198,7 +191,7 @@ def _left_to_do(
 
 
 def _runner(
-    options: CrewOptions, pending: "Sequence[ImageShard]", listener: ImportListener
+    options: CrewOptions, pending: "Sequence[ImageShard]", listener: JobListener
 ) -> "Runner":
     from wdsprep.runners.here import runner_for
 

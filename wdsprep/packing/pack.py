@@ -62,7 +62,7 @@ def pack(options: PackOptions) -> "Outcome":
     seen = survey_source(found, options.limit, listener.listed)
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
-    listener.found(seen)
+    listener.begun(seen)
     form = form_there(images, overwrite=options.overwrite)
     settings = settings_of(options, found.kind, form)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=options.overwrite)

@@ -25,7 +25,6 @@ from wdsprep.text import brief, names, size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
-    from wdsprep.packing.slices import SourceSurvey
     from wdsprep.sources import Columns
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
@@ -309,7 +308,6 @@ class PackListener(JobListener):
     """Hears how a run goes; each call may be left out."""
 
     listed: Callable[[int], None] = lambda _count: None
-    found: "Callable[[SourceSurvey], None]" = lambda _survey: None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ class JobListener:
     """A line to keep."""
     compared: Callable[[int, int], None] = unheard
     """How much has been compared, of how much: with what was made before, or with each other."""
+    begun: Callable[[Any], None] = lambda _what: None
+    """What is known before the first worker starts."""
     status: Heard = lambda _status: None
     asked: Callable[[Any], bool] = lambda _what: False
     """Whether to do what is done without asking where `yes` is given."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -174,21 +175,24 @@ def check_tracker(kind: str) -> str:
     return kind
 
 
+@dataclass
 class RunTracking:
     """What of a run is tracked. `before` are the samples that its datasets had, and `more` are
     figures that this kind of run has beside those of every run."""
 
-    def __init__(self, tracking: Tracking, before: int, more: Callable[[], Figures]) -> None:
-        self._tracking, self._before, self._more = tracking, before, more
-        self._status: Callable[[], JobStatus] = JobStatus
-        self._began = self._last = 0.0
-        self._counted = 0
+    tracking: Tracking
+    before: int
+    more: Callable[[], Figures]
+    _status: Callable[[], JobStatus] = JobStatus
+    _began: float = 0.0
+    _last: float = 0.0
+    _counted: int = 0
 
     def heard(self, status: Callable[[], JobStatus]) -> None:
         """Something has been done; rates count from the first time on."""
         self._status = status
         self._began = self._began or time.monotonic()
-        if self._tracking.is_due:
+        if self.tracking.is_due:
             self.log()
 
     def log(self) -> None:
@@ -201,12 +205,12 @@ class RunTracking:
             "nbytes": status.nbytes,
             "units_done": status.units_done,
             **{f"rejects/{code}": count for code, count in sorted(status.rejects.items())},
-            **self._more(),
+            **self.more(),
         }
         if (passed := now - (self._last or began)) > 0:
             figures["samples_per_s"] = (counted - self._counted) / passed
         self._last, self._counted = now, counted
-        self._tracking.log(self._before + status.samples, figures)
+        self.tracking.log(self.before + status.samples, figures)
 
 
 @contextmanager

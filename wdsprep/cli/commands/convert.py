@@ -35,7 +35,7 @@ def import_command(source: str, latents: str, as_json: bool, **options: Any) -> 
 
     show = ImportShow(source, latents, as_json=as_json)
     imported = wdsprep.import_(source, latents, listener=show.listener, **options)
-    tell(show.result([imported]))
+    tell(show.result(imported))
     return DONE_WITH_DAMAGE if imported.is_damaged else 0
 
 

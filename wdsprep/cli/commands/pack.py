@@ -36,5 +36,5 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
 
     show = PackShow(source, images, options, as_json=as_json)
     packed = wdsprep.pack(source, images, listener=show.listener, **options)
-    tell(show.result([packed]))
+    tell(show.result(packed))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0
