@@ -25,10 +25,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, largest
-from wdsprep.changes.hashes import Hashing, HashUnit, ImagesLooked, kept_beside, open_images
+from wdsprep.changes.hashes import Hashing, ImagesLooked, kept_beside, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
@@ -142,7 +141,5 @@ def _look(
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples
-    again = "run the same again"
-    if job.quarantined:
-        again += f"; {verify_step(cast('HashUnit', job.quarantined[0].unit).images)}"
-    check_all_done(job.quarantined, "shard", "looked at", again)
+    step = f"run the same again, or {verify_step(*(one.shown for one in images))}"
+    check_all_done(job.quarantined, "shard", "looked at", step)
