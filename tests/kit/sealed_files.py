@@ -7,7 +7,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from tests.kit.mutations import mutate, mutate_json, mutate_json_line
+from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_json_line
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import MANIFEST, REMOVED
 

@@ -1,0 +1,100 @@
+"""What a case is: a sound copy, one file of it changed, and runs over it."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from tests.kit.damaged import packing_here
+from tests.kit.encodes import in_this_process
+from tests.kit.fuzz.mutations import Mutator
+from wdsprep.cli import main
+from wdsprep.errors import WdsprepError
+
+TOY = ("--model", "tiny", "--device", "cpu", "--runner", "local", "--workers", "1")
+
+
+Make = Callable[[Path, Path, Random], None]
+
+
+class Run(NamedTuple):
+    """A command, or a use of the library, that ends with an exit code."""
+
+    name: str
+    act: Callable[[], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is copied, how a file of it is changed, and what reads it."""
+
+    name: str
+    make: Make
+    """Makes a folder out of what `make_sound` has made."""
+    change: Callable[[Path, Random], str]
+    """Changes a file of it, and returns which."""
+    runs: Callable[[Path, Path], Sequence[Run]]
+    """All that read it and write to another folder."""
+    most: int = 3
+    """Of these, so many are drawn for each case."""
+    is_ours: bool = False
+    """Whether runs may change what they read: `remove` and `repair` are made for it."""
+
+
+def command(*words: str | Path) -> Run:
+    """Run a command in this process, with its workers in it."""
+    texts = [str(word) for word in words]
+
+    def act() -> int:
+        with packing_here(), in_this_process():
+            return main(texts)
+
+    return Run(texts[0], act)
+
+
+def library(name: str, use: Callable[[], Any]) -> Run:
+    """Use the library, whose errors are for this like those of commands."""
+
+    def act() -> int:
+        try:
+            use()
+        except WdsprepError as error:
+            sys.stderr.write(f"wdsprep: {error}\n")
+            return error.exit_code
+        return 0
+
+    return Run(name, act)
+
+
+def serve(batches: Iterable[Any], most: int = 3) -> None:
+    for number, batch in enumerate(batches, 1):
+        assert batch
+        if number == most:
+            break
+
+
+def copy_of(name: str) -> Make:
+    """Copy a file or a folder of the sound ones."""
+
+    def make(sound: Path, place: Path, _rng: Random) -> None:
+        if (sound / name).is_dir():
+            shutil.copytree(sound / name, place)
+        else:
+            place.mkdir()
+            shutil.copy(sound / name, place)
+
+    return make
+
+
+def change_one(pattern: str, *ways: Mutator) -> Callable[[Path, Random], str]:
+    """Change one of the files of a pattern in one of these ways."""
+
+    def change(place: Path, rng: Random) -> str:
+        path = rng.choice(sorted(place.rglob(pattern)))
+        path.write_bytes(rng.choice(ways)(path.read_bytes(), rng))
+        return path.relative_to(place).as_posix()
+
+    return change

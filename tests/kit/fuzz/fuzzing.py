@@ -1,0 +1,173 @@
+"""Cases in processes that may end or hang, and a table of how they went."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.kit.paths import ROOT
+
+PATIENCE_S = 180.0
+"""Without a word of a process: a run ends itself sooner, unless it hangs in a library."""
+AT_ONCE = 60
+"""Cases of a process, so that what one leaves there does not add up."""
+SENTINELS = ("home", "tmp", "cwd", "beside")
+ROW = "{:<24} {:>6} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>7}"
+HEADS = ("kind", "files", "runs", "refused", "taken", "seconds", "longest", "peak MB", "faults")
+Case = tuple[str, int]
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """How the cases of one kind went."""
+
+    files: int = 0
+    runs: int = 0
+    taken: int = 0
+    seconds: float = 0.0
+    longest_s: float = 0.0
+    peak_nbytes: int = 0
+    faults: int = 0
+
+    def row(self, name: str) -> str:
+        return ROW.format(
+            *(name, self.files, self.runs, self.runs - self.taken, self.taken),
+            *(f"{self.seconds:.0f}", f"{self.longest_s:.1f}"),
+            *(f"{self.peak_nbytes / 1e6:.0f}", self.faults),
+        )
+
+
+@dataclass(kw_only=True)
+class Fuzz:
+    """One fuzz: where it lies, and how it went so far."""
+
+    root: Path
+    seed: int
+    told: Callable[[str], Any] = print
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+    def play(self, cases: Sequence[Case]) -> int:
+        """Go through cases, a process for some of them; return how many went wrong."""
+        for first in range(0, len(cases), AT_ONCE):
+            left = list(cases[first : first + AT_ONCE])
+            while left:
+                left = left[self._some(left) :]
+        return sum(tally.faults for tally in self.tallies.values())
+
+    def _some(self, cases: Sequence[Case]) -> int:
+        """Go through cases in one process, until it ends; return how many are over."""
+        over, begun = 0, {"begun": "it", "run": "nothing"}
+        child = self._child(cases)
+        for line in _lines(child):
+            said = json.loads(line)
+            if "begun" in said:
+                begun = said
+            else:
+                self._note(said)
+                over += 1
+        if over < len(cases):
+            name, number = cases[over]
+            end = (child.stderr.read() if child.stderr else "").strip()[-600:]
+            wrong = f"{begun['run']}: the process ended with {child.returncode}: {end}"
+            self._note({"kind": name, "number": number, "file": "", "runs": [], "wrong": [wrong]})
+            over += 1
+        shutil.rmtree(self.root / "cases", ignore_errors=True)
+        return over
+
+    def _child(self, cases: Sequence[Case]) -> "subprocess.Popen[str]":
+        places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
+        environment = os.environ | {name: str(self.root / at) for name, at in places.items()}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        words = [sys.executable, "-W", "ignore", "-m", "tests.kit.fuzz"]
+        child = subprocess.Popen(
+            [*words, str(self.root / "sound"), str(self.seed)],
+            cwd=self.root / "cwd",
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdin
+        child.stdin.write("".join(f"{name} {number}\n" for name, number in cases))
+        child.stdin.close()
+        return child
+
+    def _note(self, said: dict[str, Any]) -> None:
+        tally = self.tallies.setdefault(said["kind"], Tally())
+        tally.files += 1
+        for _name, code, seconds, nbytes in said["runs"]:
+            tally.runs += 1
+            tally.taken += code in (0, 3)
+            tally.seconds += seconds
+            tally.longest_s = max(tally.longest_s, seconds)
+            tally.peak_nbytes = max(tally.peak_nbytes, nbytes)
+        if said["wrong"]:
+            tally.faults += 1
+            again = f"--kind {said['kind']} --seed {self.seed} --first {said['number']} --files 1"
+            self.told(f"tools/fuzz {again}    {said['file']}")
+            for wrong in said["wrong"]:
+                self.told(f"    {wrong}")
+
+    def table(self) -> str:
+        every = Tally()
+        for tally in self.tallies.values():
+            for name, value in vars(tally).items():
+                join = max if name in ("longest_s", "peak_nbytes") else sum
+                setattr(every, name, join((getattr(every, name), value)))
+        rows = [tally.row(name) for name, tally in self.tallies.items()]
+        return "\n".join([ROW.format(*HEADS), *rows, every.row("all")])
+
+
+def _lines(child: "subprocess.Popen[str]") -> Iterator[str]:
+    """Yield what a process says, and end it where it says nothing for long."""
+    assert child.stdout
+    while True:
+        clock = threading.Timer(PATIENCE_S, child.kill)
+        clock.start()
+        line = child.stdout.readline()
+        clock.cancel()
+        if not line:
+            child.wait()
+            return
+        yield line
+
+
+@contextmanager
+def fuzz(seed: int, *, foreign: str = "", told: Callable[[str], Any] = print) -> Iterator[Fuzz]:
+    """Make what is to be changed, in a folder that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        root = Path(folder).resolve()
+        for name in (*SENTINELS, "sound"):
+            (root / name).mkdir()
+            (root / name / "sentinel").write_text("nobody has to touch this")
+        sound = root / "sound"
+        words = [sys.executable, "-W", "ignore", "-m"]
+        if foreign:
+            (sound / "foreign").symlink_to(Path(foreign).resolve())
+        else:
+            _make([*words, "tests.kit.foreign_sets", str(sound / "foreign")])
+        _make([*words, "tests.kit.fuzz.datasets", str(sound / "datasets")])
+        yield Fuzz(root=root, seed=seed, told=told)
+
+
+def _make(words: Sequence[str]) -> None:
+    subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def cases_of(kinds: Iterable[str], files: int, first: int = 0) -> list[Case]:
+    """Spread so many cases over kinds, as evenly as can be."""
+    names = list(kinds)
+    return [
+        (name, first + number)
+        for at, name in enumerate(names)
+        for number in range(files // len(names) + (at < files % len(names)))
+    ]
