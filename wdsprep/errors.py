@@ -73,6 +73,17 @@ def values_without_secrets(value: Any) -> Any:
     return value
 
 
+MOST, KEPT = 2_000, 900
+"""The characters of a message, and those that a longer one keeps at each end."""
+
+
+def readable(message: str) -> str:
+    """Return a message without secrets, and not longer than anybody reads: a stranger's file may
+    have names of megabytes. What is at fault stands at its start, the next step at its end."""
+    message = without_secrets(message)
+    return message if len(message) <= MOST else f"{message[:KEPT]} ... {message[-KEPT:]}"
+
+
 class WdsprepError(Exception):
     """A failure with a message for the user."""
 
@@ -80,7 +91,7 @@ class WdsprepError(Exception):
     next_step = ""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(without_secrets(message))
+        super().__init__(readable(message))
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -4,7 +4,6 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,33 +11,24 @@ from blake3 import blake3
 
 import wdsprep
 from tests.kit.damaged import check
-from tests.kit.format_commands import at_most, fuzz, make_datasets, said_by
+from tests.kit.fuzz.datasets import make_datasets
+from tests.kit.fuzz.judge import at_most, said_by
 from tests.kit.packs import manifest_of
 from tests.kit.sealed_files import resealed
 from wdsprep.encoding.lookup import TABLE, OpenLookup
 from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.store import open_store
 
-QUICK_SEEDS = range(12)
-
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_datasets(tmp_path_factory.mktemp("sound"), ("latents", "removed-from"))
+    return make_datasets(tmp_path_factory.mktemp("sound"), ("latents",))
 
 
 @pytest.fixture
 def own(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Path(shutil.copytree(sound, tmp_path / "own"))
-
-
-@pytest.mark.parametrize("seed", QUICK_SEEDS)
-def test_no_command_meets_a_bug_of_ours(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert fuzz(sound, tmp_path / "root", Random(seed), most=4) == []
 
 
 # --- what a receipt claims is held against what is there

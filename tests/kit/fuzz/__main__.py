@@ -63,7 +63,7 @@ def _in_rejects(out: Path) -> list[str]:
 
 def tell(what: Any) -> None:
     """Say it on what was standard output at the start: commands print to another."""
-    print(json.dumps(what), file=sys.__stdout__, flush=True)  # noqa: T201
+    print(json.dumps(what), file=sys.__stdout__, flush=True)
 
 
 def main(sound: Path, seed: int) -> None:

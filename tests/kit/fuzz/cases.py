@@ -14,7 +14,8 @@ from tests.kit.fuzz.mutations import Mutator
 from wdsprep.cli import main
 from wdsprep.errors import WdsprepError
 
-TOY = ("--model", "tiny", "--device", "cpu", "--runner", "local", "--workers", "1")
+HERE = ("--device", "cpu", "--runner", "local", "--workers", "1")
+TOY = ("--model", "tiny", *HERE)
 
 
 Make = Callable[[Path, Path, Random], None]

@@ -30,7 +30,7 @@ ENCODED: dict[str, dict[str, Any]] = {
     "words": {"resolution": 32, "latents": "none"},
 }
 OTHERS = ("captioned", "imported", "removed-from", "selected")
-FORMS = ("wids", "parquet", "mds", "energon", "webshart", "primus")
+FORMS = (*(FORMS_OF_LATENTS := ("wids", "parquet", "mds")), "energon", "webshart")
 OF_IMAGES = ("images", "removed-from", "selected")
 
 
@@ -114,14 +114,14 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
     yield "verify", place, "--workers", "1"
     yield "report", place, "-o", out / "report.html", "--model", "none"
     yield "card", place
-    for form in FORMS:
+    for form in FORMS if is_of_images else FORMS_OF_LATENTS:
         yield "export", place, out, "--to", form, "--workers", "1"
     yield "select", place, out, "--where", "width >= 40", "--workers", "1"
     yield "select", place, out, "--count", "2", "--workers", "1"
     if is_of_images:
         yield "duplicates", place, "--workers", "1"
         yield "encode", place, out, "--resolution", "32", *TOY
-        yield "plan", place, "--resolution", "32"
+        yield "plan", place
         yield "pack", root / "downloads", place, *PACK
     else:
         yield "verify", images, place, "--workers", "1"
@@ -130,14 +130,13 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
         if name == "captioned":
             options += ["--captions", str(root / "captions.csv")]
         yield "encode", images, place, *options, *TOY
-        yield "plan", place
     yield "remove", place, "--keys", root / "keys.txt", "--yes"
-    yield "remove", place, "--yes"
+    if name == "removing":
+        yield "remove", place, "--yes"
     yield "index", place
     yield "repair", place, "--quick", "--yes", "--workers", "1"
     yield "repair", place, "--yes", "--workers", "1"
     yield "rebuild", place
-
 
 
 def _make(name: str) -> Make:

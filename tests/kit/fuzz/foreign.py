@@ -1,4 +1,4 @@
-"""Datasets of strangers, as `import` and `pack` take them in: what `tests.kit.foreign_sets` wrote."""
+"""Datasets of strangers, for `import` and `pack`, as `tests.kit.foreign_sets` has written them."""
 
 import gzip
 import io

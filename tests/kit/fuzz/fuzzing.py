@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.kit.paths import ROOT
 
@@ -64,26 +64,26 @@ class Fuzz:
 
     def _some(self, cases: Sequence[Case]) -> int:
         """Go through cases in one process, until it ends; return how many are over."""
-        over, begun = 0, {"begun": "it", "run": "nothing"}
-        child = self._child(cases)
-        for line in _lines(child):
-            said = json.loads(line)
-            if "begun" in said:
-                begun = said
-            else:
-                self._note(said)
-                over += 1
+        over, run, end = 0, "nothing", self.root / "stderr"
+        with end.open("w") as errors, self._child(cases, errors) as child:
+            for line in _lines(child):
+                said = json.loads(line)
+                run = said.get("run", run)
+                if "runs" in said:
+                    self._note(said)
+                    over += 1
         if over < len(cases):
             name, number = cases[over]
-            end = (child.stderr.read() if child.stderr else "").strip()[-600:]
-            wrong = f"{begun['run']}: the process ended with {child.returncode}: {end}"
+            words = end.read_text().strip()[-600:]
+            wrong = f"{run}: the process ended with {child.returncode}: {words}"
             self._note({"kind": name, "number": number, "file": "", "runs": [], "wrong": [wrong]})
             over += 1
         shutil.rmtree(self.root / "cases", ignore_errors=True)
         return over
 
-    def _child(self, cases: Sequence[Case]) -> "subprocess.Popen[str]":
+    def _child(self, cases: Sequence[Case], errors: IO[str]) -> "subprocess.Popen[str]":
         places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
+        places["TORCHINDUCTOR_CACHE_DIR"] = "cache"  # torch makes it as parts of it are imported
         environment = os.environ | {name: str(self.root / at) for name, at in places.items()}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         words = [sys.executable, "-W", "ignore", "-m", "tests.kit.fuzz"]
@@ -93,7 +93,7 @@ class Fuzz:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             text=True,
         )
         assert child.stdin

@@ -10,10 +10,10 @@ from typing import Any
 
 import wdsprep
 from tests.kit.fuzz.cases import TOY, Kind, Make, Run, change_one, command, library, serve
-from tests.kit.fuzz.mutations import mutate, mutate_json
+from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_text
 from tests.kit.fuzz.tables import change_table, write_tables
 
-KEYS = [f"{number:012d}" for number in range(8)]
+KEYS = [f"{number // 4:06d}{number % 4:06d}" for number in range(8)]
 ROWS = [
     {"key": key, "caption": f"picture {key}", "score": number / 2, "many": number, "is_red": True}
     for number, key in enumerate(KEYS)
@@ -85,9 +85,7 @@ def _write_states(place: Path) -> None:
 
 
 def _resumed(place: Path, _out: Path) -> list[Run]:
-    return [
-        library("load_state_dict", lambda name=name: _resume(place, name)) for name in STATES
-    ]
+    return [library("load_state_dict", lambda name=name: _resume(place, name)) for name in STATES]
 
 
 def _resume(place: Path, name: str) -> None:
@@ -128,7 +126,7 @@ KINDS = (
     Kind(
         name="list-keys",
         make=_beside("images", write=_write_lists),
-        change=change_one("*.list", mutate),
+        change=change_one("*.list", mutate, mutate_text, mutate_text),
         runs=_listed,
         most=5,
         is_ours=True,
@@ -136,7 +134,7 @@ KINDS = (
     Kind(
         name="list-shapes",
         make=_beside("images", write=_write_shapes),
-        change=change_one("*.list", mutate),
+        change=change_one("*.list", mutate, mutate_text, mutate_text),
         runs=_shaped,
     ),
     Kind(

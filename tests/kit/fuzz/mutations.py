@@ -126,7 +126,8 @@ def odd_values() -> tuple[Any, ...]:
     """Values of another type or size than anybody expects."""
     return (
         *(None, True, False, 0, 1, -1, 0.5, -0.0, float("nan"), float("inf")),
-        *(2**31, 2**32, 2**53 + 1, 2**63, 10**18, 10**300, -(2**63), 1e308),
+        *(3, 10**9, 2**31, 2**32, 10**11, 2**53 + 1, 2**63, 10**18, 10**40, 10**300, -(2**63)),
+        *(1e308, float("-inf"), "a", "transformers", "stranger/kernel", "9" * 50),
         *("", " ", "0", "1", "x" * 100_000, "../../etc/passwd", "/etc/passwd", "a/../../b"),
         *("\0", "\ud800", "\u202e", "\x1b[2J", "é" * 100, "\n", "[1]", "None"),
         *([], {}, [None], [[]], {"": None}, [0] * 1000, nested(60), nested(300), DEEP),
@@ -150,6 +151,29 @@ def mutate_json_line(data: bytes, rng: Random) -> bytes:
     at = rng.randrange(len(lines))
     lines[at] = mutate_json(lines[at], rng) + b"\n"
     return b"".join(lines)
+
+
+def mutate_text(data: bytes, rng: Random) -> bytes:
+    """Change one to three lines or cells of a text, which stays UTF-8."""
+    lines = data.decode().split("\n")
+    for _ in range(rng.randint(1, 3)):
+        at, way = rng.randrange(len(lines)), rng.randrange(6)
+        if way == 0:
+            del lines[at]
+            lines = lines or [""]
+        elif way == 1:
+            lines.insert(at, lines[rng.randrange(len(lines))])
+        elif way == 2:
+            place = rng.randrange(len(lines[at]) + 1)
+            mark = rng.choice("\"',;\t \r\0\ufeff\u202e-x0é")
+            lines[at] = lines[at][:place] + mark + lines[at][place:]
+        else:
+            mark = rng.choice([mark for mark in ",\tx" if mark in lines[at]] or [","])
+            cells = lines[at].split(mark)
+            texts = [str(value) for value in odd_values()[:44] if value != "\ud800"]
+            cells[rng.randrange(len(cells))] = rng.choice(texts)
+            lines[at] = mark.join(cells)
+    return "\n".join(lines).encode()
 
 
 def _places(value: list[Any]) -> list[tuple[Any, Any]]:

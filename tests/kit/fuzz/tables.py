@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.kit.fuzz.mutations import change_digit, mutate, mutate_json_line
+from tests.kit.fuzz.mutations import change_digit, mutate, mutate_json_line, mutate_text
 
 
 def write_tables(place: Path, rows: list[dict[str, Any]]) -> None:
@@ -24,7 +24,11 @@ def write_tables(place: Path, rows: list[dict[str, Any]]) -> None:
 def change_table(place: Path, rng: Random) -> str:
     """Keep one of the tables, changed."""
     path = rng.choice(sorted(place.glob("t.*")))
-    ways = [mutate, change_digit] + ([mutate_json_line] * 2 if path.suffix == ".jsonl" else [])
+    ways = [mutate, change_digit]
+    if path.suffix == ".jsonl":
+        ways += [mutate_json_line] * 3
+    elif path.suffix in (".csv", ".tsv"):
+        ways += [mutate_text] * 3
     data = rng.choice(ways)(path.read_bytes(), rng)
     for other in place.glob("t.*"):
         other.unlink()

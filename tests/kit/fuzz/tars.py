@@ -26,7 +26,12 @@ FIELDS = {  # where a header has what
 }
 VALUES = (
     *(b"", b"\0", b"0", b"7" * 11, b"-1", b"99999999999", b" 12 ", b"\xff" * 12, b"\x80" + b"\xff"),
-    *(b"\x80" + b"\0" * 7 + b"\x7f\xff\xff\xff", b"\x80" + b"\x7f" * 11, b"../../out", b"/etc/passwd"),
+    *(
+        b"\x80" + b"\0" * 7 + b"\x7f\xff\xff\xff",
+        b"\x80" + b"\x7f" * 11,
+        b"../../out",
+        b"/etc/passwd",
+    ),
     *(b"\xff\xfe", b"a" * 100, b".", b"..", b"/", b"a//b", b"\n", b".jpg", b"x.", b"\x1b[2J"),
 )
 KINDS_OF_MEMBERS = b"0\x001234567xgLKSXDMVNZ\xff"
@@ -44,6 +49,12 @@ RECORDS = {  # of PAX
 }
 
 
+class Member(tarfile.TarInfo):
+    """A member with its bytes."""
+
+    data = b""
+
+
 def _make(_sound: Path, place: Path, rng: Random) -> None:
     """Write two tars: one as the format has it, and one with odd members."""
     place.mkdir()
@@ -51,8 +62,8 @@ def _make(_sound: Path, place: Path, rng: Random) -> None:
     (place / "1.tar").write_bytes(tar_of(samples(3, 3), rng.choice(FORMS)))
 
 
-def samples(first: int, count: int) -> list[tarfile.TarInfo]:
-    """Members, each with its bytes in `pax_headers`-free form behind it."""
+def samples(first: int, count: int) -> list[Member]:
+    """Return the members of so many samples."""
     found = []
     for number in range(first, first + count):
         said = {"caption": f"picture {number}", "width": number}
@@ -67,17 +78,11 @@ def samples(first: int, count: int) -> list[tarfile.TarInfo]:
     return found
 
 
-class Member(tarfile.TarInfo):
-    """A member with its bytes."""
-
-    data = b""
-
-
-def tar_of(members: list[tarfile.TarInfo], form: int) -> bytes:
+def tar_of(members: list[Member], form: int) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as tar:
         for info in members:
-            tar.addfile(info, io.BytesIO(getattr(info, "data", b"")))
+            tar.addfile(info, io.BytesIO(info.data))
     return out.getvalue()
 
 
@@ -157,12 +162,6 @@ def _runs(place: Path, out: Path) -> list[Run]:
         command("pack", place / "1.tar", out, *one, *BUCKETS, "--samples-per-shard", "2"),
         command("index", place),
         command("encode", place, out, "--resolution", "32", *TOY),
-        command("import", place, out, "--resolution", "32"),
-        command("inspect", place),
-        command("verify", place, *one),
-        command("report", place, "-o", out / "report.html", "--model", "none"),
-        command("duplicates", place, *one),
-        library("load", lambda: _serve(place)),
         library("load(raw=)", lambda: _serve(place, raw=True)),
         library("load(pixels=)", lambda: _serve(place, pixels=32)),
     ]
