@@ -74,10 +74,10 @@ def values_without_secrets(value: Any) -> Any:
 
 
 MOST, KEPT = 2_000, 900
-"""The characters of a message, and those that a longer one keeps at each end."""
+"""The most characters of a message, and how many a longer one keeps at each end."""
 
 
-def readable(message: str) -> str:
+def as_message(message: str) -> str:
     """Return a message without secrets, and not longer than anybody reads: a stranger's file may
     have names of megabytes. What is at fault stands at its start, the next step at its end."""
     message = without_secrets(message)
@@ -91,7 +91,7 @@ class WdsprepError(Exception):
     next_step = ""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(readable(message))
+        super().__init__(as_message(message))
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -14,6 +14,7 @@ import wdsprep
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
 from tests.kit.sites import FAST
 from wdsprep.cli import main, output
+from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.text import LogFormatter, harmless, one_line
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.\r\t\x7f\u2066\u2028\nforged: done"
@@ -148,3 +149,16 @@ def test_text_is_escaped_as_json_writes_it() -> None:
     assert harmless("a\nb\x1b\n") == "a\nb\\u001b\n"
     record = logging.LogRecord("x", logging.WARNING, "", 0, "%s", ("\x1b",), None)
     assert LogFormatter().format(record) == "\\u001b"
+
+
+def test_an_error_is_not_longer_than_anybody_reads() -> None:
+    """Both ends stay: what is at fault, and the next step."""
+    short = f"{'a' * 1000}: fetch it again"
+    assert str(WdsprepError(short)) == short
+    for middle in ("x" * 100_000, "http://u:PASSWORD@host/x?sig=SECRET " * 1000):
+        text = str(UsageError(f"a.parquet names {middle}: fetch it again"))
+        assert len(text) < 2000
+        assert text.startswith("a.parquet names ")
+        assert text.endswith(": fetch it again")
+        assert "PASSWORD" not in text
+        assert "SECRET" not in text

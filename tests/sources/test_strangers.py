@@ -359,6 +359,17 @@ def test_an_odd_state_of_datasets_is_one_line(
     assert "state.json" in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
 
 
+def test_a_missing_file_of_an_endless_name_is_named_in_few_words(tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    place.mkdir()
+    (place / "data.arrow").write_bytes(b"")
+    said = {"_data_files": [{"filename": "x" * 100_000}]}
+    (place / "state.json").write_text(json.dumps(said))
+    with pytest.raises(SourceError, match="which is not there: bring it back") as refused:
+        rows_of(place)
+    assert len(str(refused.value)) < 1000
+
+
 def test_a_lack_of_memory_is_not_a_files_fault() -> None:
     """Unless the file asks for far more than any sound one does."""
     for error in (MemoryError(), pa.ArrowMemoryError("malloc of size 65536 failed")):

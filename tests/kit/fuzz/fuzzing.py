@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from tests.kit.paths import ROOT
 
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 """Without a word of a process: a run ends itself sooner, unless it hangs in a library."""
 AT_ONCE = 60
 """Cases of a process, so that what one leaves there does not add up."""

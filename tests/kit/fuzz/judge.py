@@ -20,7 +20,8 @@ MOST_NBYTES = 1_500_000_000
 """How much more memory a run may take than its process had before."""
 MOST_ADDRESSES = 4_000_000_000
 """How much more it could take: the machine is not lost, and what is asked for shows."""
-LONGEST_S = 60.0
+MOST_CPU_S, LONGEST_S = 30.0, 180.0
+"""The most of a core, and the longest, on a machine that others use too."""
 LONGEST_LINE = 3_000
 EXIT_CODES = (0, 1, 2, 3)  # 3: whole, with rejects or findings
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -93,7 +94,7 @@ def judged(run: Run, watch: Watch) -> Judged:
     wrong: list[str] = []
     code = 1
     before = _reset_peak()
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     with watch.listening() as touched:
         try:
             with (
@@ -110,6 +111,8 @@ def judged(run: Run, watch: Watch) -> Judged:
     took, nbytes = time.monotonic() - began, _peak_nbytes() - before
     wrong += dict.fromkeys(touched)
     wrong += wrong_words(code, err.getvalue(), out.getvalue()) if not wrong else []
+    if (worked := time.process_time() - cpu) > MOST_CPU_S:
+        wrong.append(f"it took {worked:.0f} s of a core")
     if nbytes > MOST_NBYTES:
         wrong.append(f"it took {nbytes / 1e9:.1f} GB")
     return Judged(name=run.name, code=code, seconds=took, nbytes=max(nbytes, 0), wrong=tuple(wrong))

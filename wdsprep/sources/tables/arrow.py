@@ -18,6 +18,7 @@ from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, p
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import opened
 from wdsprep.store.base import CHUNK_NBYTES, Entry, Store, is_hidden, stream
+from wdsprep.text import shortened
 
 
 def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
@@ -31,7 +32,8 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
     folders = {posixpath.dirname(name): wanted for name, wanted in named.items()}
     for state, wanted in named.items():
         if gone := sorted(wanted - there.keys()):
-            raise SourceError(f"{url}/{state} names {gone[0]}, which is not there: bring it back")
+            name = shortened(gone[0])
+            raise SourceError(f"{url}/{state} names {name}, which is not there: bring it back")
     found = False
     for name, entry in there.items():
         folder = posixpath.dirname(name)
