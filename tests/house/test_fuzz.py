@@ -1,10 +1,13 @@
 """Whatever is changed in a file, it is one line or rejects: a case of each kind of `tools/fuzz`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.kit.fuzz.fuzzing import cases_of, fuzz
 from tests.kit.fuzz.judge import wrong_words
 from tests.kit.fuzz.kinds import KINDS
+from tests.kit.paths import ROOT
 
 SEED = 40
 
@@ -32,3 +35,39 @@ def test_the_judge_of_the_fuzz_hears_what_is_wrong() -> None:
         (130, "wdsprep: interrupted"),
     ):
         assert wrong_words(code, said), said
+
+
+RUNS = """
+import os, sys, time
+from pathlib import Path
+from tests.kit.fuzz import judge
+from tests.kit.fuzz.cases import Run
+judge.LONGEST_S, judge.MOST_NBYTES = 0.5, 50_000_000
+watch, outside = judge.Watch(Path(sys.argv[1], "inside")), Path(sys.argv[1], "outside")
+for act in (
+    lambda: 0,
+    lambda: Path(sys.argv[1], "inside/a").write_text("x") * 0,
+    lambda: outside.write_text("x") * 0,
+    lambda: os.rename(outside, f"{outside}s") or 0,
+    lambda: open("/etc/passwd").close() or 0,
+    lambda: len(bytes(range(256)) * 400_000) * 0,
+    lambda: time.sleep(5) or 0,
+    lambda: 1 // 0,
+):
+    print(*judge.judged(Run("act", act), watch).wrong)
+"""
+
+
+def test_the_judge_of_the_fuzz_sees_what_runs_touch_and_take(tmp_path: Path) -> None:
+    """In a process of its own, since its hook stays."""
+    (tmp_path / "inside").mkdir()
+    words = [sys.executable, "-c", RUNS, str(tmp_path)]
+    said = subprocess.run(words, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    nothing, inside, written, renamed, read, large, long, *trace = said.splitlines()
+    assert (nothing, inside) == ("", "")
+    assert written == f"it touched {tmp_path}/outside"
+    assert renamed == f"it touched {tmp_path}/outside it touched {tmp_path}/outsides"
+    assert read == "it read /etc/passwd"
+    assert large.startswith("it took 0.1 GB")
+    assert long == "it did not end in 0 s"
+    assert "ZeroDivisionError: integer division or modulo by zero" in trace
