@@ -5,6 +5,7 @@ import io
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -96,13 +97,28 @@ def _runs_of(name: str) -> Callable[[Path, Path], list[Run]]:
 
     def runs(root: Path, out: Path) -> list[Run]:
         found = [command(*words) for words in words_of(root, name, out)]
-        return [*found, *[library("load", lambda: serve(_loader(root / name)))] * 3]
+        return [*found, *map(partial(_load, root / name), LOADS[name in ("removing", *OF_IMAGES)])]
 
     return runs
 
 
-def _loader(place: Path) -> Any:
-    return wdsprep.load(place, global_batch=2)
+def _load(place: Path, options: dict[str, Any]) -> Run:
+    def use() -> None:
+        serve(wdsprep.load(place, global_batch=2, **options))
+
+    return library(f"load({', '.join(options)})", use)
+
+
+IN_PLACE = wdsprep.Encode(resolution=32, model="tiny")
+LOADS: dict[bool, list[dict[str, Any]]] = {  # by whether it is of images
+    True: [
+        {},
+        {"pixels": 32, "fields": ("pixels", "json", "txt", "key")},
+        {"where": "width >= 40"},
+        {"encode": IN_PLACE, "device": "cpu"},
+    ],
+    False: [{}, {"raw": True}, {"where": "width >= 40", "fields": ("key", "json")}],
+}
 
 
 def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...]]:
@@ -121,7 +137,7 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
     if is_of_images:
         yield "duplicates", place, "--workers", "1"
         yield "encode", place, out, "--resolution", "32", *TOY
-        yield "plan", place
+        yield "plan", place, "--rate", "32=9,64=9"
         yield "pack", root / "downloads", place, *PACK
     else:
         yield "verify", images, place, "--workers", "1"
