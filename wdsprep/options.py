@@ -131,8 +131,9 @@ class Option:
     def read(self, given: Any) -> Any:
         """Return the value of what is given, or refuse it by the name of the option."""
         given = _plain(given)
-        if isinstance(given, int) and given.bit_length() > 64:  # more than any reader has to bear
-            raise UsageError(f"{self.spelled} {brief(given)}: give a number of 64 bits")
+        if isinstance(given, int) and abs(given) > MOST and not self.is_number:
+            # more than any reader has to bear
+            raise UsageError(f"{self.spelled} {brief(given)}: give {MOST} or less")
         if self.default in ("", ()) and self._is_nothing(given):
             return given
         if given is None and ("None" in self.annotation or self.default is None):
