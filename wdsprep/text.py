@@ -149,12 +149,22 @@ def examples(names: Sequence[str]) -> str:
 
 COLUMNS, LONGEST = 12, 40
 LONG = 200  # characters of somebody else's, in a message
-_BRIEF = Repr()
+
+
+class _BriefRepr(Repr):
+    """A repr that is cut in its middle, where a secret would no longer be known for one."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_secrets(x), level)
+
+
+_BRIEF = _BriefRepr()
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 
 def shortened(text: str) -> str:
     """A text of somebody else's as a message has it."""
+    text = without_secrets(text)
     return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 
 

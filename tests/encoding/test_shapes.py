@@ -51,7 +51,7 @@ from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
-from wdsprep.encoding.shape_lists import SDXL_LACKS, sizes_of
+from wdsprep.encoding.shape_lists import SDXL_LACKS, checked_shapes, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
 from wdsprep.images.shapes import Shapes
@@ -308,7 +308,7 @@ def test_bytes_are_the_same_after_a_kill_and_with_other_workers(
 
 def refusal(given: Any, resolution: int = 64) -> str:
     with pytest.raises(UsageError) as refused:
-        sizes_of(given, resolution)
+        sizes_of(checked_shapes(given), resolution)
     (line,) = str(refused.value).splitlines()
     return line
 

@@ -190,7 +190,8 @@ def test_what_the_pages_say_runs_page_after_page(served: str) -> None:
         page = ROOT / "wdsprep" / room / "README.md"
         for line in commands_of(page):
             if not any(need in line for need in NEEDS):
-                line += " --model tiny" if line.startswith("wdsprep encode") else ""
+                if line.startswith("wdsprep encode") and "--model" not in line:
+                    line += " --model tiny"
                 found[line] = [run_here(line.replace("127.0.0.1:8000", served))]
         codes = [code for _kind, code in blocks(page, "python")]
         found[room] = [run_code(code) for code in codes]

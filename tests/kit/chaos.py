@@ -28,7 +28,7 @@ from tests.kit.chaos_work import GO, Traced
 from tests.kit.damaged import check, packing_here
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, jpeg, tree, wait_gone, write_files
+from tests.kit.packs import BUCKETS, jpeg, once, tree, wait_gone, write_files
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import crew
@@ -247,7 +247,7 @@ class Job:
         return self.words[0]
 
     def command(self, out: str, workers: int, cpus: int = 1) -> list[str]:
-        command = [*self.words[:2], out, *self.words[2:], "--workers", str(workers)]
+        command = [*self.words[:2], out, *once(*self.words[2:], "--workers", str(workers))]
         return command + ["--cpus-per-worker", str(cpus)] * (self.name == "encode")
 
     def run(
