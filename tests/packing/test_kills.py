@@ -316,7 +316,7 @@ def test_a_deleted_receipt_has_its_slice_done_again(
     done = run_pack(album, out, *TWENTY)
     assert done.returncode == 1
     assert "receipts/000003.json is damaged" in done.stderr
-    assert "again to redo 000003" in done.stderr
+    assert f'run "wdsprep repair {out}", then the same command again' in done.stderr
     (out / "receipts/000003.json").unlink()
     (out / "32/000003.tar").write_bytes(b"damaged")
     finish(album, out)
