@@ -236,7 +236,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),
         (["pack", "--buckets", "512,256"], 2, "give rising sizes"),
         (["pack", "--filter", "__import__('os')"], 2, "cannot be used"),
-        (["pack", "--filter", "a >"], 2, "at character"),
+        (["pack", "--filter", "a >"], 2, "invalid syntax at its end"),
         (["pack", "--append", "--overwrite"], 2, "give one of them"),
         (["pack", "--min-caption", "9", "--max-caption", "5"], 2, "no caption fits both"),
         (["pack", "urls.py"], 1, "urls.py is a file of a kind that pack does not know"),

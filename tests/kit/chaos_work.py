@@ -53,6 +53,7 @@ class Tracing:
         self, call: Callable[[Any], Generator[Any, None, Any]], page: Path, last: frozenset[str]
     ) -> None:
         self._call, self._page, self._last = call, page, last
+        self.units_at_once = getattr(call, "units_at_once", 0)
 
     def __call__(self, unit: Unit) -> Generator[Any, None, Any]:
         self._note("began", unit)

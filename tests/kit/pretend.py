@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import EDITION, MANIFEST, REMOVED
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard
@@ -25,10 +26,14 @@ from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
 from wdsprep.sources import Item
 from wdsprep.store.base import HELD, Entry, OverNetwork
 
+FIELDS = (
+    Field(name="latent.npy", dtype="<f2", shape=(4, 32, 32)),
+    Field(name="emb.npy", dtype="<f2", shape=(77, 1024)),
+)
 SETTINGS = {
     "crop": "centre",
     "dtype": "fp16",
-    "layout": {"emb.npy": [77, 1024], "latent.npy": [4, 32, 32]},
+    "layout": layout(FIELDS),
     "resolution": 256,
     "weights": "w" * 64,
 }
