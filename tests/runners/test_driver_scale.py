@@ -197,10 +197,10 @@ def test_receipts_are_a_sequence_that_reads_what_is_asked_for() -> None:
 
 def test_names_that_look_like_json_are_kept_apart() -> None:
     (receipt,) = manifest_of(1).receipts
-    odd = '},{"counts":{},"shards":[],"unit":"x"}]'
-    one = replace(receipt, unit=odd, shards=(receipt.shards[0]._replace(name=odd),))
+    odd = '256/},{"counts":{},"shards":[],"unit":"x"}]'
+    one = replace(receipt, unit=odd, shards=(receipt.shards[0]._replace(name=f"{odd}.tar"),))
     manifest = Manifest(dataset="latents", settings=SETTINGS, receipts=(one, receipt))
     found = Manifest.from_bytes(manifest.to_bytes(), "m")
     assert found == manifest
     assert list(found.ledger.units()) == [odd, receipt.unit]
-    assert next(found.ledger.shards()).name == odd
+    assert next(found.ledger.shards()).name == f"{odd}.tar"
