@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -126,6 +127,31 @@ def test_limits_are_checked_in_order_and_on_the_upright_size():
     assert code_of(corpus.jpeg(), limits=tighter) is Code.ASPECT_RATIO
     free = Limits(min_side=1, max_area=10**6, max_aspect_ratio=0)
     assert prepare(corpus.jpeg(size=(500, 4)), limits=free, full=True).height == 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_an_image_of_which_too_much_is_transparent_is_rejected(kind: str) -> None:
+    """Half of a half-transparent pixel counts: 3 of 4 columns are clear, the last by a half."""
+    image = Image.new("RGBA", (80, 80), (200, 30, 30, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 60, 80))
+    image.paste((0, 0, 0, 127), (60, 0, 80, 80))
+    out = BytesIO()
+    image.save(out, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    for most, code in ((0.87, Code.TRANSPARENT), (0.88, None), (1.0, None)):
+        limits = replace(LIMITS, max_alpha=most)
+        for full in (False, True):
+            if code:
+                assert code_of(out.getvalue(), limits=limits, full=full) is code
+            else:
+                assert "alpha" in prepare(out.getvalue(), limits=limits, full=full).changes
+
+
+def test_what_is_opaque_passes_where_nothing_may_be_transparent() -> None:
+    opaque = BytesIO()
+    Image.new("RGBA", (80, 80), (200, 30, 30, 255)).save(opaque, "PNG")
+    strict = replace(LIMITS, max_alpha=0.0)
+    assert prepare(opaque.getvalue(), limits=strict, full=True).changes == ("alpha",)
+    assert prepare(corpus.jpeg(), limits=strict, full=True).data == corpus.jpeg()
 
 
 def test_an_area_above_pillows_own_limit_neither_warns_nor_fails():

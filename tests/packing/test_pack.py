@@ -3,12 +3,14 @@
 import json
 import re
 import subprocess
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
+from PIL import Image
 
 from tests.kit.packs import (
     TWENTY,
@@ -27,6 +29,7 @@ from tests.kit.packs import (
     tree,
     write_files,
 )
+from wdsprep.errors import FingerprintError
 
 # --- the whole of it
 
@@ -84,6 +87,21 @@ def test_filter_and_caption_lengths_reject_by_code(tmp_path: Path) -> None:
         "3.jpg": "filtered",
     }
     check_dataset(out)
+
+
+def test_max_alpha_rejects_what_shows_too_little_and_is_a_setting(tmp_path: Path) -> None:
+    clear = BytesIO()
+    Image.new("RGBA", (80, 80), (0, 0, 0, 60)).save(clear, "PNG")
+    files: dict[str, bytes | str] = {"a.jpg": jpeg(1), "b.png": clear.getvalue()}
+    source, out = write_files(tmp_path / "in", files), tmp_path / "out"
+    pack(source, out, "--max-alpha", "0.5")
+    assert outcome(out) == {"a.jpg": "packed", "b.png": "transparent"}
+    assert manifest_of(out).settings["max_alpha"] == 0.5
+    with pytest.raises(FingerprintError, match=r"no --max-alpha \(was 0\.5\)"):
+        pack(source, out)
+    pack(source, out, "--overwrite")
+    assert outcome(out) == {"a.jpg": "packed", "b.png": "packed"}
+    assert "max_alpha" not in manifest_of(out).settings  # as in datasets that never heard of it
 
 
 def test_a_filter_reads_a_csv_table_as_numbers(tmp_path: Path) -> None:

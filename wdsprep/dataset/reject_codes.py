@@ -67,6 +67,7 @@ class Code(str, Enum):
     TOO_SMALL = ("too_small", "check")
     TOO_LARGE = ("too_large", "check")
     ASPECT_RATIO = ("aspect_ratio", "check")
+    TRANSPARENT = ("transparent", "check")
     BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
     NO_TOKENS = ("no_tokens", "encode")  # the tokenizers make nothing of the caption
     OTHER_SHAPE = ("other_shape", "encode")  # a cached array that is not like those of the dataset

@@ -50,6 +50,7 @@ class Limits:
     min_side: int
     max_area: int
     max_aspect_ratio: float
+    max_alpha: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,22 @@ class ImageOptions(Options):
             example="N",
         ),
     )
+    max_alpha: float = field(
+        default=1.0,
+        metadata=about(
+            "Reject images of which a larger part is transparent.",
+            HEADING,
+            least=0,
+            most=1,
+            usual=True,
+            decides=True,
+            code=Code.TRANSPARENT,
+            remedy="--overwrite with a larger --max-alpha takes images that show less",
+            example="0.5",
+            page="reject images of which a larger part is transparent; what is kept is laid onto "
+            "white",
+        ),
+    )
 
     def limits_from(self, smallest: int) -> Limits:
         """Return the limits of images whose shorter side has at least so many pixels."""
@@ -89,6 +106,7 @@ class ImageOptions(Options):
             min_side=max(smallest, self.min_size),
             max_area=self.max_area,
             max_aspect_ratio=self.max_aspect_ratio,
+            max_alpha=self.max_alpha,
         )
 
 

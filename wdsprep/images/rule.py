@@ -8,7 +8,7 @@ code. Limits are checked on the header's word, before anything of the claimed si
 from dataclasses import dataclass
 from io import BytesIO
 
-from PIL import Image, TiffImagePlugin
+from PIL import Image, ImageStat, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.reject_codes import Code
@@ -96,6 +96,13 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
         raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}")
 
 
+def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
+    """Reject what shows too little; a pixel that is half transparent counts as half a pixel."""
+    share = 1 - ImageStat.Stat(alpha).mean[0] / 255
+    if share > limits.max_alpha:
+        raise RejectedError(Code.TRANSPARENT, f"{share:.0%} of it")
+
+
 def _check_pixels(data: bytes, header: Header) -> None:
     """Decode and throw away.
 
@@ -179,6 +186,7 @@ def _converted(
     done = set(header.needs)
     image, alpha = colour.plain(image, header, done)
     if alpha is not None:
+        _check_alpha(alpha, limits)
         image = colour.onto_white(image, alpha)
     source_width, source_height = image.size
     if recode:
