@@ -49,7 +49,6 @@ from wdsprep.packing.touched import without_facts
 from wdsprep.sources import Item, ItemLine
 from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
 
-LOCAL_NBYTES = 1 << 20  # read at once: what the processor's cache can hold
 Fields = dict[str, bytes]
 
 
