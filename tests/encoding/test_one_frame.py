@@ -23,6 +23,9 @@ VAES = {
     "wan 2.2": (AutoencoderKLWan, {"is_residual": True, "decoder_base_dim": 8}),
 }
 
+ROUNDING = 1e-5
+"""Of fp32 through a whole encoder: processors add up in orders of their own, and 1e-6 is common."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -54,7 +57,7 @@ def test_moments_of_an_image_are_those_of_a_video_of_it(
     assert moments.layout is layout
     found = moments(pixels)
     assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    assert (found - wanted).abs().max() <= ROUNDING * wanted.abs().max()
     assert not any(isinstance(module, nn.Conv3d) for module in moments.modules())
 
 
@@ -121,7 +124,7 @@ def test_every_kind_of_convolution_of_one_moment_is_one_of_images(conv: nn.Conv3
     wanted = network(video)
     assert flatten_frames(network) == []
     assert isinstance(network[0], FrameConv)
-    torch.testing.assert_close(network(video), wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(network(video), wanted, rtol=0, atol=ROUNDING)
 
 
 def test_a_convolution_of_several_frames_is_left_out_since_one_never_reaches_it() -> None:

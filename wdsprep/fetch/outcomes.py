@@ -33,17 +33,20 @@ _BROKEN = {
     _E_TOO_LARGE: "too large a header",
 }
 _HERE = {pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_SSL_CACERT_BADFILE}
-_RESOLVING = "Resolving timed out"
 _VERIFY = re.compile(r".*verify result: (.*?)(?: \(\d+\))?$")
 _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to server)?")
 
 
-def rejection_of(error: int, message: str, *, system: int) -> RejectedError:
-    """For libcurl's error, with the error number of the system if there was one. What this machine
-    lacks is no URL's fault, and raised."""
+def rejection_of(error: int, message: str, *, system: int, resolved: bool) -> RejectedError:
+    """Return the rejection for libcurl's error. Raise where it is this machine's fault.
+
+    `system` is the error number of the system, if there was one. `resolved` tells whether an address
+    was known: time that ran out before that is the name service's, whatever libcurl says it was
+    doing then.
+    """
     if error in (pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR) and system in _SYSTEM:
         return RejectedError(_SYSTEM[system], _short(message))
-    if error == pycurl.E_OPERATION_TIMEDOUT and message.startswith(_RESOLVING):
+    if error == pycurl.E_OPERATION_TIMEDOUT and not resolved:
         return RejectedError(Code.DNS, _short(message))
     if error in _CODES:
         return RejectedError(_CODES[error], _short(message))

@@ -95,6 +95,7 @@ class Handle:
         self._call_back(pycurl.WRITEFUNCTION, self._on_body, 0)
         self._call_back(pycurl.OPENSOCKETFUNCTION, self._on_connect, pycurl.SOCKET_BAD)
         self._sockets: list[socket.socket] = []
+        self._has_address = False
 
     async def get(self, multi: Multi, url: str, want: OnAnswer, *, timeout_s: float) -> Answer:
         self._want = want
@@ -105,6 +106,7 @@ class Handle:
         self._wanted = False
         self._failure: Exception | None = None
         self._barred: Exception | None = None
+        self._has_address = False
         self._handle.setopt(pycurl.URL, url)
         self._handle.setopt(pycurl.TIMEOUT_MS, max(1, round(timeout_s * 1000)))
         self._room.bodies += 1
@@ -146,7 +148,8 @@ class Handle:
             raise self._barred
         if self._head is None or (error and self._wanted and not self._is_full):
             system = self._handle.getinfo(pycurl.OS_ERRNO)
-            raise rejection_of(error, message, system=system)
+            resolved = self._has_address or bool(self._handle.getinfo(pycurl.PRIMARY_IP))
+            raise rejection_of(error, message, system=system, resolved=resolved)
         if self._wanted and not self._want.cut:
             self._room.learn(self._nbytes)
         return Answer(head=self._head, body=b"".join(chunks)[: self._want.max_nbytes])
@@ -156,6 +159,7 @@ class Handle:
         return self._want.cut and self._nbytes >= self._want.max_nbytes
 
     def _on_connect(self, _purpose: int, address: Any) -> Any:
+        self._has_address = True
         host = address.addr[0]
         if not self._allow_private and not is_public(host):
             self._barred = RejectedError(Code.PRIVATE_ADDRESS, host)
