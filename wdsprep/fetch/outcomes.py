@@ -40,9 +40,9 @@ _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to se
 def rejection_of(error: int, message: str, *, system: int, resolved: bool) -> RejectedError:
     """Return the rejection for libcurl's error. Raise where it is this machine's fault.
 
-    `system` is the error number of the system, if there was one. `resolved` tells whether an address
-    was known: time that ran out before that is the name service's, whatever libcurl says it was
-    doing then.
+    `system` is the error number of the system, if there was one. `resolved` tells whether an
+    address was known: time that ran out before that is the name service's, whatever libcurl was
+    doing by its own words.
     """
     if error in (pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR) and system in _SYSTEM:
         return RejectedError(_SYSTEM[system], _short(message))
