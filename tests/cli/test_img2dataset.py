@@ -19,7 +19,7 @@ from tests.kit.webserver import WebServer, ok
 from wdsprep.cli import cli, main
 from wdsprep.cli.img2dataset import TABLE, Meaning
 from wdsprep.errors import UsageError
-from wdsprep.fetch.manners import OPT_OUTS
+from wdsprep.fetch.opt_outs import OPT_OUTS
 from wdsprep.packing.rules import Digest
 
 PAGE = ROOT / "wdsprep/cli/README.md"

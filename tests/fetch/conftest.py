@@ -29,4 +29,4 @@ def answering() -> Iterator[WebServer]:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.fetch.manners.pause_s", lambda _attempt: 0.0)
+    monkeypatch.setattr("wdsprep.fetch.backoff.pause_s", lambda _attempt: 0.0)

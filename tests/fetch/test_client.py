@@ -16,7 +16,7 @@ from tests.kit.webserver import (
     status,
 )
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.fetch.rules import PASSING
+from wdsprep.fetch.options import TRANSIENT
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -37,7 +37,7 @@ def test_attempts_end() -> None:
 @pytest.mark.parametrize("name", ["404", "noai", "page", "empty", "circle", "too-long"])
 def test_what_will_not_pass_is_not(answering: WebServer, name: str) -> None:
     before = len(answering.requests)
-    assert fetch(f"{answering.url}/{name}", retries=5, max_nbytes=100_000).code not in PASSING
+    assert fetch(f"{answering.url}/{name}", retries=5, max_nbytes=100_000).code not in TRANSIENT
     assert len(answering.requests) == before + 1
 
 

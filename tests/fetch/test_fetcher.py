@@ -26,7 +26,7 @@ from tests.kit.webserver import (
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.fetcher import Fetcher
-from wdsprep.fetch.rules import Fetched, FetchRules
+from wdsprep.fetch.options import Fetched, FetchRules
 
 # ---------------------------------------------------------------------------- many at the same time
 
@@ -88,7 +88,7 @@ def test_bodies_that_are_too_much_together_come_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten begin, by the usual size; their first parts alone are more than there is room for."""
-    monkeypatch.setattr("wdsprep.fetch.memory.ROOM_NBYTES", 2_000_000)
+    monkeypatch.setattr("wdsprep.fetch.memory_limit.ROOM_NBYTES", 2_000_000)
     body, begun, number = bytes(500_000), threading.Barrier(10), count()
 
     def half(connection: Connection, _: Request) -> bool:

@@ -9,12 +9,12 @@ import pytest
 from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
-from wdsprep.fetch.outage import NO_SUCH_NAME, Outage, Witnesses
-from wdsprep.fetch.rules import Fetched
+from wdsprep.fetch.options import Fetched
+from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
 
 
-def noted(pairs: list[tuple[str, Code | None]]) -> Outage:
-    outage = Outage(Answers().submit, Witnesses())
+def noted(pairs: list[tuple[str, Code | None]]) -> OutageCheck:
+    outage = OutageCheck(Answers().submit, Witnesses())
     for url, code in pairs:
         outage.note(url, code)
     return outage
@@ -76,8 +76,8 @@ def test_before_anybody_has_answered_the_name_service_decides(
 @pytest.mark.parametrize("answer", [None, Code.HTTP_5XX, Code.TIMEOUT, Code.DISALLOWED])
 def test_a_host_that_answered_before_decides(answer: Code | None) -> None:
     client, witnesses = Answers(), Witnesses()
-    Outage(client.submit, witnesses).note("http://ok.org/1", Code.HTTP_4XX)  # of another slice
-    outage = Outage(client.submit, witnesses)
+    OutageCheck(client.submit, witnesses).note("http://ok.org/1", Code.HTTP_4XX)  # of another slice
+    outage = OutageCheck(client.submit, witnesses)
     for n in range(30):
         outage.note(f"http://dead{n}.org/x", Code.TIMEOUT)
     with ThreadPoolExecutor(1) as threads:

@@ -12,8 +12,8 @@ import pytest
 from tests.kit.webserver import WebServer, ok
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.options import FetchRules
 from wdsprep.fetch.robots import read_robots
-from wdsprep.fetch.rules import FetchRules
 
 
 def allowed(text: str, path: str) -> bool:

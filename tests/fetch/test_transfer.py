@@ -40,7 +40,8 @@ from tests.kit.webserver import (
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.fetch.fetcher import Fetcher
-from wdsprep.fetch.rules import PASSING, FetchRules
+from wdsprep.fetch.options import TRANSIENT, FetchRules
+from wdsprep.fetch.transfer import user_agent
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -66,10 +67,10 @@ PLACES = {
     "a header": "wdsprep.fetch.transfer._read_head",
     "a body": "wdsprep.fetch.transfer.too_many_bytes",
     "a socket": "wdsprep.fetch.transfer.is_public",
-    "an opt-out": "wdsprep.fetch.manners.opt_out",
+    "an opt-out": "wdsprep.fetch.opt_outs.opt_out",
     "a redirect": "wdsprep.fetch.client.follow",
     "a robots.txt": "wdsprep.fetch.client.read_robots",
-    "a turn": "wdsprep.fetch.per_host.Turns.take",
+    "a turn": "wdsprep.fetch.host_limits.HostLimits.take",
     "a URL": "wdsprep.fetch.client.parse",
 }
 THROWING = {
@@ -116,7 +117,7 @@ def test_a_bug_is_told_with_its_kind_and_place_and_logged_once(
     assert re.match(r"a bug: TypeError at wdsprep.fetch.transfer:\d+: list indices", detail)
     assert len(caplog.records) == 1
     assert "please report it" in caplog.text
-    assert Code.FAULT in PASSING  # another version may fetch it
+    assert Code.FAULT in TRANSIENT  # another version may fetch it
 
 
 @pytest.mark.parametrize("error", [WorkError("no socket"), MemoryError()])
@@ -296,7 +297,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates_path))
     kinds = {
         "": authority.context(),
         "certificate has expired": authority.context(expired=True),
@@ -313,7 +314,7 @@ def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.Monk
 def test_a_new_connection_resumes_the_session_of_an_old_one(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates_path))
     resumed: list[bool] = []
 
     def once(connection: Connection, request: Request) -> bool:
@@ -341,3 +342,14 @@ def test_certificates_named_by_a_wrong_path_are_an_error(monkeypatch: pytest.Mon
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
     with pytest.raises(UsageError, match="SSL_CERT_FILE=/nowhere/ca"):
         Fetcher(FetchRules())
+
+
+def test_the_user_agent_names_us_and_whom_to_ask() -> None:
+    assert user_agent("").startswith("wdsprep/")
+    assert user_agent("mailto:me@a.example").endswith(" (+mailto:me@a.example)")
+
+
+@pytest.mark.parametrize("contact", ["a\r\nX-Evil: b", "mé"])
+def test_a_contact_that_no_header_can_hold_is_refused(contact: str) -> None:
+    with pytest.raises(UsageError, match="not a contact"):
+        user_agent(contact)

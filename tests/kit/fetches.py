@@ -8,7 +8,7 @@ from typing import Any
 from tests.kit.webserver import Behaviour, Connection, Request, ok, raw, redirect, response, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.fetch.fetcher import Fetcher
-from wdsprep.fetch.rules import Fetched, FetchRules
+from wdsprep.fetch.options import Fetched, FetchRules
 
 IMAGE = bytes(range(256)) * 40
 LONG_S = 60.0  # for what must succeed, however loaded the machine is

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.fetch.rules import FetchRules
+from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.crew import PackCrew, WantedWorkers, staff
 
 RULES = FetchRules(in_flight=256, per_host=8)

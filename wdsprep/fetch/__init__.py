@@ -5,12 +5,13 @@
     future.result()  # a Fetched: the data, or the code of why there is none
     fetcher.close()
 
-`rules` is what the user decides. `fetcher` is a thread with an event loop; `client` says what is
-done for a URL, attempt by attempt and hop by hop; `per_host` when; `transfer` and `multi` do it
-with libcurl, and `memory` bounds how many bodies may come at a time. What things mean is decided in
-modules without I/O: `urls`, `robots`, `manners`, `outcomes`. Objects of S3 are read in `objects`.
-`downloads` keeps many rows of a table under way, and `outage` tells a network that is down from
-hosts that are gone.
+`options` holds what the user decides. `fetcher` runs a thread with an event loop. `client` fetches
+one URL, attempt by attempt and redirect by redirect; `host_limits` decides when its turn comes,
+`backoff` how long it waits before the next attempt. `transfer` and `curl_loop` do the work with
+libcurl, and `memory_limit` bounds the bytes that are being received. Modules without I/O decide
+what things mean: `urls`, `robots`, `opt_outs`, `failure_codes`. URLs of S3 and other stores are
+read in `object_urls`. `downloads` keeps many rows of a table under way, and `outage` tells a
+network that is down from hosts that are gone.
 
 The values cost nothing to import; the client is loaded when it is first used.
 
@@ -20,13 +21,13 @@ Out: Bytes, or the code of why there are none.
 
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
+from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 
 if TYPE_CHECKING:
     from wdsprep.fetch.fetcher import Fetcher
 
 
-__all__ = ["PASSING", "FetchRules", "Fetched", "Fetcher"]
+__all__ = ["TRANSIENT", "FetchRules", "Fetched", "Fetcher"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""From a URL to an image's bytes: manners, attempts, redirects.
+"""From a URL to an image's bytes: robots.txt, opt-outs, attempts, redirects.
 
 A redirect is a request like the first: its target is parsed, its host's robots.txt asked, its turn
 waited for, its address checked. The time limit of an attempt is shared by its hops; waiting for a
@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError, as_rejected
-from wdsprep.fetch import manners
-from wdsprep.fetch.memory import CrowdedError
-from wdsprep.fetch.objects import Objects
-from wdsprep.fetch.outcomes import rejection_of_status
-from wdsprep.fetch.per_host import Turns
+from wdsprep.fetch import backoff, opt_outs
+from wdsprep.fetch.failure_codes import rejection_for_status
+from wdsprep.fetch.host_limits import HostLimits
+from wdsprep.fetch.memory_limit import CrowdedError
+from wdsprep.fetch.object_urls import ObjectReader
+from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
-from wdsprep.fetch.rules import PASSING, Fetched, FetchRules
-from wdsprep.fetch.transfer import Answer, Handles, Head, OnAnswer, too_many_bytes
+from wdsprep.fetch.transfer import Answer, AnswerRule, Handles, Head, too_many_bytes
 from wdsprep.fetch.urls import Target, follow, parse
 from wdsprep.store.places import is_keyed, root_and_name
 
@@ -46,19 +46,22 @@ class Client:
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
         self._lines = Handles(rules)
-        self._turns = Turns(
+        self._turns = HostLimits(
             in_flight=rules.in_flight,
             per_host=rules.per_host,
             may_start=lambda: self._lines.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
         self._check = self._robots.check if rules.robots else None
-        self._image = OnAnswer(judge=self._judge_image, max_nbytes=rules.max_nbytes)
+        self._image = AnswerRule(judge=self._judge_image, max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
-        self._objects = Objects(max_nbytes=rules.max_nbytes)
+        self._objects = ObjectReader(max_nbytes=rules.max_nbytes)
 
     async def fetch(self, url: str) -> Fetched:
-        """What came of the URL. Whatever exception it meets ends here, as its own reject."""
+        """Fetch the image of a URL.
+
+        No exception leaves this method: each becomes the reject of its own URL.
+        """
         host = ""
         try:
             if is_keyed(url):
@@ -83,9 +86,9 @@ class Client:
             try:
                 return await self._get_image(target)
             except RejectedError as error:
-                if error.code not in PASSING or _asks_for_too_much(error):
+                if error.code not in TRANSIENT or _asks_for_too_much(error):
                     raise
-            await asyncio.sleep(manners.pause_s(attempt))
+            await asyncio.sleep(backoff.pause_s(attempt))
         return await self._get_image(target)
 
     async def _get_image(self, target: Target) -> bytes:
@@ -99,9 +102,9 @@ class Client:
     def _judge_image(self, head: Head) -> bool:
         if _moves(head):
             return False
-        if failure := rejection_of_status(head.status):
+        if failure := rejection_for_status(head.status):
             raise _with_time(failure, head)
-        if self._rules.opt_outs and (reserved := manners.opt_out(head.headers)):
+        if self._rules.opt_outs and (reserved := opt_outs.opt_out(head.headers)):
             raise RejectedError(Code.DISALLOWED, reserved)
         if head.first("content-type").lower().startswith(PAGES):
             raise RejectedError(Code.NOT_AN_IMAGE, head.first("content-type")[:80])
@@ -110,8 +113,8 @@ class Client:
         return True
 
     async def _ask_robots(self, target: Target) -> Robots:
-        """What the origin allows; RejectedError where nobody can know."""
-        want = OnAnswer(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
+        """Read the robots.txt of an origin. Raise RejectedError where it cannot be had now."""
+        want = AnswerRule(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
             answer = await self._get(
                 parse(f"{target.origin}/robots.txt"), want, redirects=ROBOTS_REDIRECTS
@@ -131,12 +134,12 @@ class Client:
     async def _get(
         self,
         target: Target,
-        want: OnAnswer,
+        want: AnswerRule,
         *,
         redirects: int,
         check: Callable[[Target], Awaitable[None]] | None = None,
     ) -> Answer:
-        """The answer at the end of the redirects."""
+        """Follow redirects, and return the answer at their end."""
         left_s, seen = self._rules.timeout_s, {target.url}
         while True:
             if check is not None:
@@ -152,7 +155,7 @@ class Client:
                 raise RejectedError(Code.REDIRECTS, f"more than {redirects}")
             seen.add(target.url)
 
-    async def _ask(self, target: Target, want: OnAnswer, left_s: float) -> tuple[Answer, float]:
+    async def _ask(self, target: Target, want: AnswerRule, left_s: float) -> tuple[Answer, float]:
         while True:
             await self._turns.take(target.host)
             failure: RejectedError | None = None
@@ -171,15 +174,18 @@ class Client:
         self._turns.give_back(
             host,
             failure,
-            pause_s=min(after_s, manners.LONGEST_WAIT_S),
-            for_all=after_s > manners.LONGEST_WAIT_S,
+            pause_s=min(after_s, backoff.LONGEST_WAIT_S),
+            for_all=after_s > backoff.LONGEST_WAIT_S,
         )
 
 
 def _judge_robots(head: Head) -> bool:
-    """A file that is not there allows all; one that cannot be had now, nothing."""
-    failure = rejection_of_status(head.status)
-    if failure is not None and failure.code in PASSING:
+    """Return whether there is a robots.txt. Raise where it may be there, but cannot be had now.
+
+    A file that is missing allows everything; one that cannot be had now forbids everything.
+    """
+    failure = rejection_for_status(head.status)
+    if failure is not None and failure.code in TRANSIENT:
         raise _with_time(failure, head)
     return failure is None
 
@@ -190,11 +196,11 @@ def _moves(head: Head) -> bool:
 
 def _with_time(failure: RejectedError, head: Head) -> RejectedError:
     now = datetime.datetime.now(datetime.timezone.utc)
-    after_s = manners.retry_after_s(head.headers, now)
-    if not after_s or failure.code not in PASSING:
+    after_s = backoff.retry_after_s(head.headers, now)
+    if not after_s or failure.code not in TRANSIENT:
         return failure
     return LaterError(failure.code, f"{failure.detail}, Retry-After {after_s:.0f} s", after_s)
 
 
 def _asks_for_too_much(error: RejectedError) -> bool:
-    return isinstance(error, LaterError) and error.after_s > manners.LONGEST_WAIT_S
+    return isinstance(error, LaterError) and error.after_s > backoff.LONGEST_WAIT_S

@@ -28,9 +28,9 @@ from typing import Protocol, TypeVar
 
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
-from wdsprep.fetch.memory import USUAL_NBYTES
-from wdsprep.fetch.outage import Outage, Witnesses
-from wdsprep.fetch.rules import Fetched
+from wdsprep.fetch.memory_limit import USUAL_NBYTES
+from wdsprep.fetch.options import Fetched
+from wdsprep.fetch.outage import OutageCheck, Witnesses
 from wdsprep.store.spool import Spool
 
 WAIT_S = 0.25
@@ -46,17 +46,20 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Asks(Protocol):
-    """What of a Fetcher is needed here."""
+class UrlSource(Protocol):
+    """The part of a Fetcher that downloads need."""
 
     def submit(self, url: str, /) -> "Future[Fetched]": ...
 
 
 @dataclass(slots=True)
 class DownloadTurns:
-    """What the slices of a worker share: whose turn it is to ask, and what is known of answers. A
-    few are asked for first: whether images have kilobytes or megabytes decides how many may come at
-    a time. Where answers take long, more are asked for all the same."""
+    """State that the slices of a worker share: whose turn it is to ask, and statistics of answers.
+
+    Only a few URLs are asked for at first, because the size of the images decides how many may
+    be under way at a time. The number grows with the answers, and with time where answers take
+    long.
+    """
 
     turn: threading.Lock = field(default_factory=threading.Lock)
     witnesses: Witnesses = field(default_factory=Witnesses)
@@ -72,7 +75,7 @@ class DownloadTurns:
         return min(ASKED_AHEAD, int(ramp))
 
     def learn(self, nbytes: int) -> None:
-        """An answer, with an image or without."""
+        """Count an answer, and the size of its image if it has one."""
         self.heard += 1
         if nbytes:
             self._images += 1
@@ -90,12 +93,16 @@ class _Download:
 
 
 class Downloads:
-    """`repeated` counts the URLs that the slice has more than once. Where nothing but failures are
-    asked for again, an outage cannot be told, and does no harm."""
+    """The downloads of one slice.
+
+    `repeated` counts the URLs that the slice has more than once. `minds_outage` is False where
+    only earlier failures are asked for again: an outage cannot be told from them there, and
+    does no harm.
+    """
 
     def __init__(
         self,
-        fetcher: Asks,
+        fetcher: UrlSource,
         repeated: Callable[[], Counter[str]],
         *,
         pace: DownloadTurns,
@@ -109,7 +116,7 @@ class Downloads:
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
         self._spool = Spool()
-        self._outage = Outage(fetcher.submit, pace.witnesses) if minds_outage else None
+        self._outage = OutageCheck(fetcher.submit, pace.witnesses) if minds_outage else None
         self.failed_hosts: Counter[str] = Counter()
         """Failures by host and code: `example.org (dns)`."""
 
@@ -126,9 +133,11 @@ class Downloads:
     def take(
         self, rows: Iterable[tuple[int, Sample | Refusal]]
     ) -> Iterator[tuple[int, Sample | Refusal] | None]:
-        """The rows in their order, with their images or with why there are none. None comes where
-        nothing has happened for a while."""
-        begun = _aside(lambda: (self._count_repeated(), _begun(rows)))
+        """Yield the rows in their order, each with its image or with the reason why it has none.
+
+        Yield None where nothing has happened for a while.
+        """
+        begun = _in_thread(lambda: (self._count_repeated(), _start_reading(rows)))
         while wait([begun], WAIT_S).not_done:
             yield None
         self._repeated, coming = begun.result()
@@ -155,7 +164,7 @@ class Downloads:
         """WorkError where it is one; nothing while that is found out."""
         if self._outage is None or not self._outage.is_suspected(at_end=at_end):
             return
-        told = _aside(self._outage.confirm)
+        told = _in_thread(self._outage.confirm)
         while wait([told], WAIT_S).not_done:
             yield None
         told.result()
@@ -257,8 +266,8 @@ class Downloads:
         self._held -= nbytes
 
 
-def _aside(act: Callable[[], Out]) -> "Future[Out]":
-    """The result of what takes long, from a thread: meanwhile its caller is not silent."""
+def _in_thread(act: Callable[[], Out]) -> "Future[Out]":
+    """Run a slow function in a thread, so that its caller can report that it is alive."""
     future: Future[Out] = Future()
 
     def work() -> None:
@@ -271,7 +280,7 @@ def _aside(act: Callable[[], Out]) -> "Future[Out]":
     return future
 
 
-def _begun(rows: Iterable[In]) -> Iterator[In]:
-    """The same rows, the first of them read."""
+def _start_reading(rows: Iterable[In]) -> Iterator[In]:
+    """Read the first row now, and return an iterator over all of them."""
     coming = iter(rows)
     return chain(list(islice(coming, 1)), coming)

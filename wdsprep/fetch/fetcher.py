@@ -8,7 +8,7 @@ from functools import partial
 
 from wdsprep.errors import UsageError
 from wdsprep.fetch.client import Client
-from wdsprep.fetch.rules import Fetched, FetchRules
+from wdsprep.fetch.options import Fetched, FetchRules
 from wdsprep.store.local import allow_files
 
 OTHER_FILES = 256
@@ -16,9 +16,10 @@ CLOSING_S = 2.0
 
 
 class Fetcher:
-    """One a process; any number of threads may submit. Not for a forked child: it has no thread.
+    """A client that runs in a thread of its own; one for each process.
 
-    The callbacks of a future run in the fetcher's thread: they must be quick.
+    Any number of threads may submit. A forked child cannot use it, because it does not have the
+    thread. The callbacks of a future run in the fetcher's thread, so they must be quick.
     """
 
     def __init__(self, rules: FetchRules) -> None:

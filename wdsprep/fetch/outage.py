@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
-from wdsprep.fetch.rules import Fetched
+from wdsprep.fetch.options import Fetched
 from wdsprep.store.places import is_keyed
 from wdsprep.text import human_counts, plural
 
@@ -57,8 +57,8 @@ class Witnesses:
             return list(self._urls.values())
 
 
-class Outage:
-    """What the rows of one slice say of the network."""
+class OutageCheck:
+    """A check of the rows of one slice for signs that the network is down."""
 
     def __init__(self, ask: Ask, witnesses: Witnesses) -> None:
         self._ask, self._witnesses = ask, witnesses
@@ -73,7 +73,7 @@ class Outage:
             name = _host(url) if code is Code.DNS else ""
             self._sites[_site(url)] = name and self._sites.get(_site(url), name)
         elif code not in NOT_ASKED:
-            self._begin_again()
+            self._forget()
             if _is_answer(url, code):
                 self._witnesses.add(url)
 
@@ -83,7 +83,7 @@ class Outage:
         return rows >= many and len(self._sites) >= OUTAGE_SITES
 
     def confirm(self) -> None:
-        """A WorkError where it is one. This takes a while."""
+        """Raise WorkError where the network is down. This takes a while."""
         witnesses = self._witnesses.urls()
         if witnesses:
             is_up = self._answers_one_of(witnesses)
@@ -97,9 +97,9 @@ class Outage:
                 "network or its name service seems to be down here: see to it, then run the same "
                 "command again; if it is up and these hosts are gone, add --ignore-outage"
             )
-        self._begin_again()
+        self._forget()
 
-    def _begin_again(self) -> None:
+    def _forget(self) -> None:
         self._answered = True
         self._codes.clear()
         self._sites.clear()
@@ -113,24 +113,23 @@ class Outage:
                 one.cancel()
 
     def _silent_sites(self) -> int:
-        """Those of which it is not known that their names are nobody's; more than enough of them
-        are not counted."""
+        """Count the sites whose names may exist, up to the number that suffices."""
         names = [name for name in self._sites.values() if name]
         silent = len(self._sites) - len(names)
         with ThreadPoolExecutor(OUTAGE_SITES) as threads:
             while names and silent < OUTAGE_SITES:
                 some, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
-                silent += sum(not gone for gone in threads.map(is_nobodys, some))
+                silent += sum(not gone for gone in threads.map(is_unknown_name, some))
         return silent
 
 
-def is_nobodys(name: str) -> bool:
-    """Whether the name service knows that there is no such name, rather than nothing."""
+def is_unknown_name(name: str) -> bool:
+    """Return whether the name service is at work and says that no such name exists."""
     return name.endswith(NOBODYS) or (_exists(name) is False and _exists(OF_THE_INTERNET) is True)
 
 
 def _exists(name: str) -> bool | None:
-    """None where the name service does not say."""
+    """Return whether a host name exists; None where the name service does not say."""
     try:
         socket.getaddrinfo(name, None)
     except socket.gaierror as error:
@@ -141,8 +140,10 @@ def _exists(name: str) -> bool | None:
 
 
 def _is_answer(url: str, code: Code | None) -> bool:
-    """Whether somebody out there has just said this: what robots.txt disallows is known from
-    before, and a bucket may be in this house."""
+    """Return whether a server on the internet has just answered.
+
+    What robots.txt disallows was known from before, and a bucket may be in this house.
+    """
     unsaid = NO_ANSWER | NOT_ASKED | {Code.DISALLOWED}
     return code not in unsaid and not is_keyed(url)
 
@@ -155,7 +156,7 @@ def _host(url: str) -> str:
 
 
 def _site(url: str) -> str:
-    """The last two labels of the host; all of an address."""
+    """Return the last two labels of the URL's host, or all of it where it is an address."""
     name = _host(url)
     labels = name.split(".")
     return name if labels[-1].isdecimal() else ".".join(labels[-2:])

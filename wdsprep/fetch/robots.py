@@ -26,7 +26,7 @@ from urllib.parse import quote_from_bytes
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.fetch.rules import ROBOTS
+from wdsprep.fetch.options import ROBOTS
 from wdsprep.fetch.urls import Target
 
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)
@@ -75,8 +75,12 @@ class RulePattern:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Robots:
-    """The rules for us. `starts` are those for all that begins so, and `lengths` theirs; `wholes`
-    are for one path each, `patterns` for what has a wildcard in it, the greatest rank first."""
+    """The rules of a robots.txt that are for us.
+
+    `starts` are the rules for all paths that begin so, and `lengths` the lengths of these
+    beginnings. `wholes` are the rules for one path each, and `patterns` those with a wildcard,
+    by falling rank.
+    """
 
     starts: Mapping[str, Rank]
     lengths: tuple[int, ...] = ()
@@ -86,11 +90,11 @@ class Robots:
     nbytes: int = 0
 
     def is_too_much_for(self, path: str) -> bool:
-        """Whether nobody could say in a sensible time what is allowed."""
+        """Return whether matching this path against the wildcards would take too long."""
         return self.wildcards * (len(path) + _STEPS_OF_A_WILDCARD) > MAX_STEPS
 
     def allows(self, path: str) -> bool:
-        plain = normal(path)
+        plain = normal_path(path)
         nothing = (-1, True)
         best = self.wholes.get(plain, nothing)
         for length in self.lengths:
@@ -107,7 +111,7 @@ ALL_ALLOWED = Robots(starts={}, wholes={})
 
 
 def read_robots(data: bytes) -> Robots:
-    """The rules in a robots.txt; whatever is no rule is passed over."""
+    """Parse a robots.txt. Lines that are no rules are skipped."""
     ours: list[tuple[bool, str]] = []
     anyone: list[tuple[bool, str]] = []
     named = False
@@ -160,7 +164,7 @@ def _groups(text: str) -> Iterator[tuple[set[str], list[tuple[bool, str]]]]:
         elif key in ("allow", "disallow"):
             naming = False
             if value:
-                rules.append((key == "allow", normal(value)))
+                rules.append((key == "allow", normal_path(value)))
     yield agents, rules
 
 
@@ -170,8 +174,8 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
         yield key.strip().lower(), value.strip()
 
 
-def normal(path: str) -> str:
-    """One spelling of a path: escaped is what must be, and nothing else."""
+def normal_path(path: str) -> str:
+    """Return the one spelling of a path in which only those characters are escaped that must be."""
     text = _ESCAPE.sub(lambda found: _SPELLING[found[0]], path)
     if _NEEDS_NOTHING.fullmatch(text):
         return text
@@ -183,9 +187,11 @@ _ENTRY_NBYTES = 1_000  # what an origin takes beside its rules
 
 
 class RobotsCache:
-    """Belongs to one event loop. A file that could not be had, for the network's sake or the
-    server's, counts as one that forbids all (RFC 9309): what wants an image of that origin fails
-    with the same code, and whoever comes later tries again."""
+    """The robots.txt files of the origins that were asked last.
+
+    A file that could not be had counts as one that forbids everything (RFC 9309): each image of
+    that origin fails with the same code, and the next one asks again.
+    """
 
     def __init__(self, ask: Callable[[Target], Awaitable[Robots]]) -> None:
         self._ask = ask

@@ -20,7 +20,7 @@ that the environment names are not used, as a proxy would connect to any address
 no cookies, no netrc, and no HTTP/2: eight images over one connection end together when it breaks.
 
 Certificates are believed by `SSL_CERT_FILE`, as curl and Python's own programs do, else by the
-machine's bundle, else by Mozilla's as the certifi package has it.
+machine's certificates_path, else by Mozilla's as the certifi package has it.
 """
 
 import socket
@@ -34,12 +34,12 @@ import pycurl
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.fetch.manners import Headers
-from wdsprep.fetch.memory import CrowdedError, Room, room_for
-from wdsprep.fetch.multi import Multi
-from wdsprep.fetch.outcomes import rejection_of
+from wdsprep.fetch.curl_loop import CurlLoop
+from wdsprep.fetch.failure_codes import rejection_for_curl
+from wdsprep.fetch.memory_limit import BodyLimit, CrowdedError, body_limit_for
+from wdsprep.fetch.opt_outs import Headers
+from wdsprep.fetch.options import FetchRules, check_contact
 from wdsprep.fetch.robots import TOKEN
-from wdsprep.fetch.rules import FetchRules, check_contact
 from wdsprep.fetch.urls import is_public
 from wdsprep.version import __version__
 
@@ -61,7 +61,7 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """What the server says of the body's length; -1 when it does not."""
+        """Return the length of the body by its header; -1 where the server does not say."""
         length = self.first("content-length")
         if not (length.isascii() and length.isdigit()):
             return -1
@@ -75,9 +75,12 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnAnswer:
-    """What is done with an answer. `judge` sees its head before anything of the body is read, and
-    says whether the body is wanted, or raises RejectedError."""
+class AnswerRule:
+    """What to do with an answer.
+
+    `judge` sees the head before the body is read. It returns whether the body is wanted, or
+    raises RejectedError.
+    """
 
     judge: Callable[[Head], bool]
     max_nbytes: int
@@ -88,7 +91,7 @@ class OnAnswer:
 class Handle:
     """A libcurl handle, used for one GET after another, and what the current one has brought."""
 
-    def __init__(self, rules: FetchRules, room: Room) -> None:
+    def __init__(self, rules: FetchRules, room: BodyLimit) -> None:
         self._allow_private, self._room = rules.allow_private, room
         self._handle = _handle(rules)
         self._call_back(pycurl.HEADERFUNCTION, self._on_header, 0)
@@ -97,7 +100,7 @@ class Handle:
         self._sockets: list[socket.socket] = []
         self._has_address = False
 
-    async def get(self, multi: Multi, url: str, want: OnAnswer, *, timeout_s: float) -> Answer:
+    async def get(self, multi: CurlLoop, url: str, want: AnswerRule, *, timeout_s: float) -> Answer:
         self._want = want
         self._head: Head | None = None
         self._lines: list[bytes] = []
@@ -129,8 +132,11 @@ class Handle:
         return float(self._handle.getinfo(pycurl.TOTAL_TIME))
 
     def _call_back(self, option: int, act: Callable[..., Any], end: int) -> None:
-        """libcurl calls, and would swallow an exception: it is told to end, and what was raised is
-        raised again when it has."""
+        """Set a callback of libcurl.
+
+        libcurl would swallow an exception. So the callback tells libcurl to stop, and
+        `_answer` raises the exception afterwards.
+        """
 
         def call(*arguments: Any) -> Any:
             try:
@@ -149,7 +155,7 @@ class Handle:
         if self._head is None or (error and self._wanted and not self._is_full):
             system = self._handle.getinfo(pycurl.OS_ERRNO)
             resolved = self._has_address or bool(self._handle.getinfo(pycurl.PRIMARY_IP))
-            raise rejection_of(error, message, system=system, resolved=resolved)
+            raise rejection_for_curl(error, message, system=system, resolved=resolved)
         if self._wanted and not self._want.cut:
             self._room.learn(self._nbytes)
         return Answer(head=self._head, body=b"".join(chunks)[: self._want.max_nbytes])
@@ -216,12 +222,12 @@ class Handles:
     """The handles that are free, as many as were ever busy at a time."""
 
     def __init__(self, rules: FetchRules) -> None:
-        self._rules, self.room = rules, room_for(rules.max_nbytes)
+        self._rules, self.room = rules, body_limit_for(rules.max_nbytes)
         self._free = [Handle(rules, self.room)]  # so that wrong settings are told at once
-        self._multi = Multi(connections=rules.in_flight)
+        self._multi = CurlLoop(connections=rules.in_flight)
 
-    async def get(self, url: str, want: OnAnswer, *, timeout_s: float) -> tuple[Answer, float]:
-        """The answer, and how long it took. CrowdedError where others need the room."""
+    async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
+        """Return the answer and the seconds it took. Raise CrowdedError where memory is short."""
         line = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:
             answer = await line.get(self._multi, url, want, timeout_s=timeout_s)
@@ -253,7 +259,7 @@ def _handle(rules: FetchRules) -> Any:
         pycurl.PROXY: "",
         pycurl.NOPROXY: "*",
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
-        pycurl.CAINFO: bundle(),
+        pycurl.CAINFO: certificates_path(),
         pycurl.USERAGENT: user_agent(rules.contact),
         pycurl.HTTPHEADER: ["Accept: image/*,*/*;q=0.8"],
         pycurl.ACCEPT_ENCODING: "identity",  # and undo what comes all the same, under our bounds
@@ -273,7 +279,7 @@ def _read_head(lines: list[bytes]) -> Head:
     return Head(status=status, headers=headers)
 
 
-def bundle() -> str:
+def certificates_path() -> str:
     paths = ssl.get_default_verify_paths()
     if paths.cafile:
         return paths.cafile

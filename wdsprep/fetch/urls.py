@@ -51,7 +51,7 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """The target of a URL; RejectedError tells why it is none."""
+    """Parse a URL. Raise RejectedError that tells why it is none."""
     text = url.strip(_IGNORED).replace("\t", "").replace("\r", "").replace("\n", "")
     if len(text) > MAX_LENGTH:
         raise _bad(f"{len(text)} characters long")
@@ -72,13 +72,13 @@ def parse(url: str) -> Target:
 
 
 def scheme_of(url: str) -> str:
-    """In lower case, or nothing."""
+    """Return the scheme in lower case, or an empty text."""
     found = _SCHEME.match(url.lstrip(_IGNORED))
     return found[1].lower() if found else ""
 
 
 def follow(target: Target, location: str) -> Target:
-    """Where a redirect leads."""
+    """Return the target of a redirect."""
     try:
         return parse(urljoin(target.url, location.strip(_IGNORED)))
     except ValueError as error:  # of urljoin, for half an IPv6 address
@@ -88,7 +88,10 @@ def follow(target: Target, location: str) -> Target:
 
 
 def _without_dots(path: str) -> str:
-    """As libcurl would ask for it: the path that robots.txt is asked about must be the same."""
+    """Resolve `.` and `..` in a path as libcurl does.
+
+    The path that robots.txt is asked about must be the one that is requested.
+    """
     if path and "/." not in path.lower().replace("%2e", "."):
         return path
     kept: list[str] = []
@@ -155,7 +158,7 @@ _TAILS = (IPv6Network("::/96"), IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff
 
 
 def is_public(address: str) -> bool:
-    """For an address as sockets have it, perhaps with a zone."""
+    """Return whether an address is on the public internet. It may end in a zone (`%eth0`)."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv4Address):
         return ip.is_global and not ip.is_multicast
@@ -166,7 +169,7 @@ def is_public(address: str) -> bool:
 
 
 def _inside(ip: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address of a mapped, compatible, NAT64 or 6to4 one."""
+    """Return the IPv4 address inside a mapped, compatible, NAT64 or 6to4 address, or None."""
     if any(ip in network for network in _TAILS):
         return IPv4Address(int(ip) & 0xFFFFFFFF)
     return ip.sixtofour

@@ -8,7 +8,7 @@ than one host may be asked by, it has fewer workers with more threads each. The 
 from dataclasses import dataclass, replace
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.fetch.rules import FetchRules
+from wdsprep.fetch.options import FetchRules
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import CrewOptions, Runner
 

@@ -1,7 +1,7 @@
 """Trying again what failed for a reason that has passed: rows of older slices in slices of their
 own.
 
-Some reasons pass by themselves, such as a host that is down (`PASSING`). Others pass when a run
+Some reasons pass by themselves, such as a host that is down (`TRANSIENT`). Others pass when a run
 allows more than the one before: private addresses, `s3://` rows, what robots.txt or an opt-out
 forbids, larger downloads. A run may always allow more than the dataset was begun with, and does for
 all that it fetches; it fetches again what was forbidden only where it is asked to. Never may it
@@ -46,7 +46,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects, rejects_in
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import DamageError, NotFoundError
-from wdsprep.fetch.rules import PASSING, ROBOTS, FetchRules
+from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
 from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.sources.url_tables import some_rows, source_name, sources_of
@@ -139,7 +139,7 @@ class Curable:
             Code.DISALLOWED: not (fetch.robots and fetch.opt_outs),
             Code.TOO_MANY_BYTES: self.larger,
         }
-        return PASSING.union(code for code, is_allowed in allowed.items() if is_allowed)
+        return TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
 
     def takes(self, reject: Reject) -> bool:
         match reject.code:
@@ -154,7 +154,7 @@ class Curable:
 
 def retryable(manifest: Manifest) -> int:
     """How many rejects another attempt may cure, whatever it is allowed."""
-    return sum(n for code, n in manifest.rejects.items() if code in PASSING)
+    return sum(n for code, n in manifest.rejects.items() if code in TRANSIENT)
 
 
 def read_retries(edition: Edition) -> Retries:

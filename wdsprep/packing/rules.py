@@ -13,7 +13,7 @@ from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.fetch.rules import FetchOptions, FetchRules
+from wdsprep.fetch.options import FetchOptions, FetchRules
 from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, stated

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
-from wdsprep.fetch.rules import FetchRules
+from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.rules import PackRules
 from wdsprep.sources import Source
 

@@ -8,14 +8,13 @@ from wdsprep.limits import MAX_DOWNLOAD_NBYTES
 from wdsprep.options import Options, about
 from wdsprep.text import at_least
 
-PASSING = frozenset(
+TRANSIENT = frozenset(
     {
         *(Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT, Code.BROKEN_OFF),
         *(Code.HTTP_429, Code.HTTP_5XX, Code.FAULT),
     }
 )
-"""What another day may cure, or a version without the bug: worth another attempt now, and another
-run later."""
+"""Codes of failures that may pass: worth another attempt now, and another run later."""
 
 ROBOTS = "robots.txt"
 """How the detail of a reject begins that was disallowed by it, and not by a header."""
@@ -33,10 +32,10 @@ def check_contact(contact: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchRules:
-    """How to ask, how often, and what to obey."""
+    """Settings of the downloader: how to ask, how often, and what to obey."""
 
     timeout_s: float = 10.0
-    """Of one attempt with its redirects, from its start to its last byte."""
+    """The limit of one attempt with its redirects, from its start to its last byte."""
     retries: int = 2
     in_flight: int = 256
     """Requests at a time in this process."""

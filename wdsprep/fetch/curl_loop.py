@@ -14,9 +14,12 @@ import pycurl
 _DONE = (0, "")
 
 
-class Multi:
-    """Belongs to one event loop. libcurl tells which sockets and which time it waits for; the loop
-    tells it when they come."""
+class CurlLoop:
+    """Many libcurl transfers on one event loop.
+
+    libcurl tells which sockets and which time it waits for; the loop tells libcurl when they
+    come.
+    """
 
     def __init__(self, *, connections: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,7 +35,7 @@ class Multi:
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
 
     async def perform(self, handle: Any) -> tuple[int, str]:
-        """libcurl's error and its message; 0 when all went well."""
+        """Run a transfer. Return libcurl's error and its message; an error of 0 is success."""
         future: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._multi.add_handle(handle)
         self._waiting[handle] = future
@@ -43,7 +46,7 @@ class Multi:
             self._multi.remove_handle(handle)
 
     def close(self) -> None:
-        """When nothing is performed any more."""
+        """Close the sockets and the timer. No transfer may be running."""
         self._loop.remove_reader(self._sockets.fileno())
         self._multi.close()
         self._sockets.close()
@@ -51,7 +54,7 @@ class Multi:
             self._timer.cancel()
 
     def _watch(self, what: int, socket: int, _multi: object, _data: object) -> None:
-        """libcurl's events have the numbers of `selectors`."""
+        """Watch a socket, or stop watching it. libcurl numbers its events as `selectors` does."""
         if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
             if socket in self._watched:
                 self._watched.remove(socket)
@@ -65,11 +68,14 @@ class Multi:
     def _go_on(self) -> None:
         for key, events in self._sockets.select(0):
             self._multi.socket_action(key.fd, events)
-        self._hear()
+        self._finish_ended()
 
     def _set_timer(self, ms: int) -> None:
-        """A time that moves away, as it does with each request, costs nothing: the timer that runs
-        finds out when it ends."""
+        """Note when libcurl wants to be called.
+
+        libcurl moves this time with each request. A later time costs nothing: the running
+        timer finds out when it ends.
+        """
         self._due = math.inf if ms < 0 else self._loop.time() + ms / 1000
         if self._due < self._timer_ends:
             self._start_timer()
@@ -85,12 +91,12 @@ class Multi:
         if self._due <= self._loop.time():
             self._due = math.inf
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
-            self._hear()
+            self._finish_ended()
         elif self._due < math.inf:
             self._start_timer()
 
-    def _hear(self) -> None:
-        """Whose transfers have ended."""
+    def _finish_ended(self) -> None:
+        """Finish the transfers that have ended."""
         left = 1
         while left:
             left, done, failed = self._multi.info_read()

@@ -5,7 +5,7 @@ import pytest
 from tests.kit.fetches import IMAGE, LONG_S, fetch, fetcher
 from tests.kit.webserver import WebServer, ok
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.fetch.rules import Fetched
+from wdsprep.fetch.options import Fetched
 
 
 def test_objects_are_not_asked_for_unless_the_user_says_so(

@@ -9,7 +9,7 @@ import pytest
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.fetch.per_host import FAILURES_IN_A_ROW, Turns
+from wdsprep.fetch.host_limits import FAILURES_IN_A_ROW, HostLimits
 
 LONG_S = 60.0
 
@@ -25,7 +25,7 @@ async def settle() -> None:
 
 def test_hosts_are_called_in_turn_and_within_both_bounds() -> None:
     async def game() -> None:
-        turns, busy, called = Turns(in_flight=3, per_host=2), Counter[str](), list[str]()
+        turns, busy, called = HostLimits(in_flight=3, per_host=2), Counter[str](), list[str]()
 
         async def work(host: str) -> None:
             await turns.take(host)
@@ -48,7 +48,7 @@ def test_hosts_are_called_in_turn_and_within_both_bounds() -> None:
 
 def test_a_host_that_pauses_does_not_hold_the_others() -> None:
     async def game() -> None:
-        turns, called = Turns(in_flight=1, per_host=1), list[str]()
+        turns, called = HostLimits(in_flight=1, per_host=1), list[str]()
 
         async def work(host: str) -> None:
             await turns.take(host)
@@ -68,7 +68,7 @@ def test_a_host_that_pauses_does_not_hold_the_others() -> None:
 
 def test_those_who_wait_for_a_dead_host_share_the_fate_of_one() -> None:
     async def game() -> None:
-        turns, failed, asked = Turns(in_flight=4, per_host=4), list[str](), 0
+        turns, failed, asked = HostLimits(in_flight=4, per_host=4), list[str](), 0
 
         async def work() -> None:
             nonlocal asked
@@ -91,7 +91,7 @@ def test_those_who_wait_for_a_dead_host_share_the_fate_of_one() -> None:
 @pytest.mark.parametrize("between", [None, RejectedError(Code.HTTP_4XX, "HTTP 404")])
 def test_any_answer_shows_that_a_host_lives(between: RejectedError | None) -> None:
     async def game() -> None:
-        turns = Turns(in_flight=1, per_host=1)
+        turns = HostLimits(in_flight=1, per_host=1)
         for number in range(4 * FAILURES_IN_A_ROW):
             await turns.take("a")
             waits = asyncio.create_task(turns.take("a"))
@@ -106,7 +106,7 @@ def test_any_answer_shows_that_a_host_lives(between: RejectedError | None) -> No
 
 def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
     async def game() -> None:
-        turns = Turns(in_flight=1, per_host=1)
+        turns = HostLimits(in_flight=1, per_host=1)
         await turns.take("a")
         waits = [asyncio.create_task(turns.take(host)) for host in "aab"]
         await settle()
@@ -124,7 +124,7 @@ def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
 def test_none_starts_while_too_much_is_held() -> None:
     async def game() -> None:
         held = 0
-        turns = Turns(in_flight=9, per_host=9, may_start=lambda: held < 2)
+        turns = HostLimits(in_flight=9, per_host=9, may_start=lambda: held < 2)
         await turns.take("a")
         held = 2
         waits = asyncio.create_task(turns.take("a"))

@@ -11,11 +11,13 @@ class CrowdedError(Exception):
 
 
 @dataclass(slots=True)
-class Room:
-    """The bodies that are coming. None is begun where those under way have filled half of the room,
-    or will, to judge by the size of those before. Where they are larger all the same, one after
-    another is given up until the rest has room. `max_nbytes` is that of two bodies or more, so
-    some always end."""
+class BodyLimit:
+    """A limit of the bytes of response bodies that are being received.
+
+    No body is begun while those under way fill half of the limit, or will by the mean size of
+    those before. Where bodies turn out larger, one after another is given up until the rest
+    fits. `max_nbytes` is at least twice the largest body, so some always end.
+    """
 
     max_nbytes: int
     nbytes: int = 0
@@ -38,10 +40,10 @@ class Room:
         return True
 
     def learn(self, nbytes: int) -> None:
-        """The size of a body that is whole."""
+        """Take the size of a finished body into the mean."""
         self.usual_nbytes += (nbytes - self.usual_nbytes) / 16
 
 
-def room_for(max_nbytes: int) -> Room:
-    """For bodies of up to that size."""
-    return Room(max(ROOM_NBYTES, 2 * max_nbytes))
+def body_limit_for(max_nbytes: int) -> BodyLimit:
+    """Return a limit that fits bodies of up to `max_nbytes`."""
+    return BodyLimit(max(ROOM_NBYTES, 2 * max_nbytes))

@@ -14,7 +14,7 @@ from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.fetch.rules import Fetched
+from wdsprep.fetch.options import Fetched
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.store.places import root_and_name
@@ -24,7 +24,7 @@ BUCKETS = 16  # whose clients are kept
 _Job = tuple[str, "asyncio.Future[Fetched]"]
 
 
-class Objects:
+class ObjectReader:
     """Belongs to one event loop."""
 
     def __init__(self, *, max_nbytes: int) -> None:
@@ -84,7 +84,11 @@ class Objects:
 
 
 def _code_of(error: Exception) -> Code:
-    """The store has tried for long; what it met last tells whether another day may help."""
+    """Return the reject code for an error of the store.
+
+    The store has made its attempts already. The error that it met last tells whether another
+    day may help.
+    """
     if isinstance(error, UsageError):
         return Code.BAD_URL
     if isinstance(error, (NotFoundError, AccessError)):

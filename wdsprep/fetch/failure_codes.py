@@ -37,7 +37,7 @@ _VERIFY = re.compile(r".*verify result: (.*?)(?: \(\d+\))?$")
 _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to server)?")
 
 
-def rejection_of(error: int, message: str, *, system: int, resolved: bool) -> RejectedError:
+def rejection_for_curl(error: int, message: str, *, system: int, resolved: bool) -> RejectedError:
     """Return the rejection for libcurl's error. Raise where it is this machine's fault.
 
     `system` is the error number of the system, if there was one. `resolved` tells whether an
@@ -57,8 +57,8 @@ def rejection_of(error: int, message: str, *, system: int, resolved: bool) -> Re
     raise RuntimeError(f"libcurl failed with error {error}: {message}")
 
 
-def rejection_of_status(status: int) -> RejectedError | None:
-    """None where a body is to be taken."""
+def rejection_for_status(status: int) -> RejectedError | None:
+    """Return the rejection for an HTTP status; None where the body is to be read."""
     detail = f"HTTP {status}"
     if status in (200, 201, 203):
         return None

@@ -23,8 +23,8 @@ FAILURES_IN_A_ROW = 24
 
 
 @dataclass(slots=True)
-class _HostTurns:
-    """What is known of a host while something of it is wanted."""
+class _HostState:
+    """The state of a host, kept while any URL of it is waiting or under way."""
 
     busy: int = 0
     failures: int = 0
@@ -33,23 +33,28 @@ class _HostTurns:
     waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
 
 
-class Turns:
+class HostLimits:
     """Belongs to one event loop."""
 
     def __init__(
         self, *, in_flight: int, per_host: int, may_start: Callable[[], bool] = lambda: True
     ) -> None:
-        """`may_start` is asked before each turn; while it says no, the next is called when one
-        ends, so it must say yes when none is taken."""
+        """Set the limits on requests.
+
+        `may_start` is asked before each turn. Where it says no, it is asked again when a
+        request ends, so it must say yes when no request is under way.
+        """
         self._free, self._per_host, self._may_start = in_flight, per_host, may_start
-        self._hosts: dict[str, _HostTurns] = {}
+        self._hosts: dict[str, _HostState] = {}
         self._ready: deque[str] = deque()
 
     async def take(self, host: str) -> None:
-        """Wait for a turn with this host. RejectedError is that of another, which this one
-        shares."""
+        """Wait for a turn with this host.
+
+        Raise the RejectedError of another request where the host has just failed again.
+        """
         waiter = asyncio.get_running_loop().create_future()
-        self._hosts.setdefault(host, _HostTurns()).waiting.append(waiter)
+        self._hosts.setdefault(host, _HostState()).waiting.append(waiter)
         self._go_on(host)
         try:
             await waiter
@@ -67,8 +72,11 @@ class Turns:
         pause_s: float = 0.0,
         for_all: bool = False,
     ) -> None:
-        """The end of a turn, and what came of it: the host may want to be left alone for a while,
-        and what failed may hold for all that wait."""
+        """End a turn, and draw the consequences of its failure.
+
+        The host may have asked for a pause (`pause_s`). A failure may hold for all requests
+        that wait for this host: after many in a row, or `for_all`.
+        """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD
         turns.failures = FAILURES_IN_A_ROW if for_all else turns.failures + 1 if failed else 0
@@ -117,11 +125,11 @@ class Turns:
             del self._hosts[host]
 
 
-def _is_paused(turns: _HostTurns) -> bool:
+def _is_paused(turns: _HostState) -> bool:
     return turns.not_before > 0 and turns.not_before > asyncio.get_running_loop().time()
 
 
-def _fail_waiting(turns: _HostTurns, error: RejectedError) -> None:
+def _fail_waiting(turns: _HostState, error: RejectedError) -> None:
     shared = (error.code, f"{error.detail}, as others there", *error.args[2:])
     for waiter in turns.waiting:
         if not waiter.done():
