@@ -297,7 +297,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates_path))
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
     kinds = {
         "": authority.context(),
         "certificate has expired": authority.context(expired=True),
@@ -314,7 +314,7 @@ def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.Monk
 def test_a_new_connection_resumes_the_session_of_an_old_one(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates_path))
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
     resumed: list[bool] = []
 
     def once(connection: Connection, request: Request) -> bool:

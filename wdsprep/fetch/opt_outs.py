@@ -1,8 +1,8 @@
 """The headers by which the owner of an image says that it is not to be used for training.
 
 These opt-outs are those that img2dataset obeys by default, and three more: `noml`, `none` (which
-includes `noindex`) and the header of the TDM reservation protocol. A directive can be for one robot only, as
-in `X-Robots-Tag: otherbot: noindex`; it binds us when it is for all, or for our name.
+includes `noindex`) and the header of the TDM reservation protocol. A directive can be for one robot
+only, as in `X-Robots-Tag: otherbot: noindex`; it binds us when it is for all, or for our name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
