@@ -149,7 +149,7 @@ def test_members_that_lie_across_what_is_read_at_once_are_checked_alike(
 def test_worker_processes_find_what_this_process_finds(
     images: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.here.HERE_NBYTES", 0)
+    monkeypatch.setattr("wdsprep.runners.in_process.HERE_NBYTES", 0)
     assert main(["verify", str(images), "--workers", "2"]) == 0
     assert "sound: 12 samples in 7 shards" in capfd.readouterr().out
     flip(images / "64/000002.tar", 8 * 3_000)
@@ -169,8 +169,8 @@ def test_worker_processes_find_what_this_process_finds(
 RAY = """
 import sys
 from wdsprep.cli import main
-from wdsprep.runners import here
-here.HERE_NBYTES = 0
+from wdsprep.runners import in_process
+in_process.HERE_NBYTES = 0
 sys.exit(main(sys.argv[1:]))
 """
 

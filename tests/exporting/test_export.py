@@ -47,8 +47,8 @@ def rows_of(root: Path) -> dict[str, dict[str, Any]]:
 KILLED = """
 import sys
 import wdsprep
-from wdsprep.runners import here
-here.HERE_NBYTES = 0
+from wdsprep.runners import in_process
+in_process.HERE_NBYTES = 0
 wdsprep.export(sys.argv[1], sys.argv[2], to="mds", workers=2, runner="local")
 """
 
@@ -79,7 +79,7 @@ def test_workers_write_what_this_process_writes(
 ) -> None:
     source = latents(tmp_path / "latents")
     here = wdsprep.export(source, tmp_path / "here", to="parquet")
-    monkeypatch.setattr("wdsprep.runners.here.HERE_NBYTES", 0)
+    monkeypatch.setattr("wdsprep.runners.in_process.HERE_NBYTES", 0)
     there = wdsprep.export(source, tmp_path / "there", to="parquet", workers=2, runner="local")
     assert (here.samples, here.files, here.nbytes) == (15, 3, there.nbytes)
     assert tree(tmp_path / "here") == tree(tmp_path / "there")

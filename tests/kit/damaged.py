@@ -9,12 +9,12 @@ from tests.kit.packs import pack, photos, tree
 from wdsprep.checks import Finding
 from wdsprep.checks.verify import Verified, check_datasets
 from wdsprep.runners.base import Event, Quarantined, Unit, Work
-from wdsprep.runners.here import InThisProcess
+from wdsprep.runners.in_process import InProcessRunner
 
 SLICES = ("--samples-per-shard", "4")
 
 
-class Loud(InThisProcess):
+class Loud(InProcessRunner):
     """In this process, where a unit that fails is a bug."""
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:

@@ -29,7 +29,7 @@ def cluster() -> Iterator[Any]:
 def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     cluster: Any, workers: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.ray.staffing.LOOK_S", 0.2)
+    monkeypatch.setattr("wdsprep.runners.ray.worker_count.LOOK_S", 0.2)
     runner = make_runner("ray", **workers, max_attempts=1)
     joined = None
     finished = []
@@ -119,7 +119,7 @@ class Started:
 
 
 def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
-    from wdsprep.runners.ray.staffing import AHEAD, FromLeast
+    from wdsprep.runners.ray.worker_count import AHEAD, FromLeast
 
     crew, least, most = Started(), 20, 100
     schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=FromLeast(least))
@@ -138,7 +138,7 @@ def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
 def test_without_a_number_workers_follow_the_room_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from wdsprep.runners.ray import staffing as room
+    from wdsprep.runners.ray import worker_count as room
 
     rooms = {"now": 2}
     monkeypatch.setattr(room.Share, "room", lambda _share: rooms["now"])
@@ -146,7 +146,7 @@ def test_without_a_number_workers_follow_the_room_of_the_cluster(
     share = room.Share(cpus=1, gpus=0, accelerator_type=None)
     crew = Started()
     schedule = Schedule(
-        range(1_000), workers=room.MOST, max_attempts=1, allowed=room.AsRoomIs(share, 2)
+        range(1_000), workers=room.MOST, max_attempts=1, allowed=room.RoomNow(share, 2)
     )
     schedule.dispatch(crew)
     assert crew.slots == [0, 1]

@@ -18,7 +18,7 @@ from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
-from wdsprep.runners.here import InThisProcess
+from wdsprep.runners.in_process import InProcessRunner
 from wdsprep.runners.job import Job, JobStatus, sized_job
 
 
@@ -58,7 +58,7 @@ PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
 def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return sized_job(lambda _units, _nbytes: InThisProcess(), work, PIECES, **options)
+    return sized_job(lambda _units, _nbytes: InProcessRunner(), work, PIECES, **options)
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:
@@ -164,12 +164,14 @@ class Failing:
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have a unit of each job fail in this process; its units, as they were begun."""
     seen: list[str] = []
-    real = InThisProcess.run
+    real = InProcessRunner.run
 
-    def run(self: InThisProcess, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+    def run(
+        self: InProcessRunner, work: Work, units: Iterable[Unit]
+    ) -> Generator[Event, None, None]:
         return real(self, Failing(work, seen), units)
 
-    monkeypatch.setattr(InThisProcess, "run", run)
+    monkeypatch.setattr(InProcessRunner, "run", run)
     return seen
 
 

@@ -33,7 +33,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
-from wdsprep.runners.here import runner_for
+from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, sized_job
 from wdsprep.store.base import absolute
 

@@ -27,7 +27,7 @@ from wdsprep.dataset.sealed import canonical
 from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import CrewOptions
-from wdsprep.runners.here import runner_for
+from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Heard
 from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
 from wdsprep.store import open_store

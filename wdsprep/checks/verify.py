@@ -18,7 +18,7 @@ from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
-from wdsprep.runners.here import runner_for
+from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, sized_job
 from wdsprep.store import opened
 from wdsprep.store.base import absolute

@@ -29,7 +29,7 @@ from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
 from wdsprep.options import taking
 from wdsprep.runners.base import PROGRESS_S, CrewOptions
-from wdsprep.runners.here import runner_for
+from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, sized_job
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes

@@ -193,7 +193,7 @@ def _left_to_do(
 def _runner(
     options: CrewOptions, pending: "Sequence[ImageShard]", listener: JobListener
 ) -> "Runner":
-    from wdsprep.runners.here import runner_for
+    from wdsprep.runners.in_process import runner_for
 
     nbytes = sum(shard.item.nbytes for shard in pending)
     return runner_for(options, len(pending), nbytes, told=listener.told, name="import")

@@ -8,7 +8,8 @@
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
    where all die is given up, and their last attempt is made elsewhere.
-5. A worker whose units come no further for long (`watch`) is ended, and judged as if it had died.
+5. A worker whose units come no further for long (`stuck_workers`) is ended, and judged as if it had
+   died.
 6. A worker that cannot open costs the run one place, which is given up after `max_attempts`, unless
    what is wrong is the request, or no worker was ever ready: that ends the run.
 7. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;
@@ -19,10 +20,11 @@
 
 `job` is the units of one command, where they stand and who hears of it; `run` makes a dataset of
 its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`
-carry its messages to workers and back, `watch` ends what hangs; `here` does without workers, and
-judges failures alike. `worker` is the side of a worker that both kinds share, `local_worker`
-the rest of a local one. `base` has what all of these tell each other, `options` what is said of
-options that many runs have. `track` tells Weights & Biases or TensorBoard how far a run is.
+carry its messages to workers and back, `stuck_workers` ends what hangs; `in_process` does without
+workers, and judges failures alike. `worker` is the side of a worker that both kinds share,
+`local_worker` the rest of a local one. `base` has what all of these tell each other, `options` what
+is said of options that many runs have. `track` tells Weights & Biases or TensorBoard how far a run
+is.
 
     job = Job(make_runner("local", workers=8), work, units)
     with contextlib.closing(job):  # which ends the workers, also after an exception
@@ -59,11 +61,14 @@ def make_runner(
     accelerator_type: str | None = None,
     dashboard: bool = False,
 ) -> Runner:
-    """`workers=0`: as many as there is room for. With `max_workers` a cluster begins with
-    `workers` and gets up to that many as machines join it. `units_per_worker` are held by a
-    worker at the same time; fewer where it asks for fewer. `gpus` go round the local workers, each
-    of which sees one of them; Ray hands out its own. All from `name` on is for Ray alone, whose
-    metrics say `phase` and how many `units` are left."""
+    """Return the runner of a kind: `local` or `ray`.
+
+    `workers=0` means as many as there is room for. With `max_workers` a cluster begins with
+    `workers`, and gets up to that many as machines join it. A worker does `units_per_worker` at
+    the same time, or fewer where its work asks for fewer. `gpus` are shared out among local
+    workers, each of which sees one of them; Ray hands out its own. The parameters from `name`
+    on are for Ray alone, whose metrics show `phase` and how many of the `units` are left.
+    """
     if workers < 0 or max_attempts < 1:
         raise UsageError(f"{workers} workers, {max_attempts} attempts: give 0 and 1 or more")
     if units_per_worker < 1:

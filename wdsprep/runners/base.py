@@ -26,13 +26,17 @@ PROGRESS_S = 0.25
 
 
 class BrokenWorkerError(Exception):
-    """Raised by a unit: this worker can do nothing more, and needs to be replaced. It is judged
-    like the worker's death."""
+    """An error of a unit after which its worker can do nothing more, and has to be replaced.
+
+    It is judged like the worker's death.
+    """
 
 
 class HopelessError(Exception):
-    """Raised by a unit that would fail in the same way at every attempt: it is quarantined
-    at once. The message is shown as it is."""
+    """An error of a unit that would fail in the same way at every attempt.
+
+    The unit is quarantined at once, and the message is shown as it is.
+    """
 
 
 class Unit(Protocol):
@@ -46,17 +50,19 @@ class Work(Protocol):
     """Picklable, and importable by name where the workers run."""
 
     def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
-        """Called once in each worker. What it returns is called once a unit: it yields
-        progress (cumulative for the unit) and returns the result.
+        """Prepare a worker, and return the function that does a unit.
 
-        With several units per worker it is called in several threads at once, and each of
-        its generators yields at least every half second: a worker that is told to stop
-        closes them there, so that their context managers clean up. A `close()` of the
-        returned object is called after that, where a worker ends in order. A number
-        `units_at_once` of it says that this worker takes fewer units than the run gives to
-        one. A worker that
-        does one unit at a time is interrupted on the spot when it is a local process; as a
-        Ray actor it stops at the next yield too."""
+        This is called once in each worker. The function that it returns is called once for
+        each unit: it yields progress (cumulative for the unit) and returns the result.
+
+        With several units per worker that function is called in several threads at once,
+        and each of its generators has to yield at least every half second: a worker that is
+        told to stop closes them there, so that their context managers clean up. If the
+        returned object has a `close()`, it is called after that, where the worker ends in
+        order. If it has a number `units_at_once`, the worker takes no more units than that.
+        A worker that does one unit at a time is interrupted on the spot when it is a local
+        process; as a Ray actor it stops at the next yield too.
+        """
         ...
 
 
@@ -98,23 +104,28 @@ THIS_RAY = "the Ray of this process"
 
 
 def ray_there(address: str | None) -> str:
-    """The Ray that is named, or in use, in words; empty where there is none. Ray is not imported to
-    find out."""
+    """Return the Ray cluster that is named or in use, in words; empty where there is none.
+
+    Ray is not imported to find out.
+    """
     if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         return THIS_RAY
     return address or os.environ.get("RAY_ADDRESS", "")
 
 
 def choose_runner(wanted: str, *, there: str, gpus: int = 0) -> str:
-    """`local` or `ray`; `there` is what `ray_there` says, and `gpus` are those of this machine that
-    the work can use."""
+    """Return `local` or `ray`.
+
+    `there` is what `ray_there` returns, and `gpus` the number of this machine's GPUs that can
+    be used.
+    """
     if wanted != "auto":
         return wanted
     return "ray" if there or gpus > 1 else "local"
 
 
 def ray_line(there: str, gpus: int = 0) -> str:
-    """What a run on Ray says first, since the rest takes a while."""
+    """Return the first line of a run on Ray, which is shown because the start takes a while."""
     if there == THIS_RAY:
         return f"using {THIS_RAY}"
     if there and there != "local":
@@ -123,8 +134,10 @@ def ray_line(there: str, gpus: int = 0) -> str:
 
 
 def least_and_most(workers: Any) -> tuple[int, int]:
-    """Of `workers` as people give them: a number, `auto`, which is 0, or MIN:MAX. The most is 0
-    where there is one number alone."""
+    """Parse the number of workers: a number, `auto` (which is 0), or MIN:MAX.
+
+    The most is 0 where there is one number alone.
+    """
     if isinstance(workers, tuple) and workers:
         workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
     match = re.fullmatch(r"(?:auto|(\d{1,9})(?::(\d{1,9}))?)", str(workers))
@@ -140,7 +153,7 @@ WORKERS = "Workers"
 
 @dataclass(frozen=True, kw_only=True)
 class CrewOptions(Options):
-    """Who shall work; `auto` leaves it to us."""
+    """Options for the workers of a command. `auto` leaves the choice to wdsprep."""
 
     workers: int | str | tuple[int, int] = field(
         default="auto",
@@ -227,7 +240,7 @@ CrewOptionsT = TypeVar("CrewOptionsT", bound=CrewOptions)
 
 
 def settled(options: CrewOptionsT, told: Callable[[str], None], *, gpus: int = 0) -> CrewOptionsT:
-    """With the runner that is chosen, which is told where it is Ray."""
+    """Return the options with the runner chosen. Tell it where it is Ray."""
     there = ray_there(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":

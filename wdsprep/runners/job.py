@@ -15,8 +15,11 @@ from wdsprep.text import plural, unheard
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus:
-    """Where a job stands, units under way included. What it does not count is 0; `units_done` are
-    all that a dataset has, the other counts are those of this job."""
+    """The state of a job, units under way included.
+
+    A count that the job does not keep is 0. `units_done` counts all units that the dataset has;
+    the other counts are of this job alone.
+    """
 
     samples: int = 0
     nbytes: int = 0
@@ -39,7 +42,7 @@ under way."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobListener:
-    """What hears how a command goes; each call may be left out."""
+    """Callbacks that report the progress of a command; each may be left out."""
 
     told: Callable[[str], None] = lambda _text: None
     """A line to keep."""
@@ -65,8 +68,11 @@ R = TypeVar("R")
 
 
 class Job(Generic[U, R]):
-    """Units that a runner does. Closing it ends the workers. It decides nothing about units that
-    failed for good, which are `quarantined`. `sizes` are the bytes of units, where known."""
+    """The units that a runner works through. Closing the job ends its workers.
+
+    It only collects the units that failed for good, in `quarantined`, and does not judge them.
+    `sizes` are the bytes of units, where known.
+    """
 
     def __init__(
         self,
@@ -130,8 +136,11 @@ def sized_job(
     *,
     heard: Heard = lambda _status: None,
 ) -> Job[S, Any]:
-    """Return the job of units that are all known. The largest go first, so that no worker begins
-    one last. `make_runner` is told how many there are, and of how many bytes."""
+    """Return the job of units that are all known beforehand.
+
+    The largest unit goes first, so that no worker begins a large one at the end. `make_runner`
+    gets the number of units, and their bytes.
+    """
     units = sorted(units, key=lambda unit: -unit.nbytes)
     sizes = {unit.name: unit.nbytes for unit in units}
     return Job(make_runner(len(units), sum(sizes.values())), work, units, sizes=sizes, heard=heard)

@@ -29,8 +29,8 @@ from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, how_it_ended
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
+from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.versions import Installed, installed, refusal
-from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
 from wdsprep.version import __version__
 
@@ -39,8 +39,11 @@ _log = logging.getLogger("wdsprep")
 
 @functools.cache
 def _boot() -> str:
-    """What a worker runs. Its driver may have run for days, while what it would import is another
-    version by now."""
+    """Return the program that a worker process runs.
+
+    It checks the installed version first: a driver may have run for days, and the package may
+    have been upgraded meanwhile.
+    """
     return f"""{inspect.getsource(installed)}
 import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]
 if (there := installed())[0] != version:
@@ -193,7 +196,10 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """One that a lost device or disk holds in the kernel cannot even be killed: leave it."""
+    """Wait for a process that was killed, and give it up after a while.
+
+    A process that waits in the kernel for a lost device or disk cannot be killed.
+    """
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

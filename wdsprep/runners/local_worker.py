@@ -50,7 +50,7 @@ def main(fd: int, units_at_once: int) -> NoReturn:
         _tell_end(channel, error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _leave(code)
+    _exit_now(code)
 
 
 def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
@@ -61,9 +61,12 @@ def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
         os._exit(1)
 
 
-def _leave(code: int) -> NoReturn:
-    """The work is closed. What else an interpreter does at its end is to take apart the modules it
-    holds, one by one, which for torch and its libraries is a second that the driver waits."""
+def _exit_now(code: int) -> NoReturn:
+    """End the process at once.
+
+    The work is closed by now. An interpreter that ends in the usual way takes its modules apart
+    one by one, which is a second with torch, and the driver would wait for it.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -89,8 +92,11 @@ def _serve(channel: _Channel, units_at_once: int) -> None:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[socket.socket]:
-    """What a signal makes readable. A bare `recv` would sleep on where one comes just before it, or
-    to another thread: the handler runs in this one, and only when it is awake."""
+    """Yield a socket that becomes readable when a signal arrives.
+
+    A handler of signals runs in this thread, and only when it is awake. A bare `recv` would
+    sleep on where a signal comes just before it, or to another thread.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)
@@ -103,8 +109,11 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 @contextmanager
 def _stopping(worker: Worker) -> Iterator[None]:
-    """Whatever ends the worker, end what it does. SIGTERM raises once at most, so where it
-    comes at the worst of times it is the inner `finally` that it hits."""
+    """Stop the worker's units however the block ends.
+
+    SIGTERM raises once at most, so where it comes while this cleans up, it hits the inner
+    `finally`.
+    """
     try:
         try:
             yield
@@ -124,7 +133,10 @@ class _Channel:
         self._lock = threading.Lock()
 
     def send(self, order: int, message: Message) -> bool:
-        """False if the message could not be pickled, and the unit failed by that."""
+        """Send a message.
+
+        Return False where it cannot be pickled: then a failure was sent instead.
+        """
         is_sound = True
         try:
             data = pickle.dumps((order, message))

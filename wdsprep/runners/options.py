@@ -17,7 +17,7 @@ TRACK = about(
 
 
 def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
-    """How many samples are taken, for a trial."""
+    """Declare how many samples are taken, for a trial."""
     return about(
         f"Take the first N {samples} only, for a trial.",
         heading,
@@ -28,7 +28,7 @@ def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
 
 
 def overwrite(what: str) -> Mapping[str, About]:
-    """Whether to start over."""
+    """Declare whether to start over."""
     return about(
         f"Remove {what} first, and start over.",
         OUTPUT,

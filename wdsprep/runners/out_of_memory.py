@@ -42,7 +42,7 @@ class KillsCounted:
         self._before = _count()
 
     def reason(self) -> str:
-        """Of a worker that has ended by SIGKILL."""
+        """Return the likely reason why a worker was ended by SIGKILL."""
         before, self._before = self._before, _count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
 
@@ -77,7 +77,7 @@ def _of_address_space() -> str:
 
 
 def _count() -> int:
-    """Of the own control group; of the machine where that does not say."""
+    """Count the out-of-memory kills of this control group, or else of the machine."""
     for path in (*_own_groups(), OF_THE_MACHINE):
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -89,7 +89,7 @@ def _count() -> int:
 
 
 def _own_groups() -> Iterator[Path]:
-    """In the second version of control groups, then in the first."""
+    """Yield the files that may hold the count, of version 2 of control groups before version 1."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

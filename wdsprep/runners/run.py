@@ -40,14 +40,17 @@ CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a mi
 
 
 def share_of(inputs: int, samples: float) -> float:
-    """How far a unit is with so many of its samples taken up; 0 where nobody has counted these."""
+    """Return which part of a unit is done after so many samples; 0 where nobody counted them."""
     return min(1.0, inputs / samples) if samples else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """How far a unit has come; `share` of its inputs have been taken up, 0 where nobody has counted
-    them. `failed_hosts` are those that most downloads failed at, with the code."""
+    """The progress of a unit.
+
+    `share` is the part of its inputs that has been taken up, or 0 where nobody has counted
+    them. `failed_hosts` are the hosts at which most downloads failed, each with its code.
+    """
 
     samples: int
     nbytes: int
@@ -58,15 +61,17 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointProgress(RunProgress):
-    """How far a unit of several runs has come, all told; `parts` are what of it is each run's."""
+    """The progress of a unit of several runs, summed up; `parts` has that of each run."""
 
     parts: Mapping[int, RunProgress]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointUnit:
-    """A unit of several runs at once: what it is to each, by the run's number. Its progress is a
-    `JointProgress`, its result what each run gets of it."""
+    """A unit that belongs to several runs at once; `parts` has the unit of each run by its number.
+
+    Its progress is a `JointProgress`, and its result has a part for each run.
+    """
 
     parts: Mapping[int, Unit]
 
@@ -77,7 +82,7 @@ class JointUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a run: the dataset as it is now, and what could not be done."""
+    """The result of a run: the dataset as it is now, and what could not be done."""
 
     manifest: Manifest
     samples: int
@@ -96,31 +101,34 @@ class Outcome:
 
     @property
     def broken_tars(self) -> int:
-        """How many tars of the source could not be read to their end."""
+        """Return how many tars of the source could not be read to their end."""
         return sum(self.manifest.rejects.get(code.value, 0) for code in ENDS_A_TAR)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is lost that nobody has chosen to leave out, or nothing was kept."""
+        """Return whether something was lost that nobody chose to leave out, or nothing was kept."""
         return bool(self.quarantined or self.broken_tars or self.is_void)
 
     @property
     def is_void(self) -> bool:
-        """Whether all that there was became rejects."""
+        """Return whether all samples became rejects."""
         return bool(self.manifest.rejects and not self.manifest.samples)
 
     @property
     def has_captions(self) -> bool:
-        """Whether any sample has one that is not empty; of an empty dataset too."""
+        """Return whether any sample has a caption that is not empty. True for an empty dataset."""
         manifest = self.manifest
         name = "empty_caption" if manifest.dataset == "latents" else bin_name("caption", 0)
         return not manifest.samples or manifest.counts.get(name, 0) < manifest.samples
 
 
 class Run:
-    """`count` units are left to do; the manifest has those done before. `whole` says that these are
-    all there will be, unless a `limit` cuts them short. `settle` sees the receipts before they are
-    published; `extra` is what else the manifest says."""
+    """The way of one dataset from receipts to a manifest.
+
+    `count` units are left to do; the manifest has those that were done before. `whole` says
+    that these are all units there will ever be, unless a `limit` cuts them short. `settle` sees
+    the receipts before they are published, and `extra` returns what else the manifest says.
+    """
 
     def __init__(
         self,
@@ -147,8 +155,11 @@ class Run:
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """A block in which events are taken; however it ends, what is there is listed. Where it
-        ends well, everybody sees it, also in a place that shows whole runs alone."""
+        """Publish the manifest when the block ends, however it ends.
+
+        Where the block ends well, the whole run becomes visible, also in a place that shows
+        whole runs alone.
+        """
         try:
             if self.count:
                 mark_incomplete(self._edition)
@@ -172,7 +183,7 @@ class Run:
             samples=self._total.samples,
             nbytes=self._total.nbytes,
             units_before=len(self._manifest.receipts),
-            quarantined=self._left_out(published),
+            quarantined=self._missing_units(published),
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
 
@@ -193,7 +204,7 @@ class Run:
             self._quarantined.append(event)
 
     def _note_hosts(self, failed: Mapping[str, int]) -> None:
-        """Of a great many, those that were the worst so far."""
+        """Count failed hosts. Of a great many, keep those that failed most."""
         self._failed_hosts.update(failed)
         if len(self._failed_hosts) > MOST_HOSTS:
             self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
@@ -216,13 +227,17 @@ class Run:
         )
 
     def _checkpoint(self) -> None:
-        """Write down what is known, so that after a driver was killed few receipts need be read one
-        by one. Each time a quarter more is known than before: that is five writings of all. Where
-        another run has written meanwhile, it stays as that has it."""
+        """Write the manifest with the receipts known so far.
+
+        After a driver was killed, few receipts then have to be read one by one. This
+        happens each time a quarter more is known than before, which writes about five times
+        as much as one manifest at the end. Where another run has written more meanwhile,
+        its manifest stays.
+        """
         known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
         lines = by_unit(dict(known))
         with self._edition.holding_manifest():
-            there = _there(self._store)
+            there = _read_manifest_or_none(self._store)
             if there is None or len(there.receipts) <= self._written:
                 receipts = self._receipts.with_lines(lines)
                 manifest = replace(self._manifest, receipts=receipts, complete=False)
@@ -231,7 +246,7 @@ class Run:
         self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
 
     def status(self) -> JobStatus:
-        """The finished units and what is known of those under way."""
+        """Return the state of this run: its finished units, and the progress of those under way."""
         going = self._going.values()
         under_way = sum(map(self._share, going))
         finished = len(self._lines) + len(self._quarantined)
@@ -244,15 +259,21 @@ class Run:
         )
 
     def _share(self, progress: RunProgress) -> float:
-        """Of a unit that nobody has counted, as if it held what those that are done held on
-        average. Nothing is said of the first: whoever guesses there tells of days."""
+        """Return how much of a unit is done.
+
+        A unit that nobody has counted is taken to hold as many samples as finished units do
+        on average. Of the first unit nothing is said: a guess there may be wrong by days.
+        """
         done = self._total.samples + sum(self._total.rejects.values())
         inputs = progress.samples + sum(progress.rejects.values())
         return progress.share or share_of(inputs, done / max(1, len(self._lines)))
 
-    def _left_out(self, manifest: Manifest) -> tuple[Quarantined, ...]:
-        """What was given up, but for what is there all the same: of several runs one may have got
-        its part of a unit before the worker died over that of another."""
+    def _missing_units(self, manifest: Manifest) -> tuple[Quarantined, ...]:
+        """Return the units that were given up and that the manifest does not have.
+
+        Of several runs, one may have got its part of a unit before the worker died over
+        another's part.
+        """
         names = {failed.unit.name for failed in self._quarantined}
         names.difference_update(manifest.ledger.units() if names else ())
         return tuple(failed for failed in self._quarantined if failed.unit.name in names)
@@ -261,7 +282,7 @@ class Run:
         """Write the manifest with all receipts that are there by now."""
         held: set[str] = set()
         with self._edition.holding_manifest():
-            there = _there(self._store)
+            there = _read_manifest_or_none(self._store)
             manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
             manifest = self._settle(manifest)
             complete = self._is_complete(manifest, there)
@@ -277,7 +298,7 @@ class Run:
         return manifest
 
     def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
-        """Where a limit left nothing to do it has cut nothing, so what is said stays."""
+        """Return what else the manifest says. Keep what it said if a limit left nothing to do."""
         if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
             return there.extra
         return {**self._extra(), **({"limit": self._limit} if self._limit else {})}
@@ -286,7 +307,7 @@ class Run:
         """Under a limit only what was so before, where that left nothing to do."""
         if self._limit:
             return not self.count and manifest.complete and there is not None and there.complete
-        kept = len(self._quarantined) - len(self._left_out(manifest))
+        kept = len(self._quarantined) - len(self._missing_units(manifest))
         all_done = self._total.units_done + kept == self._total.units == len(manifest.receipts)
         appended = there is not None and {*there.generations} - {*manifest.generations}
         return self._whole and all_done and not appended
@@ -304,9 +325,12 @@ def carry_out(
     heard: Callable[[RunProgress], None] = lambda _progress: None,
     status: Heard = lambda _status: None,
 ) -> list[Outcome]:
-    """Do the units of several runs, all of them `JointUnit`s, or those of one (none without a
-    runner) and publish, however it ends; what came of each run. `heard` is called with each step's
-    progress, `status` at each event with where all runs stand."""
+    """Do the units of one run or of several, publish the manifests, and return the outcomes.
+
+    The units of several runs are all `JointUnit`s. Without a runner there are none. The
+    manifests are published however this ends. `heard` is called with the progress of each step,
+    and `status` at each event with the state of all runs together.
+    """
     with contextlib.ExitStack() as under_way:
         for run in runs:
             under_way.enter_context(run.under_way())
@@ -324,7 +348,7 @@ def carry_out(
 
 
 def _parts(event: Event) -> Iterator[tuple[int, Event]]:
-    """What each run is told of an event, by its number."""
+    """Yield the part of an event that each run gets, with the number of the run."""
     if not isinstance(event.unit, JointUnit):
         yield 0, event
         return
@@ -354,8 +378,8 @@ def together(runs: Sequence[Run]) -> JobStatus:
     )
 
 
-def _there(store: Store) -> Manifest | None:
-    """The manifest that another run may have written; a damaged one is written again."""
+def _read_manifest_or_none(store: Store) -> Manifest | None:
+    """Return the manifest that is in the store; None where there is none, or a damaged one."""
     try:
         return read_manifest(store)
     except FormatError:
@@ -363,7 +387,7 @@ def _there(store: Store) -> Manifest | None:
 
 
 def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
-    """With the generations that another run has begun meanwhile."""
+    """Add the generations to a manifest that another run has begun meanwhile."""
     begun = there.generations if there else ()
     return replace(manifest, generations=tuple(sorted({*manifest.generations, *begun})))
 
@@ -371,7 +395,7 @@ def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
 def mark_incomplete(edition: Edition) -> None:
     """Before something is done to a dataset that says it is complete."""
     with edition.holding_manifest():
-        there = _there(edition.store)
+        there = _read_manifest_or_none(edition.store)
         if there is not None and there.complete:
             write_manifest(edition.store, replace(there, complete=False))
 
@@ -379,10 +403,10 @@ def mark_incomplete(edition: Edition) -> None:
 def written_generations(
     edition: Edition, manifest: Manifest, generations: tuple[int, ...]
 ) -> Manifest:
-    """The manifest, with the append in it that begins."""
+    """Write the manifest with the append that begins, and return it."""
     with edition.holding_manifest():
         begun = replace(manifest, generations=generations, complete=False)
-        begun = _with_appends(begun, _there(edition.store))
+        begun = _with_appends(begun, _read_manifest_or_none(edition.store))
         write_manifest(edition.store, begun)
     return begun
 
@@ -390,7 +414,7 @@ def written_generations(
 def opened_dataset(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
-    """The dataset to write, as far as it has come; refused where it was made otherwise."""
+    """Open the dataset to write, as far as it has come. Refuse one made with other settings."""
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store, manifest)

@@ -119,8 +119,11 @@ class Workers(Protocol):
     def give(self, slot: int, order: int, unit: Unit) -> None: ...
 
     def hear(self) -> Iterable[SlotMessage]:
-        """Wait for the next messages. After `Lost`, the slot is empty, and nothing more is
-        heard of what it held."""
+        """Wait for the next messages.
+
+        After `Lost` the slot is empty, and nothing more is heard of the units that its
+        worker held.
+        """
         ...
 
     def stop(self) -> None:
@@ -151,15 +154,20 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Deaths:
-    """The different units that died alone at a place since it finished one, and how many were
-    finished anywhere when the first of them died."""
+    """The units that died alone at a slot since it last finished one.
+
+    `finished` is the number of units that the run had finished when the first of them died.
+    """
 
     finished: int
     units: set[_Ticket] = field(default_factory=set)
 
 
 class _Suspects:
-    """Those that wait. One may have to go to any place but one."""
+    """A queue of units that may have ended a worker.
+
+    One may be barred from the slot where it did.
+    """
 
     def __init__(self) -> None:
         self._free: deque[_Ticket] = deque()
@@ -189,7 +197,7 @@ class _Suspects:
         return ticket
 
     def are_barred(self, slot: int) -> bool:
-        """Whether all of them are."""
+        """Return whether all units of the queue are barred from the slot."""
         return len(self._barred.get(slot, ())) == self._count
 
 
@@ -263,8 +271,10 @@ class Schedule:
             self._empty.append(slot)
 
     def _take_for(self, slot: int) -> _Ticket | None:
-        """Something for a worker that has nothing. What is barred from it waits for another place,
-        if there is one."""
+        """Take a unit for an idle worker.
+
+        A unit that is barred from this slot waits for another slot, if there is one.
+        """
         ticket = self._suspects.take(slot)
         if ticket is None and self._draw(len(self._suspects) + 1):
             ticket = self._waiting.popleft()
@@ -273,7 +283,10 @@ class Schedule:
         return ticket
 
     def _vacant(self) -> int:
-        """An empty slot to start a worker in; another one for units that are barred from it."""
+        """Take an empty slot to start a worker in.
+
+        Prefer one that the waiting units are not barred from.
+        """
         slot = self._empty.pop()
         if self._empty and not self._waiting and self._suspects.are_barred(slot):
             self._empty[-1], slot = slot, self._empty[-1]
@@ -377,7 +390,10 @@ class Schedule:
         return None
 
     def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
-        """Its worker died of a unit. That may be the unit's doing, or the place's."""
+        """Note that a unit ended the worker of a slot.
+
+        Give the slot up where it is the slot's fault.
+        """
         here = self._deaths.setdefault(slot, _Deaths(self._finished))
         here.units.add(ticket)
         if len(here.units) < MOST_DEATHS or here.finished == self._finished:
@@ -408,7 +424,7 @@ class Schedule:
             self._give_up(slot, f"{where}: {message.reason}")
 
     def _is_hopeless(self, message: Lost) -> bool:
-        """Whether the run is over with a worker that did not get ready."""
+        """Return whether the run is over because a worker could not start."""
         if self._ever_ready:
             others = self._given_up.keys() - self._false_starts.keys()
             return not (self._empty or self._starting or self._held or others)

@@ -34,19 +34,21 @@ _log = logging.getLogger("wdsprep")
 
 
 class Tracker(Protocol):
-    """Where figures go; `at` is their place on the axis."""
+    """A place that keeps figures; `at` is their position on the axis."""
 
     @property
     def shown(self) -> str:
-        """How they can be looked at."""
+        """Tell how the figures can be looked at."""
 
     def log(self, at: int, figures: Figures) -> None: ...
     def close(self) -> None: ...
 
 
 class WandbTracker:
-    """A run of Weights & Biases. wandb itself asks for a key where there is none: here nobody would
-    see the question."""
+    """A run of Weights & Biases.
+
+    wandb itself asks for a key where there is none, but nobody would see the question here.
+    """
 
     def __init__(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
         import wandb
@@ -77,7 +79,7 @@ class WandbTracker:
 
 @contextmanager
 def _arguments_without_secrets() -> Iterator[None]:
-    """A block in which the command line, which wandb keeps of each run, has no secrets of URLs."""
+    """Remove the secrets in URLs from the command line, which wandb keeps of each run."""
     before = sys.argv
     sys.argv = values_without_secrets(before)
     try:
@@ -119,8 +121,10 @@ class TensorboardTracker:
 
 
 class Tracking:
-    """Hands figures to the tracker `kind`, or to none. Nothing that is called here waits, but for
-    `close`, which waits a while for what is on its way."""
+    """A queue of figures for a tracker of a kind, or for none.
+
+    No method waits but `close`, which waits a while for the figures that are on their way.
+    """
 
     def __init__(self, kind: str, group: str, axis: str, settings: Mapping[str, Any]) -> None:
         self._kind = kind
@@ -177,8 +181,11 @@ def check_tracker(kind: str) -> str:
 
 @dataclass
 class RunTracking:
-    """What of a run is tracked. `before` are the samples that its datasets had, and `more` are
-    figures that this kind of run has beside those of every run."""
+    """The tracked figures of a run.
+
+    `before` is the number of samples that its datasets had, and `more` returns the figures that
+    only this kind of run has.
+    """
 
     tracking: Tracking
     before: int
@@ -223,9 +230,12 @@ def tracked(
     before: int,
     more: Callable[[], Figures] = dict,
 ) -> Iterator[Heard]:
-    """A block in which a run over the datasets `places` is tracked; gives what is to hear its
-    status, which the listener hears as well. However the run ends, its last figures are tracked,
-    and the listener is told how to look at them."""
+    """Track a run over the datasets `places` while the block lasts.
+
+    Yield the function that takes the status of the run; it passes it to the listener too.
+    However the run ends, its last figures are tracked, and the listener is told how to look at
+    them.
+    """
     if not kind:
         yield listener.status
         return

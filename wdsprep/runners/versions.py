@@ -19,7 +19,7 @@ Installed = tuple[str, str]
 
 
 def installed() -> tuple[str, str]:
-    """The wdsprep that this process imports."""
+    """Return the version and the folder of the wdsprep that this process imports."""
     import importlib  # a local worker has the source of this function and nothing else
 
     try:
@@ -36,14 +36,17 @@ def refusal(who: str, there: Installed, ours: str, remedy: str, *, because: str 
 
 
 def refused(text: str) -> str:
-    """The refusal in what Ray tells of a worker's error, or nothing."""
+    """Return the refusal of a version inside Ray's text of a worker's error, or an empty text."""
     found = re.search(r"^RuntimeError: (.+ has .+, and its driver has .+)$", text, re.MULTILINE)
     return found[1] if found else ""
 
 
-def of_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
-    """In a worker of Ray: the module, which is safe to unpickle for; the modules of the driver's
-    `path` are found from now on. `then` is what to do when the nodes have the same version."""
+def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
+    """Import a module in a worker of Ray, where its version is the driver's.
+
+    The module is then safe to unpickle for. From now on the modules of the driver's `path` are
+    found. `then` says what to do once the nodes have the same version.
+    """
     sys.path.extend(entry for entry in path if entry not in sys.path)
     there, because = installed(), ""
     if there[0] == ours:

@@ -73,7 +73,7 @@ class Worker:
         self._busy: set[object] = set()
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
-        """The last message is the outcome; there is none when it is stopped."""
+        """Do a unit and yield its messages. The last is its outcome, unless it was stopped."""
         token = object()
         try:
             self._busy.add(token)

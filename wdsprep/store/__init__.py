@@ -5,10 +5,11 @@ A name in a store is relative, with `/` between its parts. A write becomes visib
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 
 `base` says what every store does, and `places` which scheme is which store: `local`, `s3`,
-`objects` (GCS and Azure), `hub` and `web`. `ranges` is how a server is asked for a part of a file.
-`patience` is how often one is asked again. `holds` is how runs take turns, by `marks` where there
-are no locks; `spool` a local file without a
-name for bytes that wait.
+`objects` (GCS and Azure), `hub` and `web`. `byte_range` checks which part of a file a server sends,
+and `attempts` is how often one is asked again. Runs take turns by locks (`Store.hold`):
+`lock_holder` is the process that has one, and `object_locks` makes them of objects where a store
+has no locks of its own. `part_upload` cuts a file into the parts of an upload. `spool` is a local
+file without a name, for bytes that wait.
 
 In: Names, and bytes to write.
 Out: Bytes, listings, and marks that only one process holds at a time.
@@ -30,8 +31,11 @@ from wdsprep.store.places import (
 
 
 def open_store(url: str) -> Store:
-    """The store behind a local path or a URL of one of the places in `places`; of a file on a web
-    server, one that holds it alone and can only be read."""
+    """Open the store behind a local path or a URL.
+
+    `places` lists the kinds of URL. A file on a web server is a store that holds this file
+    alone, and can only be read.
+    """
     path = local_path(url)
     if path is not None:
         from wdsprep.store.local import LocalStore
@@ -46,7 +50,7 @@ def open_store(url: str) -> Store:
 
 
 def split_url(url: str) -> tuple[Store, str]:
-    """The store that holds the file behind `url`, and the file's name in it."""
+    """Return the store that holds the file behind `url`, and the file's name in it."""
     if is_web(url):
         from wdsprep.store.web import WebStore
 
@@ -67,6 +71,6 @@ _open_once = functools.lru_cache(maxsize=8)(open_store)
 
 
 def opened(url: str) -> Store:
-    """The store at `url`, opened once in each process: workers read many items from it."""
+    """Return the store at `url`, opened once in each process. Workers read many files of it."""
     with _OPENING:
         return _open_once(url)

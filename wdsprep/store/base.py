@@ -40,8 +40,11 @@ def none_of_ours(_name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One file in a store. `stamp` changes when the file does: an mtime in ns, or an ETag.
-    `written_s` is when it was written, since 1970; 0 where nobody knows."""
+    """One file in a store.
+
+    `stamp` changes when the file does: it is an mtime in ns, or an ETag. `written_s` is the
+    time of writing, in seconds since 1970; 0 where nobody knows it.
+    """
 
     name: str
     nbytes: int
@@ -55,18 +58,23 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> object: ...
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> object:
-        """One after the other."""
+        """Write one piece after the other."""
 
 
 class FileSink(Sink, Protocol):
-    """Of a file of a store. `waiting` is the path where its bytes wait for their name, if any."""
+    """A file of a store that is being written.
+
+    `waiting` is the path where its bytes wait for their name, if they do.
+    """
 
     @property
     def waiting(self) -> str: ...
 
     def end(self, *, waits: bool = False) -> None:
-        """No more bytes come: do what can be done before the file gets its name. If that `waits`,
-        let go of the memory that they take."""
+        """Take no more bytes, and do what can be done before the file gets its name.
+
+        If that `waits`, give back the memory that the bytes take.
+        """
 
 
 class Store(Protocol):
@@ -74,7 +82,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """What `open_store` opens again, and what messages show."""
+        """Return the URL that opens this store again, and that messages show."""
 
     @property
     def root(self) -> Path | None:
@@ -82,16 +90,16 @@ class Store(Protocol):
 
     @property
     def readers(self) -> int:
-        """How many threads are worth their cost to read many small things."""
+        """Return how many threads are worth their cost to read many small files."""
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """The files whose names start with `prefix`, in the order of their names' UTF-8 bytes."""
+        """List the files whose names start with `prefix`, ordered by their names' UTF-8 bytes."""
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         """Bytes from `start`: `nbytes` of them, or fewer only where the file ends before."""
 
     def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        """A file that appears when the block ends well, and never if it does not.
+        """Write a file that appears when the block ends well, and never if it does not.
 
         With `exclusive`, a name that is taken raises ExistsError and stays as it was.
         """
@@ -100,28 +108,38 @@ class Store(Protocol):
         """Remove a file; one that is not there is fine."""
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Remove what killed writers left behind unseen; the number of things removed. What does
-        not show that it is wdsprep's is removed only under a name that is `ours`."""
+        """Remove what killed writers left behind unseen, and return the number of things removed.
+
+        Files that do not show by themselves that they are wdsprep's are removed only where
+        their name is `ours`.
+        """
 
     def hold(
         self, name: str, /, *, giving: Sequence[FileSink] = ()
     ) -> AbstractContextManager[None]:
-        """Nobody else is in a block that holds this name, on any machine, until this one ends, and
-        this process changes nothing in the store once that is no longer so: a BusyError. Whoever
-        dies lets go. Where the block does nothing but `giving` files their names, the last one's at
-        the end, the files may be gone: then somebody has lost patience, and does the same. The name
-        is one that the store lists as long as it is held."""
+        """Lock a name on all machines while the block lasts.
+
+        Nobody else is in a block that holds this name until this one ends. If the lock is
+        lost, this process can change nothing more in the store: that raises BusyError. A
+        process that dies lets go.
+
+        Where the block does nothing but give files their names (`giving`, the last one's at
+        the end), the files may be gone: then somebody has lost patience, and does the same.
+        The store lists the name as long as it is held.
+        """
 
     def let_go(self, name: str, /) -> None:
         """Remove what is left of the hold of somebody who died; one who lives keeps it."""
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """What was done here has come to its end, or to these files alone: where others do not see
-        it yet, they do from now on."""
+        """Show to everybody what was written here: all of it, or these files alone.
+
+        Most stores show each file when it is written. This is for those that do not.
+        """
 
 
 class OverNetwork:
-    """What all stores have in common whose bytes come over a network."""
+    """The attributes that all stores share whose bytes come over a network."""
 
     root: Path | None = None
     readers = READERS
@@ -129,13 +147,13 @@ class OverNetwork:
 
 @runtime_checkable
 class RemoteStore(Store, Protocol):
-    """One that a loader reads from over a network."""
+    """A store that a loader reads from over a network."""
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
 
     def stamp(self, name: str, /) -> str:
-        """What changes whenever the file is written."""
+        """Return a text that changes whenever the file is written."""
 
 
 def is_web(url: str) -> bool:
@@ -143,8 +161,11 @@ def is_web(url: str) -> bool:
 
 
 def local_path(url: str) -> str | None:
-    """The path that a path or `file:` URL means; None for any other URL. A folder may be called
-    `a:b`, but not like a URL, be it without its slashes, or webdataset's `pipe:`."""
+    """Return the path that a path or `file:` URL means; None for any other URL.
+
+    A folder may be called `a:b`, but not like a URL, be it without its slashes, or like
+    webdataset's `pipe:`.
+    """
     if "\0" in url:
         raise UsageError(f"{url!r} is no place: no path or URL has a NUL in it")
     scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
@@ -154,7 +175,7 @@ def local_path(url: str) -> str | None:
 
 
 def absolute(url: "str | os.PathLike[str]") -> str:
-    """A local path as any process may open it, wherever it runs; other URLs as they are."""
+    """Make a local path absolute, so that any process can open it. Other URLs stay as they are."""
     url = os.fspath(url)
     path = local_path(url)
     if path is None:
@@ -163,8 +184,11 @@ def absolute(url: "str | os.PathLike[str]") -> str:
 
 
 def check_apart(source: str, output: str) -> None:
-    """Refuse an output that the next run would take for part of its source, and a source that
-    --overwrite could take for part of the output."""
+    """Check that source and output do not lie in each other.
+
+    The next run would take such an output for a part of its source, and --overwrite would
+    remove such a source with the output.
+    """
     if lies_in(output, source):
         raise UsageError(f"{output} lies in the source {source}: write the shards somewhere else")
     if lies_in(source, output):
@@ -172,7 +196,7 @@ def check_apart(source: str, output: str) -> None:
 
 
 def lies_in(url: str, other: str) -> bool:
-    """Whether a place is within another, or the same."""
+    """Return whether a place is within another, or the same."""
     inner, outer = (_real(place).rstrip("/") + "/" for place in (url, other))
     return inner.startswith(outer)
 
@@ -190,7 +214,7 @@ def check_name(name: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The same for what a listing starts with, whose last part may be half a name."""
+    """Check the prefix of a listing as a name; its last part may be half a name."""
     if "/" in prefix:
         check_name(prefix.rpartition("/")[0])
     return prefix
@@ -224,8 +248,11 @@ class Chunks:
         ahead: int | None = None,
         expected: int | None = None,
     ) -> None:
-        """`chunk_nbytes` is what suits the store, unless it is given. `expected` is the length of
-        the file, where it is known: behind that, no chunk is asked for ahead."""
+        """Prepare to read a file in chunks.
+
+        `chunk_nbytes` is what suits the store, unless it is given. `expected` is the length
+        of the file, where it is known: no chunk is read ahead beyond it.
+        """
         is_local = store.root is not None
         self._store, self._name = store, name
         self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
@@ -240,7 +267,7 @@ class Chunks:
         self._watcher: ThreadPoolExecutor | None = None
 
     def next(self) -> bytes:
-        """As many bytes as a chunk has; fewer, or none, only where the file ends."""
+        """Return the next chunk. It is shorter, or empty, only where the file ends."""
         if self._ended:
             return b""
         is_alone = self._next == self._start or not self._ahead
@@ -254,7 +281,10 @@ class Chunks:
         return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
 
     def _come(self) -> bytes:
-        """The next chunk of those on their way; after an error, the same one is asked for anew."""
+        """Wait for the next chunk that is being read ahead.
+
+        After an error it is asked for again.
+        """
         if self._readers is None:
             self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
         for n in range(len(self._coming), self._ahead):
@@ -271,7 +301,7 @@ class Chunks:
             raise
 
     def _show(self, data: bytes) -> None:
-        """A file of one chunk needs no thread either."""
+        """Pass a chunk to `watch`, in a thread unless the file has one chunk alone."""
         if self._watch is None or not data:
             return
         if not self._ahead or (self._ended and self._next == self._start):
@@ -329,8 +359,10 @@ def stream(
     ahead: int | None = None,
     expected: int | None = None,
 ) -> io.BufferedReader:
-    """Read a file of any size from `start` in bounded memory. `watch` has seen each chunk that was
-    read, in order, when the stream is closed."""
+    """Read a file of any size from `start` in bounded memory.
+
+    When the stream is closed, `watch` has seen each chunk that was read, in order.
+    """
     chunks = Chunks(
         store,
         name,
@@ -344,5 +376,5 @@ def stream(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or a folder above it begins with a dot: shells leave those out too."""
+    """Return whether the name of a file or of a folder above it begins with a dot."""
     return name.startswith(".") or "/." in name

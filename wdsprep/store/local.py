@@ -41,7 +41,7 @@ from wdsprep.store.base import (
     check_prefix,
     none_of_ours,
 )
-from wdsprep.store.holds import Wait
+from wdsprep.store.lock_holder import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
@@ -151,11 +151,11 @@ class LocalStore:
         _remove_if_dead(self.root / check_name(name), host=HOST)
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Each file is there for all when it is written."""
+        """Do nothing: each file is there for all when it is written."""
 
 
 def _first(left: Iterable[memoryview]) -> list[memoryview]:
-    """What one call writes of many pieces."""
+    """Return as many of the pieces as one call writes."""
     found, room = [], WRITTEN_NBYTES
     for piece in islice(left, PIECES_AT_ONCE):
         found.append(piece[:room])
@@ -194,7 +194,7 @@ class _LocalSink:
             os.fsync(self._fd)
 
     def check(self) -> None:
-        """A failed write is fatal, even to a caller that went on after it."""
+        """Raise the error of an earlier write, for a caller that went on after it."""
         if self._failure is not None:
             raise self._failure
 
@@ -233,7 +233,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _entry(path: str, name: str) -> Entry | None:
-    """A regular file; or a link that leads nowhere, so that whoever reads it learns of it."""
+    """Return the entry of a regular file, or of a link that leads nowhere; None for others.
+
+    Whoever reads the link learns that it is broken.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 (a million times over)
     except OSError:
@@ -278,8 +281,11 @@ def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
 
 
 def _name_once(temporary: Path, path: Path) -> None:
-    """Give the file its name unless that is taken; where the file system has no hard links, a look
-    before is all there is."""
+    """Give the file its name unless the name is taken.
+
+    Where the file system has no hard links, another process may take the name between the check
+    and the renaming.
+    """
     try:
         os.link(temporary, path)
     except OSError as error:
@@ -326,7 +332,10 @@ def _locked(path: Path, root: Path) -> int:
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """The file to lock, and whether it may be written to: another user's can be locked too."""
+    """Open a file to lock it.
+
+    Return whether it may be written to: another user's can be locked too.
+    """
     try:
         return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666), True
     except PermissionError:
@@ -334,8 +343,10 @@ def _opened(path: Path) -> tuple[int, bool]:
 
 
 def _end_from_outside(fd: int, path: Path, root: Path) -> None:
-    """Take the files away from somebody who only gives them names, the last one first: after that
-    it can give no name to any of them."""
+    """Take the files away from a process that was to give them names, the last one first.
+
+    After that it can give no name to any of them.
+    """
     *files, rest = os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0)).split("\0")
     if not files or rest or not all(map(_is_temporary, files)):
         return
@@ -393,7 +404,10 @@ def allow_files(wanted: int) -> int:
 
 
 def _age_s(path: Path) -> float:
-    """By the clock of the file system, which every machine sees: their own may be days apart."""
+    """Return the age of a file by the clock of the file system.
+
+    Every machine sees this clock. The machines' own clocks may be days apart.
+    """
     probe, fd = _create_temporary(path.parent)
     try:
         return os.fstat(fd).st_mtime - path.stat().st_mtime

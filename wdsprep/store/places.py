@@ -16,8 +16,11 @@ from wdsprep.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorePlace:
-    """`form` is how its URLs look. `needs` is the module of its library, and `extra` what of
-    wdsprep brings that, where it need not be there."""
+    """A kind of place that can be a store.
+
+    `form` shows what its URLs look like. `needs` is the module of its library, and `extra` the
+    extra of wdsprep that installs it, where it is optional.
+    """
 
     module: str
     store: str
@@ -66,7 +69,7 @@ SCHEMES = "|".join(("file", "pipe", *PLACES))
 
 
 def place_scheme(url: str) -> str:
-    """That of a place in the table, in lower case, or nothing."""
+    """Return the scheme of a URL in lower case if it is one of the places; else an empty text."""
     found = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
     scheme = found[1].lower() if found else ""
     return scheme if scheme in PLACES else ""
@@ -77,8 +80,11 @@ def is_keyed(url: str) -> bool:
 
 
 def check_no_password(url: str) -> None:
-    """Refuse keys in a URL of a keyed place, where its library would take them for a part of the
-    bucket's name, and say it. The name of an access point (arn:) has colons too."""
+    """Refuse keys in the URL of a keyed place.
+
+    Its library would take them for a part of the bucket's name, and show it. The name of an
+    access point (arn:) has colons too.
+    """
     place = url.strip().partition("://")[2]
     if is_keyed(url) and ":" in place.partition("/")[0] and not place.startswith("arn:"):
         scheme = place_scheme(url)
@@ -90,7 +96,7 @@ def check_no_password(url: str) -> None:
 
 
 def root_and_name(url: str) -> tuple[str, str]:
-    """The bucket, container or repository of a URL of a keyed place, as a URL, and the rest."""
+    """Split the URL of a keyed place into the URL of its bucket or repository, and the rest."""
     scheme, _, rest = url.strip().partition("://")
     parts = rest.split("/")
     depth = 3 if scheme.lower() == "hf" else 1

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, none_of_ours
+from wdsprep.store.byte_range import Range
 from wdsprep.store.places import ANY_PLACE
-from wdsprep.store.ranges import Range
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -56,7 +56,7 @@ class WebStore(OverNetwork):
         return self._url
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """By its first byte: not every server that has ranges answers HEAD."""
+        """List the one file, found by its first byte: not every server with ranges answers HEAD."""
         if not self.name.startswith(prefix):
             return
         _, self._version = self._get(Range(nbytes=1))
@@ -126,7 +126,7 @@ class WebStore(OverNetwork):
         )
 
     def _taken(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
-        """The bytes, and what they are of: a status and a range that are as asked for."""
+        """Return the bytes of an answer and the file's version, after checking status and range."""
         from urllib3.exceptions import ProtocolError
 
         said = answer.headers.get("Content-Range", "")
@@ -174,7 +174,10 @@ class WebStore(OverNetwork):
         )
 
     def _open(self) -> "PoolManager":
-        """Connections that stay open; another attempt where the server is busy or breaks off."""
+        """Return the connections.
+
+        They stay open, and retry where the server is busy or breaks off.
+        """
         from urllib3 import PoolManager, Retry
 
         with self._lock:

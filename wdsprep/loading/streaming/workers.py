@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import cloudpickle
 
-from wdsprep.runners.versions import of_driver
+from wdsprep.runners.versions import import_for_driver
 from wdsprep.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def sent_to_workers(pieces: "Pieces") -> Any:
 def opened(sent: Any) -> tuple[Any, "Pieces"]:
     """The module of the stages, and the pieces."""
     version, path, data = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
-    stages = of_driver("wdsprep.loading.streaming.stages", version, path, THEN)
+    stages = import_for_driver("wdsprep.loading.streaming.stages", version, path, THEN)
     pieces: Pieces = cloudpickle.loads(data)
     return stages, pieces
 
@@ -62,5 +62,5 @@ def empty_of(sent: Any) -> Any:
 
 def new_trainer(version: str) -> Any:
     """To be filled with its state, which is unpickled after this. Plain pickle has this by name."""
-    module = of_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
+    module = import_for_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
     return object.__new__(module.Trainer)

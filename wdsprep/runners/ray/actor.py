@@ -7,13 +7,13 @@ with another version as well, and says so.
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from wdsprep.runners.versions import of_driver
+from wdsprep.runners.versions import import_for_driver
 
 THEN = "run again: it goes on from there"
 
 
 class WdsprepWorker:
-    """Its class and name are what the Ray dashboard shows."""
+    """The actor that does units. The Ray dashboard shows its class and its name."""
 
     def __init__(
         self, version: str, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
@@ -23,7 +23,7 @@ class WdsprepWorker:
         self._worker: Any = None
 
     def open(self) -> Any:
-        module = of_driver("wdsprep.runners.ray.worker", self._version, self._path, THEN)
+        module = import_for_driver("wdsprep.runners.ray.worker", self._version, self._path, THEN)
         self._worker = module.RayWorker(*self._arguments)
         return self._worker.open()
 

@@ -59,7 +59,7 @@ def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bo
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
-    """What each machine of the named cluster has; None where Ray would be started here."""
+    """Return the resources of each machine of the cluster; None where Ray would be started here."""
     if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
         return None
     with connected(address, cpus=0, dashboard=False):
@@ -158,8 +158,11 @@ def _named_without_secrets() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray prints the death of any worker to stdout, `log_to_driver` or not (2.60): this is
-    the one switch it looks at. Deaths are the driver's business, and stdout the command's."""
+    """Keep Ray from printing the death of workers.
+
+    Ray 2.60 prints it to stdout, with `log_to_driver` or without, and looks at this one switch.
+    Deaths are the driver's business, and stdout is the command's.
+    """
     module = getattr(getattr(ray, "_private", None), "worker", None)
     before = getattr(module, "_worker_logs_enabled", None)
     if module is None or before is None:  # a Ray that has it elsewhere: then it prints

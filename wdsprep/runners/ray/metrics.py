@@ -23,8 +23,11 @@ SECONDS = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0]
 
 
 class WorkersMetrics:
-    """Of one worker. A unit's progress is cumulative, so what is counted is how much it grew; its
-    `samples`, `nbytes`, `rejects` and the rest are taken where the work has them."""
+    """The metrics of one worker.
+
+    The progress of a unit is cumulative, so what is counted is its growth: `samples`, `nbytes`,
+    `rejects` and others, as far as the work has them.
+    """
 
     def __init__(self, tags: Mapping[str, str]) -> None:
         keys = (*TAGS, "kind")
@@ -37,15 +40,15 @@ class WorkersMetrics:
 
     def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
         """Pass on what is said of a unit, and count it."""
-        began, last = time.monotonic(), _Seen()
+        began, last = time.monotonic(), _LastProgress()
         with closing(messages):
             for message in messages:
                 if isinstance(message, UnitProgress):
-                    last = self._count(last, _Seen.of(message.value))
+                    last = self._count(last, _LastProgress.of(message.value))
                 yield message
         self._seconds.observe(time.monotonic() - began, self._tagged(last))
 
-    def _count(self, before: _Seen, now: _Seen) -> _Seen:
+    def _count(self, before: _LastProgress, now: _LastProgress) -> _LastProgress:
         tags = self._tagged(now)
         _grow(self._images, now.samples - before.samples, tags)
         _grow(self._nbytes, now.nbytes - before.nbytes, tags)
@@ -55,13 +58,13 @@ class WorkersMetrics:
             self._busy.set(now.busy_s / now.wall_s, tags)
         return now
 
-    def _tagged(self, seen: _Seen) -> dict[str, str]:
+    def _tagged(self, seen: _LastProgress) -> dict[str, str]:
         return {**self._tags, "kind": seen.device}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Seen:
-    """What a worker's progress says, as far as it does."""
+class _LastProgress:
+    """The progress of a unit when it was last counted."""
 
     samples: int = 0
     nbytes: int = 0
@@ -71,7 +74,7 @@ class _Seen:
     wall_s: float = 0.0
 
     @classmethod
-    def of(cls, value: object) -> _Seen:
+    def of(cls, value: object) -> _LastProgress:
         return cls(**{name: getattr(value, name) for name in cls.__slots__ if hasattr(value, name)})
 
 
@@ -81,7 +84,7 @@ def _grow(counter: Counter, number: float, tags: dict[str, str]) -> None:
 
 
 class DriversMetrics:
-    """Of a run: its units, its workers, and what became of them."""
+    """The metrics of a run: its units, its workers, and how they ended."""
 
     def __init__(self, tags: Mapping[str, str], units: int) -> None:
         self._tags = dict(tags)
@@ -99,7 +102,7 @@ class DriversMetrics:
         self._attempts.inc(1, self._tags)
 
     def heard(self, slot: int, message: Message) -> None:
-        """What a worker said of itself."""
+        """Count a message in which a worker says that it is ready or lost."""
         if isinstance(message, Ready):
             self._open.add(slot)
         elif isinstance(message, Lost):

@@ -45,7 +45,7 @@ from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.runners.ray.metrics import DriversMetrics
-from wdsprep.runners.ray.staffing import Share, Waiting, staffing
+from wdsprep.runners.ray.worker_count import Share, Waiting, worker_count
 from wdsprep.runners.schedule import (
     Done,
     Failed,
@@ -56,7 +56,7 @@ from wdsprep.runners.schedule import (
     SlotMessage,
     drive,
 )
-from wdsprep.runners.watch import LOOK_S, PATIENCE_S, Watch
+from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
 from wdsprep.version import __version__
 
@@ -91,7 +91,7 @@ class RayRunner:
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         cpus = ceil(self.workers * self.cpus_per_worker)
         with connected(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
-            workers, allowed = staffing(
+            workers, allowed = worker_count(
                 self.share, least=self.workers, most=self.max_workers, is_own=is_own
             )
             metrics = DriversMetrics(self.tags, self.units)
@@ -260,7 +260,7 @@ class _Actors:
         return None
 
     def _is_taken_away(self, slot: int, error: RayError) -> bool:
-        """Was it the node that went, rather than the worker?"""
+        """Return whether the node is gone, rather than the worker alone."""
         if isinstance(error, RayActorError) and error.preempted:
             return True
         node = self._actors[slot].node
@@ -282,9 +282,11 @@ class _Actors:
             ray.kill(actor.handle)
 
     def stop(self) -> None:
-        """Running units are closed at their next yield, so that their files are cleaned up. No
-        handle outlives this: the actors of another cluster that this process may connect to have
-        the same ids, and would end with it."""
+        """Stop all actors. Their running units are closed at the next yield, and clean up.
+
+        No handle outlives this: the actors of another cluster that this process may connect
+        to have the same ids, and would end with them.
+        """
         actors = list(self._actors.values())
         try:
             answers = [actor.handle.stop.remote() for actor in actors if actor.node]

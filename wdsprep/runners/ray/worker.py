@@ -23,7 +23,7 @@ UNPACED = 100
 
 class RayWorker:
     def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
-        """Of `others` units, progress is told at the same time."""
+        """Prepare a worker. The more `others` run units, the less often it reports."""
         self._work = work
         self._worker: Worker | None = None
         self._metrics = WorkersMetrics(tags)

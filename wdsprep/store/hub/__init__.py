@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError, UsageError
+from wdsprep.store.attempts import FIRST_PAUSE_S
 from wdsprep.store.base import (
     HELD,
     Entry,
@@ -32,12 +33,11 @@ from wdsprep.store.base import (
     check_prefix,
     none_of_ours,
 )
-from wdsprep.store.hub.forks import spare_sessions
+from wdsprep.store.byte_range import Range
+from wdsprep.store.hub.fork_safety import spare_sessions
 from wdsprep.store.hub.reads import HubReads
 from wdsprep.store.hub.retry import retrying, status_of, translated
 from wdsprep.store.hub.stage import TURN, HubStage
-from wdsprep.store.patience import FIRST_PAUSE_S
-from wdsprep.store.ranges import Range
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -83,7 +83,10 @@ class HubStore(OverNetwork):
 
     @property
     def _lock(self) -> "threading.RLock":
-        """Of this process: a thread that a fork lacks may have taken that of its parent."""
+        """Return the lock of this process.
+
+        A fork must not use its parent's, which may be taken for ever.
+        """
         return self._locks.setdefault(os.getpid(), threading.RLock())
 
     @property
@@ -122,7 +125,7 @@ class HubStore(OverNetwork):
         return str(self._retrying(ask).sha)
 
     def _folder(self, folder: str, commit: str) -> Mapping[str, Entry]:
-        """All files below a folder, which may be the whole dataset, in a commit."""
+        """Return all files below a folder in a commit. The folder may be the whole dataset."""
         key = f"{commit}/{folder}"
         if (known := self._listings.get(key)) is not None:
             return known
@@ -192,7 +195,7 @@ class HubStore(OverNetwork):
         return len(data)
 
     def stamp(self, name: str, /) -> str:
-        """What changes whenever the file becomes another."""
+        """Return a text that changes whenever the file becomes another."""
         found = next((entry for entry in self.list(name) if entry.name == name), None)
         if found is None:
             raise NotFoundError(f"{self.url}/{name}: no such file")
@@ -239,8 +242,10 @@ class HubStore(OverNetwork):
         return self._stage.files.sweep(ours)
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """One commit of all that waits below this folder, or of these files alone; none where
-        nothing does."""
+        """Make one commit of all that waits below this folder, or of these files alone.
+
+        Make none if nothing waits.
+        """
         wanted = None if names is None else {*map(self._path, names)}
         if not any(self._waiting(wanted)):
             return
@@ -270,8 +275,11 @@ class HubStore(OverNetwork):
     def _changed(
         self, head: str, added: Mapping[str, Entry], deleted: Sequence[str]
     ) -> Collection[str]:
-        """Which of them the latest commit has not. What somebody else has made of them since this
-        was begun is not written over."""
+        """Return those files that the latest commit does not have as they are here.
+
+        Raise StoreError where somebody else has changed one of them since this run was
+        begun.
+        """
         trees = (self._stage.base or head, head)
         before, now = (self._folder(self._prefix.rstrip("/"), commit) for commit in trees)
         changed = [name for name in added if not self._is_same(name, now.get(name))]
@@ -284,7 +292,7 @@ class HubStore(OverNetwork):
         return changed
 
     def _is_same(self, name: str, there: Entry | None) -> bool:
-        """Whether the hub has the very bytes that wait here, in git or as a large file."""
+        """Return whether the hub has the very bytes that wait here, in git or as a large file."""
         path = self._stage.files.root / name
         if there is None or there.nbytes != path.stat().st_size:
             return False
@@ -300,7 +308,7 @@ class HubStore(OverNetwork):
         return there.stamp in (blob.hexdigest(), large.hexdigest())
 
     def _committed(self, head: str, added: Collection[str], deleted: Sequence[str]) -> str:
-        """The commit that has all that; nothing where somebody has made another one meanwhile."""
+        """Make a commit and return its id; empty where somebody has made another one meanwhile."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         known = self._folder(self._prefix.rstrip("/"), head)
@@ -332,7 +340,10 @@ class HubStore(OverNetwork):
             raise
 
     def _check_there(self, commit: str, added: Mapping[str, Entry]) -> None:
-        """The hub leaves out what a .gitignore there names."""
+        """Check that a commit has all files.
+
+        The hub leaves out those that a .gitignore there names.
+        """
         there = self._folder(self._prefix.rstrip("/"), commit)
         lacking = next((name for name in added if name not in there), "")
         if lacking:
@@ -361,12 +372,12 @@ def _stamp(entry: Entry | None) -> str:
 
 
 def _git(nbytes: int) -> Any:
-    """By which git knows a file of that length, once its bytes are added."""
+    """Return the hash that git knows a file of this length by, before its bytes are added."""
     return hashlib.sha1(b"blob %d\0" % nbytes, usedforsecurity=False)
 
 
 def _headers() -> dict[str, str]:
-    """With the user's token, if there is one."""
+    """Return the headers of a request, with the user's token if there is one."""
     from huggingface_hub import get_token
 
     token = get_token()

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import ShortReadError
+from wdsprep.store.byte_range import Range, length_of
 from wdsprep.store.hub.retry import AnswerError
-from wdsprep.store.ranges import Range, length_of
 
 TIMEOUT_S = 60.0
 KEPT_S = 300.0  # of an hour
@@ -33,7 +33,7 @@ class HubReads:
     _there: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def get(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
-        """One attempt. An address that holds no more is asked for anew."""
+        """Read a range, in one attempt. An address that has expired is asked for again."""
         key = f"{commit}/{path}"
         known, since = self._there.get(key, ("", 0.0))
         if known and time.monotonic() - since < KEPT_S:
@@ -76,7 +76,7 @@ def _origin(url: str) -> str:
 
 
 def _taken(answer: Any, wanted: Range, what: str) -> bytes:
-    """The bytes of an answer that says it has those asked for."""
+    """Return the bytes of an answer, after checking that they are the range asked for."""
     status, said = answer.status_code, answer.headers.get("content-range", "")
     if status == BEYOND and wanted.check_beyond(said, what) is not None:
         return b""
@@ -92,7 +92,7 @@ def _taken(answer: Any, wanted: Range, what: str) -> bytes:
 
 
 def _part(answer: Any, wanted: Range, what: str) -> bytes:
-    """Of a file that comes whole, whatever was asked for."""
+    """Cut the range out of an answer that brings the whole file."""
     length = length_of(answer.headers.get("content-length", ""))
     if length > WHOLE_NBYTES and not wanted.is_first(length):
         raise wanted.not_kept("", what)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.patience import FIRST_PAUSE_S, persist
+from wdsprep.store.attempts import FIRST_PAUSE_S, persist
 
 BUSY = (408, 429, 500, 502, 503, 504)
 T = TypeVar("T")
@@ -31,8 +31,10 @@ def is_transient(error: Exception) -> bool:
 
 
 def _lost() -> type[Exception]:
-    """What the hub's library raises where no answer comes: that of the HTTP library under it, of
-    which versions take another one."""
+    """Return the error class that the hub's library raises where no answer comes.
+
+    It is that of the HTTP library under it, which differs between versions.
+    """
     from huggingface_hub import get_session
 
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])

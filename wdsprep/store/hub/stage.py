@@ -70,8 +70,10 @@ class HubStage:
             self._gone.delete(name)
 
     def settle(self, commit: str, added: dict[str, Entry], deleted: Sequence[str]) -> None:
-        """All of that is in a commit: it need not lie here any more, unless somebody has written it
-        anew meanwhile."""
+        """Remove the local copies of files that are in a commit now.
+
+        A file that somebody has written again meanwhile stays.
+        """
         write_bytes(self.notes, PUBLISHED, commit.encode())
         now = self.list("")
         for name, entry in added.items():
@@ -89,7 +91,7 @@ def _short(text: str) -> str:
 
 
 def _home() -> Path:
-    """Where the hub's library keeps what is its."""
+    """Return the folder in which the hub's library keeps its files."""
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.store.attempts import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from wdsprep.store.base import (
     Entry,
     FileSink,
@@ -25,11 +26,10 @@ from wdsprep.store.base import (
     check_prefix,
     none_of_ours,
 )
-from wdsprep.store.marks import Holds, Mark
+from wdsprep.store.object_locks import Holds, Mark
 from wdsprep.store.objects.library import own_library
 from wdsprep.store.objects.retry import is_beyond, retrying, translated
 from wdsprep.store.objects.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
-from wdsprep.store.patience import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
@@ -39,8 +39,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Own:
-    """What belongs to one process. `patient` leaves attempts to the library, which alone can repeat
-    a part of an upload or a page of a listing."""
+    """The library and the clients of one process.
+
+    `patient` leaves attempts to the library, which alone can repeat a part of an upload or a
+    page of a listing.
+    """
 
     library: Any
     client: Any
@@ -94,7 +97,7 @@ class ObjectStore(OverNetwork):
             )
 
     def ask(self, act: Callable[[Any, Any], T]) -> T:
-        """What becomes of it with the library and a client, after as many attempts as it takes."""
+        """Call `act` with the library and a client, in as many attempts as it takes."""
         own = self._own
 
         def attempt() -> T:
@@ -105,7 +108,7 @@ class ObjectStore(OverNetwork):
         return retrying(attempt, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """In the order of names: Azure sorts otherwise where a container has real folders."""
+        """List the files by name. Azure sorts otherwise where a container has real folders."""
         check_prefix(prefix)
         with self._translated(prefix):
             found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
@@ -119,8 +122,10 @@ class ObjectStore(OverNetwork):
             )
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """The objects whose keys begin like that, by these. The library lists folders; in one, it
-        can be asked to begin near what is wanted."""
+        """Yield the objects whose keys begin with `prefix`.
+
+        The library lists folders. In one, it can be asked to begin near what is wanted.
+        """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
         own, is_found = self._own, False
@@ -161,7 +166,7 @@ class ObjectStore(OverNetwork):
             return self.ask(act)
 
     def stamp(self, name: str, /) -> str:
-        """What changes whenever the object is written."""
+        """Return a text that changes whenever the object is written."""
         key = self._key(name)
         with self._translated(name):
             found = self.ask(lambda loaded, client: loaded.head(client, key))
@@ -209,7 +214,7 @@ class ObjectStore(OverNetwork):
         )
 
     def _writer(self, name: str) -> str:
-        """Who wrote what is there."""
+        """Return the id of the writer of an object."""
         key = self._key(name)
         with self._translated(name):
             found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))
@@ -234,12 +239,12 @@ class ObjectStore(OverNetwork):
         self._holds.let_go(self._key(name), f"{self.url}/{name}")
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
-        """The library tells nothing of unfinished uploads."""
+        """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
         return 0
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Each file is there for all when it is written."""
+        """Do nothing: each file is there for all when it is written."""
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
@@ -251,7 +256,7 @@ class ObjectStore(OverNetwork):
 
 
 class _Objects:
-    """Implements `wdsprep.store.marks.MarkedObjects`."""
+    """Implements `wdsprep.store.object_locks.MarkedObjects`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -292,7 +297,7 @@ def _create(loaded: Any, client: Any, *, key: str, data: bytes) -> str:
 def _got(
     loaded: Any, client: Any, key: str, start: int, nbytes: int | None, what: str
 ) -> memoryview:
-    """A range, which is as long as it was said to be, and ends where it should."""
+    """Read a range, and check that it has the length announced and ends where it should."""
     wanted = {"offset": start} if nbytes is None else (start, start + nbytes)
     options = {"range": wanted} if start or nbytes is not None else None
     answer = loaded.get(client, key, options=options)

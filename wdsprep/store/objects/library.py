@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_unlock)
 
 
 def own_library() -> Any:
-    """The extension module of obstore, for this process alone."""
+    """Return the extension module of obstore, loaded for this process alone."""
     process = os.getpid()
     if process not in _loaded:
         with _LOADING:
@@ -48,8 +48,11 @@ def own_library() -> Any:
 
 
 def _copy() -> ModuleType:
-    """A file is loaded once in a process, and another file is another module to the loader of the
-    system. Names that it gives itself in `sys.modules` go back to those who had them."""
+    """Load the extension module once more.
+
+    The system loads a file once in a process, so this loads a copy of the file. Names that the
+    copy sets in `sys.modules` are given back to their modules.
+    """
     spec = importlib.util.find_spec(NAME)
     assert spec is not None  # noqa: S101  for mypy: who opens a store has looked
     data = Path(str(spec.origin)).read_bytes()
@@ -67,7 +70,10 @@ def _modules() -> Mapping[str, ModuleType]:
 
 
 def _from_bytes(data: bytes) -> ModuleType:
-    """From memory, where the system can: a folder for temporary files may not be for programs."""
+    """Load a module from memory where the system can.
+
+    Programs may be forbidden in the folder for temporary files.
+    """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("obstore")
         with os.fdopen(fd, "wb") as file:

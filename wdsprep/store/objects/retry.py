@@ -19,7 +19,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.patience import FIRST_PAUSE_S, persist
+from wdsprep.store.attempts import FIRST_PAUSE_S, persist
 
 BEYOND = 416
 PAST_ITS_END = "Wanted range starting at"
@@ -53,7 +53,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of its class: each copy of the library has classes of its own."""
+    """Return the name of an error's class: each copy of the library has classes of its own."""
     return type(error).__name__
 
 
@@ -72,7 +72,7 @@ def is_of_credentials(error: BaseException) -> bool:
 
 
 def is_beyond(error: BaseException) -> bool:
-    """Whether the file may end before the range asked for."""
+    """Return whether the file may end before the range asked for."""
     is_said = status_of(error) == BEYOND or code_of(error) == "InvalidRange"
     return is_said or PAST_ITS_END in str(error)
 
@@ -92,7 +92,7 @@ def translated(what: str, place: str) -> Iterator[None]:
 
 
 def _is_plain(error: Exception) -> bool:
-    """Whether it is one of the library's that have a class of Python's."""
+    """Return whether it is an error of the library that has a class of Python's."""
     beginnings = {FileNotFoundError: "Object at location", ValueError: "Could not parse path"}
     return str(error).startswith(beginnings.get(type(error), "\0"))
 
@@ -122,7 +122,7 @@ def _translated(error: Exception, what: str, place: str) -> StoreError | UsageEr
 
 
 def _cause(error: Exception) -> str:
-    """The last of the reasons on its first line, without a URL."""
+    """Return the last of the reasons on an error's first line, without a URL."""
     line = str(error).partition("\n")[0]
     reason = re.split(r", source: ?| - |: ", line)[-1]
     return re.sub(r"\S+://\S+", "", reason).strip(" .()") or "no answer"

@@ -7,7 +7,7 @@ from queue import Full, Queue
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError
-from wdsprep.store.parts import PartSink
+from wdsprep.store.part_upload import PartSink
 
 PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
 PARTS_IN_FLIGHT = 3
@@ -16,8 +16,11 @@ Put = Callable[..., Any]
 
 
 class ObjectSink(PartSink):
-    """Sends full parts in a thread. What a server has of them shows to nobody until the last one is
-    there, which is when the block of the file ends well."""
+    """A file that is uploaded in parts, in a thread.
+
+    Nobody sees what the server has of it until the last part is there, when the block of the
+    file ends well.
+    """
 
     def __init__(self, name: str, put: Put, tells_writer: Callable[[], str], part: int) -> None:
         super().__init__(name)
@@ -43,7 +46,10 @@ class ObjectSink(PartSink):
             self._upload.drain()
 
     def finish(self) -> None:
-        """Where a retry meets its own success, whose answer was lost, that is success."""
+        """Finish the upload.
+
+        A retry that meets its own success, whose answer was lost, is a success.
+        """
         self.check()
         try:
             if self._upload is None:
@@ -67,7 +73,7 @@ class ObjectSink(PartSink):
 
 
 class _AbortedError(Exception):
-    """What the library is told of a file that is not to be."""
+    """The error that tells the library that the file is given up."""
 
 
 class _Upload:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.store.attempts import FIRST_PAUSE_S
 from wdsprep.store.base import (
     Entry,
     FileSink,
@@ -26,11 +27,10 @@ from wdsprep.store.base import (
     check_prefix,
     none_of_ours,
 )
-from wdsprep.store.marks import Holds
-from wdsprep.store.patience import FIRST_PAUSE_S
-from wdsprep.store.ranges import Range
-from wdsprep.store.s3.holds import S3Objects
+from wdsprep.store.byte_range import Range
+from wdsprep.store.object_locks import Holds
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
+from wdsprep.store.s3.lock_objects import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
 from wdsprep.store.s3.retry import retrying, translated, unusable_settings
 from wdsprep.store.s3.uploads import (
@@ -57,7 +57,7 @@ _CLIENT_LOCK = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Own:
-    """What belongs to one process."""
+    """The client and its state in one process."""
 
     client: Any
     reads: Reads
@@ -65,8 +65,11 @@ class _Own:
 
 
 def _checks_of(client: Any) -> BodyChecks:
-    """Over TLS bodies go unsigned, unless the user's settings have them signed: left to itself,
-    botocore signs those without an MD5."""
+    """Return how this client's bodies are checked.
+
+    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself
+    signs those without an MD5.
+    """
     config = client.meta.config
     given = (config.s3 or {}).get("payload_signing_enabled", False)
     is_signing = client.meta.endpoint_url.startswith("http:") or given
@@ -186,7 +189,7 @@ class S3Store(OverNetwork):
         return GetRequest(bucket=self._bucket, key=self._key(name), range=wanted)
 
     def stamp(self, name: str, /) -> str:
-        """What changes whenever the object is written."""
+        """Return a text that changes whenever the object is written."""
         with self._translated(name):
             found = self._ask("head_object", Key=self._key(name))
         return f"{found['ETag']} {found['LastModified'].isoformat()}"
@@ -221,11 +224,14 @@ class S3Store(OverNetwork):
             self._holds.let_go(self._key(name), f"{self.url}/{name}")
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Each file is there for all when it is written."""
+        """Do nothing: each file is there for all when it is written."""
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Abort the uploads whose writer is known to be dead; where nobody knows, those under names
-        that are `ours` begun over a day ago: no live writer takes that long over a file."""
+        """Abort the uploads of dead writers, and return how many.
+
+        Where nobody knows of the writer, uploads under names that are `ours` are aborted
+        after a day: no live writer takes that long over a file.
+        """
         with self._translated(""):
             lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
             for upload in lost:

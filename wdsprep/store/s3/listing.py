@@ -53,8 +53,11 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StretchFound:
-    """Of a stretch. `rest` is what is left of it; where all is listed, `beyond` is the name after
-    it, if there is one."""
+    """The result of listing a stretch of names.
+
+    `rest` is the part that is not listed yet. Where all is listed, `beyond` is the name after
+    the stretch, if there is one.
+    """
 
     entries: list[Entry]
     rest: Stretch | None = None
@@ -66,8 +69,10 @@ Asked = tuple[Stretch, "Future[StretchFound]"]
 
 
 def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
-    """All entries whose names begin with `prefix`; `ask` gives the first page of a stretch,
-    whatever its end."""
+    """List all entries whose names begin with `prefix`.
+
+    `ask` returns the first page of a stretch, whatever its end.
+    """
     left: Stretch | None = Stretch()
     while left is not None:
         ends: list[Entry] = []
@@ -129,8 +134,10 @@ def _list(ask: AskForPage, stretch: Stretch) -> StretchFound:
 
 
 def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:
-    """Beginnings of names after `last`, in order. `floor` characters and those that neither count
-    nor spell stay as they are."""
+    """Yield guesses of names that follow `last`, in order.
+
+    The first `floor` characters stay, and so do those that neither count nor spell.
+    """
     at = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     runs = (takewhile(str.isalnum, name[at:]) for name in (first, last))
     known = set(chain(*runs))  # what counts up, or spells on
@@ -184,7 +191,7 @@ def _is_entry(node: ElementTree.Element) -> bool:
 
 
 def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) -> Page:
-    """A page as boto3 gives it, of names that start behind so many characters of their keys."""
+    """Read a page as boto3 returns it. `start` is the length of the store's part of the keys."""
     entries = []
     for found in answer.get("Contents", ()):
         name = found["Key"][start:]

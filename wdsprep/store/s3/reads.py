@@ -38,7 +38,7 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError
-from wdsprep.store.ranges import Range, length_of
+from wdsprep.store.byte_range import Range, length_of
 from wdsprep.store.s3.retry import status_of
 
 LONGEST_LINE = 1 << 16
@@ -49,8 +49,10 @@ PLAIN = frozenset(("content-length", "content-range"))  # what may be said once
 
 @dataclass(kw_only=True, slots=True)
 class S3Answer:
-    """The head of an answer. `nbytes` is the length of its body, -1 where that is unknown; `range`
-    is its Content-Range."""
+    """The head of an answer.
+
+    `nbytes` is the length of its body, -1 where that is unknown; `range` is its Content-Range.
+    """
 
     status: int
     nbytes: int
@@ -64,7 +66,7 @@ class S3Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Of urllib3's connections to one server."""
+    """The connections of urllib3 to one server."""
 
     take: Callable[[], Any]
     put: Callable[[Any], None]
@@ -126,13 +128,13 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _host(origin: str) -> str:
-    """As it is signed, and as the session sends it: without a port that goes without saying."""
+    """Return the host as it is signed and sent: without a default port."""
     scheme, _, host = origin.lower().partition("://")
     return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
 
 
 def _idle(pool: _Pool) -> Any:
-    """A connection that nobody uses, if one is open."""
+    """Return an open connection that nobody uses; None where there is none."""
     from urllib3.exceptions import ClosedPoolError
 
     try:
@@ -220,11 +222,14 @@ class GetRequest:
         return f"s3://{self.bucket}/{self.key}"
 
     def is_all(self, status: int, length: int) -> bool:
-        """Whether an answer that knows no ranges brings this one all the same."""
+        """Return whether an answer without ranges brings all that this request wants."""
         return status == 200 and self.range.is_first(length)
 
     def comes(self, status: int, said: str, length: int) -> int:
-        """How many bytes an answer brings; an error where they are others than these."""
+        """Return how many bytes an answer brings.
+
+        Raise an error where they are not those asked for.
+        """
         if self.is_all(status, length):
             return length
         nbytes, _ = self.range.served(said, self.what)
@@ -249,11 +254,11 @@ class Reads:
         client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
 
     def get(self, ask: GetRequest) -> bytes:
-        """What boto3's `get_object` brings; nothing where a range starts at the end or after."""
+        """Read a range, which is empty where it starts at the file's end or after."""
         return self._take(ask, _read)
 
     def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
-        """The same into memory that is there; how many bytes came."""
+        """Read a range into a buffer, and return how many bytes came."""
         return self._take(ask, partial(_read_into, buffer))
 
     def _take(self, ask: GetRequest, take: Take[T]) -> T:
@@ -343,7 +348,7 @@ def _warn_of_version(error: Exception) -> None:
 
 
 def _newest_signature(signature_version: str, **_: object) -> "str | None":
-    """For URLs boto3 prefers an old signature, which newer regions do not take."""
+    """Choose the newest signature for URLs. boto3 prefers an old one that newer regions refuse."""
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
@@ -361,7 +366,7 @@ def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
 
 
 def _check_ended(answer: S3Answer) -> None:
-    """An answer in chunks has one more that says it was the last."""
+    """Check that an answer in chunks has had its last chunk."""
     if answer.nbytes < 0 and answer.body.read(1):
         raise EOFError
 
@@ -380,7 +385,7 @@ def _broken_off(ask: GetRequest) -> Iterator[None]:
 
 
 def _error(answer: S3Answer, body: bytes) -> Exception:
-    """As boto3 raises it, unless there is something that boto3 might do."""
+    """Return the error that boto3 would raise, or one that leaves the request to boto3."""
     from botocore.exceptions import ClientError
 
     status, found = answer.status, re.search(rb"<Code>(\w+)</Code>", body)

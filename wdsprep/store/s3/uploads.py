@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wdsprep.store.holds import boot
-from wdsprep.store.parts import PartSink
+from wdsprep.store.lock_holder import boot
+from wdsprep.store.part_upload import PartSink
 from wdsprep.store.s3.retry import NOT_SUPPORTED, status_of
 
 PART_NBYTES = 8 << 20
@@ -38,17 +38,19 @@ WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it fin
 
 @dataclass(kw_only=True, slots=True)
 class BodyChecks:
-    """By what a server checks the bodies that one store sends it: what costs least of what it is
-    known to check.
+    """The way in which a server checks the bodies that one store sends it.
 
-    Over plain HTTP the signature holds the SHA-256 of the body, and no more is needed. Over TLS a
-    body goes unsigned, with its MD5, which all servers know. One that names CRC-32 when an upload
-    begins wants it with each part; from when it has given one back, it is believed to compare
-    them, and the MD5 is left out. One that then gives none back is believed no more, and gets the
-    part again, with its MD5. Some name it and compare nothing, and some refuse to begin: their
-    parts have an MD5 as ever. CRC-32 is what the standard library has: 3,400 MB/s here, beside 660
-    of MD5. CRC-32C and CRC-64/NVME do 13,000, and each takes one more package to save a quarter of
-    a second a GB, of the 3.6 that an upload over TLS takes.
+    It is the cheapest of those that the server is known to check. Over plain HTTP the signature
+    holds the SHA-256 of the body, and no more is needed. Over TLS a body goes unsigned, with
+    its MD5, which all servers know. A server that names CRC-32 when an upload begins wants it
+    with each part. Once it has given one back, it is believed to compare them, and the MD5 is
+    left out. A server that then gives none back is believed no more, and gets the part again,
+    with its MD5. Some name it and compare nothing, and some refuse to begin: their parts have
+    an MD5 as ever.
+
+    CRC-32 is what the standard library has: 3,400 MB/s here, beside 660 of MD5. CRC-32C and
+    CRC-64/NVME do 13,000, and each takes one more package to save a quarter of a second a GB,
+    of the 3.6 that an upload over TLS takes.
     """
 
     is_signed: bool
@@ -157,7 +159,10 @@ class S3Sink(PartSink):
         self._close_pool()
 
     def _make_visible(self, operation: str, **what: Any) -> None:
-        """Where a retry meets its own success, whose answer was lost, that is success."""
+        """Finish the file.
+
+        A retry that meets its own success, whose answer was lost, is a success.
+        """
         from botocore.exceptions import ClientError
 
         try:
@@ -219,25 +224,27 @@ class Writer(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """Of an upload of this process."""
+    """A note on this machine of an upload that this process has begun."""
 
     path: Path
     fd: int
 
     def remove(self) -> None:
-        """The upload is no more."""
+        """Remove the note of an upload that is finished or aborted."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.abandon()
 
     def abandon(self) -> None:
-        """The upload is still there, and nobody goes on with it."""
+        """Leave the note of an upload that is still there, and that nobody goes on with."""
         os.close(self.fd)
 
 
 def write_note(upload: str) -> Note | None:
-    """Nothing where there is no place for one. It has its lock before it has its name, so nobody
-    finds it without."""
+    """Write a note of an upload; None where no note can be written.
+
+    The note has its lock before it has its name, so nobody finds it without.
+    """
     with contextlib.suppress(OSError):
         folder = _folder()
         fd, temporary = tempfile.mkstemp(dir=folder)
@@ -253,7 +260,7 @@ def write_note(upload: str) -> Note | None:
 
 
 def writer_of(upload: str) -> Writer:
-    """What the note says, which goes where the writer is dead."""
+    """Return what the note says of an upload's writer. The note goes where the writer is dead."""
     try:
         return _read(_folder() / _name(upload))
     except OSError:
@@ -261,7 +268,7 @@ def writer_of(upload: str) -> Writer:
 
 
 def remove_old_notes() -> None:
-    """Those of uploads that others have aborted, or that are not in buckets swept from here."""
+    """Remove old notes: of uploads that others have aborted, or in buckets not swept from here."""
     with contextlib.suppress(OSError):
         for path in _folder().iterdir():
             if path.stat().st_mtime < time.time() - KEPT_S:
@@ -291,6 +298,8 @@ def _folder() -> Path:
 
 
 def _name(upload: str) -> str:
-    """Of one boot of one machine: a lock is known where it was taken, though the folder may be
-    shared."""
+    """Return the file name of a note, which is of one boot of one machine.
+
+    The folder may be shared by machines, and a lock is only known where it was taken.
+    """
     return hashlib.sha256(f"{boot() or socket.gethostname()} {upload}".encode()).hexdigest()

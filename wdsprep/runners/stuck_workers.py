@@ -53,7 +53,7 @@ class Watch:
             self._since[slot] = self._now_s
 
     def overdue(self) -> list[int]:
-        """The workers to give up; to be asked each time that messages have been waited for."""
+        """Return the workers to give up. Ask each time that messages have been waited for."""
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)
         found = []
@@ -64,5 +64,5 @@ class Watch:
         return found
 
     def lost(self) -> Lost:
-        """What to say of one of these."""
+        """Return the message that says that a worker was given up."""
         return Lost(reason=f"worker came no further for {self._patience_s:,.0f} s, and was ended")

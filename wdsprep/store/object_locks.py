@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wdsprep.errors import AccessError, BusyError, ExistsError, NotFoundError, StoreError
-from wdsprep.store.holds import Holder, Wait, this_process
+from wdsprep.store.lock_holder import Holder, Wait, this_process
 
 FRESH_S = 60.0
 SKEW_S = 15 * 60.0
@@ -42,7 +42,7 @@ Marks = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """One that has been read."""
+    """A mark that has been read."""
 
     data: bytes
     tag: str
@@ -50,21 +50,24 @@ class Mark:
 
 
 class MarkedObjects(Protocol):
-    """What holds ask of a store, by the keys of its objects. Its errors are StoreErrors."""
+    """The requests that holds make to a store, by the keys of its objects.
+
+    Their errors are StoreErrors.
+    """
 
     def tags(self, prefix: str, /) -> Mapping[str, str]:
-        """The ETags of all objects whose keys begin like that."""
+        """Return the ETags of all objects whose keys begin with `prefix`."""
 
     def read(self, key: str, /) -> Mark: ...
 
     def make(self, key: str, data: bytes, /) -> str:
-        """The ETag of a new object; an ExistsError where there is one."""
+        """Create an object and return its ETag. Raise ExistsError where there is one."""
 
     def delete(self, key: str, /) -> None: ...
 
 
 class Holds:
-    """What the threads of a process hold in one store."""
+    """The names that the threads of a process hold in one store."""
 
     def __init__(self, objects: MarkedObjects) -> None:
         self._objects, self._mine = objects, threading.local()
@@ -85,7 +88,7 @@ class Holds:
 
     @contextmanager
     def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
-        """One that is checked at each request of this thread."""
+        """Yield a hold that is checked at each request of this thread."""
         hold = _Hold(self._objects, key, shown)
         held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
         held.append(hold)
@@ -95,12 +98,15 @@ class Holds:
             held.remove(hold)
 
     def refresh(self) -> None:
-        """To be called before a request is made."""
+        """Refresh the marks of this thread. To be called before a request is made."""
         for hold in getattr(self._mine, "held", ()):
             hold.refresh()
 
     def check(self, **_event: object) -> None:
-        """To be called when a request has its signature and is about to be sent."""
+        """Check the marks of this thread.
+
+        To be called when a request is signed and about to be sent.
+        """
         for hold in getattr(self._mine, "held", ()):
             hold.check()
 
@@ -123,7 +129,7 @@ class _Hold:
             wait.pause(holder or "another run")
 
     def begin_after_a_death(self) -> bool:
-        """Whether it is held now, after somebody who held it and died."""
+        """Try to take the name over from somebody who died, and return whether it is held now."""
         marks = self._there()
         if not marks or (self._alive(max(marks)) and not self._first_seen_dead):
             return False
@@ -168,7 +174,7 @@ class _Hold:
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _alive(self, number: int) -> str:
-        """Who holds the name by that mark; nobody who is dead."""
+        """Return who holds the name by a mark; empty where the holder is dead."""
         try:
             mark = self._objects.read(self._name(number))
         except NotFoundError:  # it has just been let go
@@ -199,7 +205,7 @@ class _Hold:
         return False
 
     def _make(self, number: int) -> str:
-        """The ETag of a new mark, or nothing where there is one."""
+        """Make a mark and return its ETag; empty where there is one."""
         me = this_process()
         try:
             return self._objects.make(self._name(number), me.to_bytes())
@@ -207,7 +213,7 @@ class _Hold:
             return self._made_before(number, me)
 
     def _made_before(self, number: int, me: Holder) -> str:
-        """A retry may meet its own success, whose answer was lost."""
+        """Return the ETag of a mark that is ours: a retry may meet its own success."""
         with suppress(StoreError):
             mark = self._objects.read(self._name(number))
             return mark.tag if _holder_of(mark) == me else ""
@@ -219,7 +225,7 @@ class _Hold:
 
 
 def _holder_of(mark: Mark) -> Holder | None:
-    """Who made a mark, where it can be read."""
+    """Return who made a mark; None where the mark cannot be read."""
     with suppress(ValueError, TypeError):
         return Holder.from_bytes(mark.data)
     return None
@@ -229,7 +235,10 @@ Moment = tuple[float, float]
 
 
 def _now() -> Moment:
-    """By two clocks: one that goes on while the machine sleeps, and the one that a server sees."""
+    """Return the time by two clocks.
+
+    One goes on while the machine sleeps; the other is the wall clock.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)), time.time()
 
 

@@ -24,7 +24,7 @@ class PartSink(ABC):
 
     @abstractmethod
     def part_nbytes(self) -> int:
-        """Of the next part."""
+        """Return the size of the next part."""
 
     @abstractmethod
     def send_part(self) -> None:
@@ -56,6 +56,6 @@ class PartSink(ABC):
         return data
 
     def check(self) -> None:
-        """A failed write is fatal, even to a caller that went on after it."""
+        """Raise the error of an earlier write, for a caller that went on after it."""
         if self._failure is not None:
             raise self._failure

@@ -36,7 +36,7 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What a worker needs of its machine."""
+    """The resources that a worker needs of its machine."""
 
     cpus: float
     gpus: float
@@ -47,7 +47,7 @@ class Share:
         return f"{self.cpus:g} CPU and {self.gpus:g} GPU{kind}"
 
     def room(self) -> int:
-        """How many workers the machines of the cluster can hold in all."""
+        """Count the workers that the machines of the cluster can hold in all."""
         return sum(self.room_on(node["Resources"]) for node in ray.nodes() if node["Alive"])
 
     def room_on(self, resources: dict[str, float]) -> int:
@@ -60,8 +60,8 @@ class Share:
 
 
 @dataclass(slots=True)
-class AsRoomIs:
-    """As many workers as there is room for just now."""
+class RoomNow:
+    """A number of workers that follows the room that the cluster has at the moment."""
 
     share: Share
     room: int
@@ -84,9 +84,11 @@ class FromLeast:
         return (missing if missing > 0 else max(AHEAD, opened // AHEAD_SHARE)) - starting
 
 
-def staffing(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int, Allowed]:
-    """How many workers there may ever be, and how many at a time; `is_own` for a Ray that was
-    started on this machine, which does not grow."""
+def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int, Allowed]:
+    """Return how many workers there may ever be, and what says how many at a time.
+
+    `is_own` means a Ray that was started on this machine, which does not grow.
+    """
     if (is_own or not least) and not (room := share.room()):
         raise WorkError(
             f"no node of the Ray cluster has {share}: ask for less a worker, or add nodes (where "
@@ -101,7 +103,7 @@ def staffing(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int,
         return most, FromLeast(least)
     if least or is_own:
         return least or room, all_at_once
-    return MOST, AsRoomIs(share, room)
+    return MOST, RoomNow(share, room)
 
 
 class Waiting:
@@ -113,7 +115,7 @@ class Waiting:
         self._next = self._since + SILENT_S
 
     def look(self, *, has_workers: bool) -> None:
-        """To be told from time to time whether a worker is there."""
+        """Warn where no worker has been there for long. This is to be called from time to time."""
         now = time.monotonic()
         if has_workers:
             self._since, self._next = now, now + SILENT_S

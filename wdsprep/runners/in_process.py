@@ -15,17 +15,19 @@ HERE_NBYTES = 64 << 20  # less than this is read in the time that worker process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InThisProcess:
-    """A runner that does one unit after another in this process. What a failure costs is decided as
-    for workers, but that a unit which ends its process ends the run."""
+class InProcessRunner:
+    """A runner that does one unit after another in this process.
+
+    Failures are judged as those of workers, but a unit that ends its process ends the run.
+    """
 
     max_attempts: int = 3
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        return drive(_Here(work), units, workers=1, max_attempts=self.max_attempts)
+        return drive(_InProcessWorkers(work), units, workers=1, max_attempts=self.max_attempts)
 
 
-class _Here:
+class _InProcessWorkers:
     """The one worker, without a process of its own."""
 
     def __init__(self, work: Work) -> None:
@@ -61,7 +63,7 @@ def runner_for(
 ) -> Runner:
     """No more workers than units, and none where these are of few bytes."""
     if nbytes <= HERE_NBYTES:
-        return InThisProcess(max_attempts=options.max_attempts)
+        return InProcessRunner(max_attempts=options.max_attempts)
     runner = settled(options, told).runner
     most = options.least or (usable_cpus() if runner == "local" else 0)
     return make_runner(

@@ -13,17 +13,17 @@ import pytest
 
 from wdsprep.errors import BusyError
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.store.holds import Holder, this_process
-from wdsprep.store.marks import FRESH_S
+from wdsprep.store.lock_holder import Holder, this_process
+from wdsprep.store.object_locks import FRESH_S
 from wdsprep.store.s3 import S3Store
 
 NAME = "receipts/000001.hold"
 CHILD = """
 import sys, time
 from wdsprep.store import open_store
-from wdsprep.store import marks
+from wdsprep.store import object_locks
 url, fresh_s = sys.argv[1], float(sys.argv[2])
-marks.FRESH_S = fresh_s
+object_locks.FRESH_S = fresh_s
 store = open_store(url)
 with store.hold("receipts/000001.hold"):
     print("held", flush=True)
@@ -85,7 +85,7 @@ def test_names_are_held_each_by_itself(store: Store) -> None:
 
 
 def test_who_dies_lets_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.store.marks.IN_FLIGHT_S", 0.1)
+    monkeypatch.setattr("wdsprep.store.object_locks.IN_FLIGHT_S", 0.1)
     with holder(store) as child:
         store.let_go(NAME)
         assert names(store) == [NAME]  # it lives
@@ -105,7 +105,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.store.local.HOLD_WAIT_S", 0.3)
-    monkeypatch.setattr("wdsprep.store.marks.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("wdsprep.store.object_locks.LONGEST_WAIT_S", 0.3)
     with holder(store) as child:
         child.send_signal(signal.SIGSTOP)
         with pytest.raises(BusyError, match="let that run go on or end it"), store.hold(NAME):
@@ -118,7 +118,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
 def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.marks.DEAD_S", 2.0)
+    monkeypatch.setattr("wdsprep.store.object_locks.DEAD_S", 2.0)
     write_bytes(s3_store, "precious", b"of another run")
     with holder(s3_store, fresh_s=1) as child:
         child.send_signal(signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_on_s3_who_takes_long_makes_further_marks(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("wdsprep.store.marks._now", lambda: (clock[0], clock[0]))
+    monkeypatch.setattr("wdsprep.store.object_locks._now", lambda: (clock[0], clock[0]))
     seen = set()
     with s3_store.hold(NAME):
         for number in range(6):

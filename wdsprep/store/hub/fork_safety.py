@@ -21,5 +21,5 @@ def _leave_to_parent() -> None:
 
 
 def spare_sessions() -> None:
-    """From now on; it is to be called once."""
+    """Leave HTTP sessions to the parent at each fork from now on. To be called once."""
     os.register_at_fork(before=_leave_to_parent)

@@ -5,16 +5,18 @@ from pathlib import Path
 import pytest
 
 import wdsprep
-from wdsprep.runners import watch
+from wdsprep.runners import stuck_workers
 from wdsprep.runners.schedule import Done, Lost, Ready, Returned, UnitProgress
-from wdsprep.runners.watch import LOOK_S, Watch
+from wdsprep.runners.stuck_workers import LOOK_S, Watch
 
 PATIENCE_S = 60.0
 PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"
 
 
 def test_the_page_says_how_long_a_worker_may_come_no_further() -> None:
-    told = f"A worker that comes no further for {watch.PATIENCE_S / 60:.0f} minutes is\nended"
+    told = (
+        f"A worker that comes no further for {stuck_workers.PATIENCE_S / 60:.0f} minutes is\nended"
+    )
     assert told in PAGE.read_text()
 
 
@@ -23,7 +25,7 @@ class Time:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        patch.setattr("wdsprep.runners.watch.time.monotonic", lambda: self.now)
+        patch.setattr("wdsprep.runners.stuck_workers.time.monotonic", lambda: self.now)
         self.watch = Watch(PATIENCE_S)
 
     def passes(self, seconds: float) -> list[int]:

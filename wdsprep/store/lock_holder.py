@@ -1,7 +1,7 @@
 """Holding a name: who does, and how others wait for it.
 
 A hold is how runs that meet take turns: nobody else is in a block that holds the same name. How a
-store keeps that promise is its own affair, in `local` and `marks`.
+store keeps that promise is its own affair, in `local` and `object_locks`.
 """
 
 import functools
@@ -47,8 +47,11 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A process, so that others on its machine can tell whether it is alive. A pid means something
-    in its own namespace alone and is given away again; the time of its start is not."""
+    """A process that holds a lock, described so that others can tell whether it is alive.
+
+    A pid means something in its own namespace alone, and is given to other processes later. The
+    time of a process's start is not.
+    """
 
     machine: str
     host: str
@@ -69,7 +72,10 @@ class Holder:
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether it ran on this machine and runs no more; of other machines nobody here knows."""
+        """Return whether it ran on this machine and has ended.
+
+        Of other machines nothing is known here.
+        """
         if not self.machine or self.machine != _machine() or self.started == _start(self.pid):
             return False
         return bool(_start(self.pid)) or not _may_live(self.pid)
@@ -82,8 +88,7 @@ def this_process() -> Holder:
 
 @functools.cache
 def _machine() -> str:
-    """This boot of this machine, as processes of one namespace see it; nothing where Linux's files
-    do not tell."""
+    """Return an id of this boot of this machine and of the pid namespace; empty outside Linux."""
     try:
         return f"{boot()} {Path('/proc/self/ns/pid').readlink()}" if boot() else ""
     except OSError:
@@ -92,7 +97,7 @@ def _machine() -> str:
 
 @functools.cache
 def boot() -> str:
-    """This boot of this machine; nothing where Linux's files do not tell."""
+    """Return an id of this boot of this machine; empty outside Linux."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -100,7 +105,10 @@ def boot() -> str:
 
 
 def _may_live(pid: int) -> bool:
-    """Of a process that cannot be seen: where others' are hidden, it may be one of those."""
+    """Return whether a process that cannot be seen may be alive.
+
+    Some machines hide those of others.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,8 +119,10 @@ def _may_live(pid: int) -> bool:
 
 
 def _start(pid: int) -> str:
-    """When a process started, in ticks since the boot; nothing where it is none, or has ended and
-    only waits to be asked how."""
+    """Return when a process started, in ticks since the boot; empty if it has ended.
+
+    A zombie has ended too.
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -27,12 +27,15 @@ class Range:
         return f"bytes={self.start}-{self.start + max(self.nbytes, 1) - 1}"  # there is none of 0
 
     def is_first(self, length: int) -> bool:
-        """Whether all of a file of that length is in it."""
+        """Return whether the range has the whole of a file of that length."""
         return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
 
     def served(self, said: str, what: str) -> tuple[int, int | None]:
-        """How many bytes come by an answer's Content-Range, and of how many where it tells; an
-        error unless they are those of this range, to its end or the file's."""
+        """Return how many bytes an answer brings, and the file's length where it tells.
+
+        Raise an error where its Content-Range is not this range, up to its end or the
+        file's.
+        """
         match = CONTENT_RANGE.fullmatch(said.strip())
         if match is None:
             raise self.not_kept(said, what)
@@ -46,7 +49,7 @@ class Range:
         return last - start + 1, total
 
     def check_beyond(self, said: str, what: str) -> int | None:
-        """The file's length, where an answer that it ends before this range tells it."""
+        """Return the file's length from an answer that says that it ends before this range."""
         match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
         if match is None:
             return None
@@ -63,5 +66,5 @@ class Range:
 
 
 def length_of(said: str) -> int:
-    """A Content-Length; -1 where it is none."""
+    """Parse a Content-Length. Return -1 where it is none."""
     return int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else -1

@@ -5,13 +5,16 @@ from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from wdsprep.store.marks import Mark
+from wdsprep.store.object_locks import Mark
 from wdsprep.store.s3.retry import retrying
 
 
 class S3Objects:
-    """Implements `wdsprep.store.marks.MarkedObjects`. `ask` is the store's, of any object; what it
-    raises becomes a StoreError in `translated`."""
+    """The objects of S3 as holds use them (`wdsprep.store.object_locks.MarkedObjects`).
+
+    `ask` makes a request of the store, for any object. What it raises becomes a StoreError in
+    `translated`.
+    """
 
     def __init__(
         self, ask: Callable[..., Any], translated: Callable[[], AbstractContextManager[None]]
