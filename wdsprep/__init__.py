@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wdsprep.encoding.encode import encode
     from wdsprep.encoding.recipe import Encode
     from wdsprep.exporting.export import export
-    from wdsprep.importing.take_in import import_
+    from wdsprep.importing.import_latents import import_
     from wdsprep.loading.catalog import Stream
     from wdsprep.loading.loader import load
     from wdsprep.loading.streaming import stream
@@ -51,7 +51,7 @@ _PLACES = {
     "duplicates": "wdsprep.changes.duplicates",
     "encode": "wdsprep.encoding.encode",
     "export": "wdsprep.exporting.export",
-    "import_": "wdsprep.importing.take_in",
+    "import_": "wdsprep.importing.import_latents",
     "inspect": "wdsprep.checks.inspect",
     "load": "wdsprep.loading.loader",
     "pack": "wdsprep.packing.pack",

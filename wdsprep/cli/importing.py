@@ -12,7 +12,7 @@ from wdsprep.cli.output import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.importing.take_in import ImportBegun
+from wdsprep.importing.import_latents import ImportBegun
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import human_bytes, plural

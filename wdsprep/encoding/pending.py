@@ -16,7 +16,7 @@ from wdsprep.dataset.state import retract
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.run import JointUnit, mark_incomplete
-from wdsprep.sources.contents import changed
+from wdsprep.sources.fingerprints import changed
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural

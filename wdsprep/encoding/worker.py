@@ -52,7 +52,7 @@ from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
 from wdsprep.runners.run import JointUnit, RunProgress, share_of
 from wdsprep.sources import LeftOut
-from wdsprep.sources.contents import Content
+from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store

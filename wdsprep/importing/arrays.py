@@ -13,7 +13,7 @@ import numpy as np
 from wdsprep.dataset.arrays import BFLOAT16, Field, of_bits, to_bits
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.importing.names import DTYPES, CachedColumn
+from wdsprep.importing.column_names import DTYPES, CachedColumn
 from wdsprep.sources.parsing import parsing_sample
 from wdsprep.sources.tables import RawArray
 
@@ -38,8 +38,10 @@ LEAST_STD = 1e-10  # whose logarithm is that of no variance
 
 
 def array_of(column: CachedColumn, value: Any) -> RawArray:
-    """The array in a column, whatever form it has there; one of a dtype that we store has the bytes
-    that its shape asks for."""
+    """Return the array in a column, whatever its form there.
+
+    If its dtype is one that we store, it has the number of bytes that its shape asks for.
+    """
     with parsing_sample(f"{column.name} holds no array: it"):
         raw = _array_of(column, value)
         width = DTYPES.get(raw.dtype)
@@ -120,8 +122,11 @@ def _of_torch(data: bytes) -> RawArray:
 
 
 def _check_saved(data: bytes) -> None:
-    """Check that what torch would make of the bytes is no larger than they are. Its archives are
-    never compressed, and of all that it makes, only a bytearray is as long as a number says."""
+    """Check that torch would make nothing larger of the bytes than they are.
+
+    Its archives are never compressed, and of all that it makes, only a bytearray takes its
+    length from a number in the file.
+    """
     if b"bytearray" in data:
         raise ValueError("it is no plain tensor, and nothing else is unpickled")
     if zipfile.is_zipfile(io.BytesIO(data)):
@@ -132,7 +137,10 @@ def _check_saved(data: bytes) -> None:
 
 
 def stored(raw: RawArray, sides: int) -> RawArray:
-    """With the dtype that we store, and so many sides: one that a batch has left in front goes."""
+    """Convert an array to the dtype that we store, with a number of dimensions.
+
+    A dimension of 1 in front, left by a batch, is dropped.
+    """
     _check_dtype(raw.dtype)
     shape = raw.shape
     if not shape or 0 in shape:
@@ -169,7 +177,7 @@ def with_logvar(raw: RawArray) -> RawArray:
 
 
 def as_float32(raw: RawArray) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """The values of a stored array, in one row."""
+    """Return the values of a stored array as one row."""
     if raw.dtype == BFLOAT16:
         found: np.ndarray[Any, np.dtype[np.float32]] = of_bits(np.frombuffer(raw.data, "<u2"))
         return found
@@ -184,7 +192,7 @@ def rounded(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
 
 
 def npy_of(field: Field, raw: RawArray) -> bytes:
-    """The member; refused where the array is another than the field's."""
+    """Return the array as a member. Refuse one that does not fit the field."""
     own = field.of_length(raw.shape[0]) if field.is_variable and raw.shape else field
     if (raw.dtype, raw.shape) != (own.dtype, own.shape) or len(raw.data) != own.array_nbytes:
         raise RejectedError(
@@ -196,14 +204,16 @@ def npy_of(field: Field, raw: RawArray) -> bytes:
 
 
 def zeros(field: Field) -> RawArray:
-    """An array of them; of a variable one, a single row."""
+    """Return an array of zeros. That of a field of variable length has a single row."""
     own = field.of_length(1) if field.is_variable else field
     return RawArray(dtype=own.dtype, shape=own.shape, data=bytes(own.array_nbytes))
 
 
 def nested(column: Any) -> list[RawArray | None]:
-    """The rows of an Arrow column of lists within lists, as arrays; None for a null, and where
-    lists are not all equally long."""
+    """Return the rows of an Arrow column of nested lists as arrays.
+
+    A null, or lists of different lengths, become None.
+    """
     return [_row(column, number) for number in range(len(column))]
 
 

@@ -21,8 +21,8 @@ from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.arrays import BITS, array_of, npy_of, one_behind_other, stored, with_logvar
-from wdsprep.importing.foreign import Row
-from wdsprep.importing.names import (
+from wdsprep.importing.cache import Row
+from wdsprep.importing.column_names import (
     CELL,
     EMB,
     LATENT,
@@ -45,7 +45,7 @@ MEMBERS = {EMB: EMB_NPY, POOLED: POOLED_NPY, MASK: MASK_NPY}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportPlan:
-    """What is taken of each row, and what it becomes."""
+    """The columns to take of each row, and the fields that they become."""
 
     chosen: Chosen
     fields: tuple[Field, ...]
@@ -62,7 +62,7 @@ class ImportPlan:
 def members_of(
     fields: Iterable[Field], arrays: Mapping[str, RawArray]
 ) -> Iterator[tuple[str, bytes]]:
-    """The arrays of a sample as members; refused where one is another."""
+    """Yield the arrays of a sample as members. Refuse one that does not fit its field."""
     for field in fields:
         raw = arrays[field.name]
         data = npy_of(field, raw)
@@ -72,7 +72,7 @@ def members_of(
 
 
 def arrays_in(chosen: Chosen, columns: Mapping[str, Any]) -> dict[str, RawArray]:
-    """The arrays of a sample by the names that members have here."""
+    """Return the arrays of a sample under our names of members."""
     found: dict[str, RawArray] = {}
     for column in chosen.columns:
         value = columns.get(column.name)
@@ -98,7 +98,7 @@ def settle_plan(
     resolution: int = 0,
     what: str,
 ) -> ImportPlan:
-    """By the first rows, of which one at least has to be sound."""
+    """Derive the plan from the first rows, of which at least one has to be sound."""
     if (chosen.of(MEAN) is None) != (chosen.of(LOGVAR) is None):
         raise SourceError(
             f"{what} has mean or logvar without the other: name a column of latents, as --columns "
@@ -137,7 +137,7 @@ def settle_plan(
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
-    """The pixels a side of a cell with which most latents are of a shape of the list."""
+    """Return the pixels per latent cell with which most latents have a shape of the list."""
     shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
     if not shapes:
         raise UsageError(f"{what} holds text alone, which has no shapes: leave out --shapes")
@@ -156,7 +156,7 @@ def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: 
 
 
 def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size:
-    """The width and height in pixels of what was encoded; (0, 0) where there are no latents."""
+    """Return the size in pixels of the encoded image; (0, 0) where there are no latents."""
     raw, (field, *_) = arrays.get(LATENT_NPY), fields_of(settings["layout"])
     if raw is None or len(raw.shape) != SIDES[LATENT]:
         return 0, 0
@@ -210,7 +210,7 @@ def _check(fields: Sequence[Field], what: str) -> None:
 
 
 def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
-    """The pixels a side of the images: as given, or as the name of the column says."""
+    """Return the resolution of the images: the one given, or the one in the column's name."""
     column = plan.chosen.of(LATENT)
     named = column.resolution if column else 0
     if given and named and given != named:
@@ -241,8 +241,10 @@ def settings_of(
     scale: float | None,
     shift: float | None,
 ) -> dict[str, Any]:
-    """What is known of the dataset. How its latents were made is not, but for moments, of which a
-    loader has to know how they are scaled."""
+    """Return the settings of the dataset, as far as they are known.
+
+    How its latents were made is not known. But a loader has to know how moments are scaled.
+    """
     chosen = plan.chosen
     names = {field.name for field in plan.fields}
     has_moments = chosen.of(MEAN) is not None or chosen.of(MEAN_STD) is not None
@@ -269,7 +271,7 @@ def settings_of(
 
 
 def _scaling(chosen: Chosen, scale: float | None, shift: float | None) -> dict[str, float]:
-    """Those of the VAE: caches hold what it gave, and trainers scale."""
+    """Return the scale and the shift of the VAE. Caches hold its outputs unscaled."""
     known = scale if scale is not None else chosen.scale
     if not known:
         raise UsageError(

@@ -18,7 +18,7 @@ COLUMNS = "Columns"
 
 @dataclass(frozen=True)
 class ImportOptions(CrewOptions):
-    """All that `import_` is given."""
+    """Options of `import_`."""
 
     source: "str | os.PathLike[str]" = field(metadata=about("The cache to take in.", is_place=True))
     latents: "str | os.PathLike[str]" = field(

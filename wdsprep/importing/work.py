@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
-from wdsprep.importing.foreign import Foreign
+from wdsprep.importing.cache import LatentCache
 from wdsprep.importing.layout import ImportPlan
 
 if TYPE_CHECKING:
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportWork:
-    """The picklable recipe of a worker, as runners want it. Its units are `ImageShard`s, each of
-    which is a file of the cache."""
+    """The work of an import, which can be pickled.
 
-    foreign: Foreign
+    A unit is an `ImageShard` that is a file of the cache.
+    """
+
+    cache: LatentCache
     plan: ImportPlan
     latents: str
     settings: Settings

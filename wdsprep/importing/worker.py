@@ -18,7 +18,7 @@ from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.state import find_receipt
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
-from wdsprep.importing.foreign import Row
+from wdsprep.importing.cache import Row
 from wdsprep.importing.layout import arrays_in, members_of, size_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
@@ -51,7 +51,7 @@ class ImportWorker:
             closing(LatentShard(draft, shard, work.plan.fields, self._shapes)) as output,
         ):
             told = time.monotonic()
-            rows = work.foreign.rows(item, work.plan.names)
+            rows = work.cache.rows(item, work.plan.names)
             for row in islice(rows, item.take or None):
                 self._take(output, row)
                 if time.monotonic() - told > PROGRESS_S:
@@ -70,7 +70,7 @@ class ImportWorker:
         output.add_members(row.key, members, cut=False, shape=shape)
 
     def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
-        """The shape of a sample where there are several, and its members."""
+        """Return the members of a sample, and its shape where the dataset has several."""
         plan = self._work.plan
         arrays = arrays_in(plan.chosen, row.columns)
         size = size_of(arrays, self._work.settings)

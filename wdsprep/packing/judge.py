@@ -20,7 +20,7 @@ from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.rule import Picture, prepare
 from wdsprep.packing.rules import PackRules
 from wdsprep.sources import Item, Slice, Source, Told, untold
-from wdsprep.sources.contents import Content
+from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import opened

@@ -17,7 +17,7 @@ from wdsprep.dataset.names import REMOVED, inputs_name
 from wdsprep.dataset.records import read_lines
 from wdsprep.errors import NotFoundError
 from wdsprep.sources import Item, ItemLine, Slice, Source
-from wdsprep.sources.contents import changed
+from wdsprep.sources.fingerprints import changed
 from wdsprep.store.base import Store
 
 Compared = Callable[[int, int], object]

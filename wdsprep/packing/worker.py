@@ -34,7 +34,7 @@ from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.sources import LeftOut, Slice
-from wdsprep.sources.contents import Content
+from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ folder, one tar, the row groups of a table that make ten thousand rows.
 
 `recognise` tells which kind of source lies at a path, `patterns` which files of it are meant. The
 kinds are `folder`, `tars`, `image_tables` and `url_tables`; `tables` reads the rows of the last
-two, and of a table of captions. `captions` finds the caption and facts of an image, or the column
-of a table that holds them, and `metadata` reads those that lie beside a folder. `contents` makes
-one digest of what items hold.
+two, and of a table of captions. `captions` finds the caption and metadata of an image, or the
+column of a table that holds them, and `metadata_files` reads the tables of metadata that lie in a
+folder beside its images. `fingerprints` makes one digest of what items hold. `sorted_rows` sorts
+tables in bounded memory, and `parsing` guards against what strangers' files hold.
 
 In: A folder, tars or tables, where `store` can read them.
 Out: Items in a fixed order, and of each its samples or refusals.
@@ -45,9 +46,12 @@ ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """What a source reads at once. `parts` are its files, each with size and stamp, so that two
-    items are equal only if nothing about them has changed. `take` is the number of samples to take
-    of it (0: all), `samples` how many it holds where a listing tells (else 0)."""
+    """The part of a source that is read at once, such as a file or some rows of a table.
+
+    `parts` are its files, each with size and stamp, so two items are equal only if nothing
+    about them has changed. `take` is the number of samples to take of it (0 means all), and
+    `samples` how many it holds where a listing tells (else 0).
+    """
 
     name: str
     parts: tuple[tuple[str, int, str], ...]
@@ -56,13 +60,13 @@ class Item:
     samples: int = 1
 
     def to_json(self) -> str:
-        """One line of a slice's inputs file."""
+        """Return the item as a line of a slice's inputs file."""
         line = [self.name, self.parts, self.extra, self.take]
         return _encode(line) + "\n"
 
     @classmethod
     def from_line(cls, line: Sequence[Any]) -> "Item":
-        """The item of a line that is an `ItemLine`."""
+        """Return the item that an `ItemLine` describes."""
         name, parts, extra, take = line
         found = tuple((part, nbytes, stamp) for part, nbytes, stamp in parts)
         return cls(name=name, parts=found, extra=extra, take=take)
@@ -74,8 +78,10 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A run of items: a unit of work of `pack`. `elsewhere` are the sources of those samples in it
-    that another slice has taken over."""
+    """A run of items: a unit of work of `pack`.
+
+    `elsewhere` names the samples in it that another slice has taken over.
+    """
 
     number: int
     items: tuple[Item, ...]
@@ -91,16 +97,16 @@ class Slice:
 
     @property
     def samples(self) -> int:
-        """How many samples the slice holds, as far as the listing told; 0 where it did not."""
+        """Return how many samples the slice holds; 0 where the listing did not tell."""
         return sum(item.take or item.samples for item in self.items)
 
     @property
     def inputs(self) -> bytes:
-        """What the slice is made from, as its inputs file keeps it."""
+        """Return the content of the inputs file: all that the slice is made from."""
         return "".join(item.to_json() for item in self.items).encode()
 
     def digest(self, kind: DigestKind) -> str:
-        """As the receipt has it."""
+        """Return the digest of the inputs, as the receipt has it."""
         return kind.hex(self.inputs)
 
 
@@ -108,8 +114,10 @@ Made = TypeVar("Made")
 
 
 def alone(source: str, make: Callable[[], Made]) -> Made | Refusal:
-    """What `make` makes of one input. Whatever exception that meets is the refusal of this input,
-    and costs no other."""
+    """Make something of one input, or return the refusal of this input.
+
+    Whatever exception `make` meets costs no other input.
+    """
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
@@ -121,12 +129,14 @@ Told = Callable[[str], object]
 
 
 def untold(_kind: str) -> None:
-    """Of what is left out, where nobody counts it."""
+    """Ignore a file that is left out, where nobody counts these."""
 
 
 class LeftOut:
-    """Counts files that are no input to `pack` by their kind: `.mov`, or nothing where a name has
-    no extension."""
+    """A count of files that are no input to `pack`, by kind.
+
+    The kind is an extension such as `.mov`, or empty where a name has none.
+    """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
     PREFIX = "left_out:"
@@ -141,12 +151,12 @@ class LeftOut:
         self.kinds[kind if is_plain and is_named else "others"] += 1
 
     def counts(self) -> Counter[str]:
-        """As a receipt keeps them among other counts."""
+        """Return the counts under the names that receipts keep them by."""
         return Counter({f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()})
 
     @classmethod
     def among(cls, counts: Mapping[str, int]) -> Counter[str]:
-        """The kinds in the counts of receipts."""
+        """Return the counts of left-out files among the counts of receipts, by kind."""
         own = {name: count for name, count in counts.items() if name.startswith(cls.PREFIX)}
         return Counter({name.removeprefix(cls.PREFIX): count for name, count in own.items()})
 
@@ -160,23 +170,28 @@ class Source(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return the URL of the source."""
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
-        """All items, in the same order each time."""
+        """Yield all items, in the same order each time."""
 
     def count(self, item: Item, /) -> int:
-        """How many samples an item holds."""
+        """Count the samples of an item."""
 
     def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
-        """The samples of an item, in order; each input is a Sample or a Refusal. Samples of a
-        table of URLs have no image yet."""
+        """Yield the samples of an item, in order. Each input is a Sample or a Refusal.
+
+        Samples of a table of URLs have no image yet.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Names that the user gave. Empty ones are recognised; what a filter names, what is to be kept
-    and what holds the digest of an image must be there."""
+    """The names of columns that the user gave.
+
+    Where a name is empty, wdsprep finds the column by itself. Columns must exist that a filter
+    names, that are to be kept, or that hold the digest of an image.
+    """
 
     image: str = ""
     caption: str = ""
@@ -186,7 +201,7 @@ class Columns:
     kept: tuple[str, ...] = ()
 
     def check(self, there: Sequence[str], what: str) -> None:
-        """An error where one of them is not among the columns that are there."""
+        """Check that each named column is among those of a table."""
         asked = [("image-col", self.image), ("url-col", self.url), ("caption-col", self.caption)]
         asked += [("verify-hash", self.digest), *(("filter", name) for name in self.filtered)]
         asked += [("save-additional-columns", name) for name in self.kept]

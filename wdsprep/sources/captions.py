@@ -18,7 +18,7 @@ NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "d
 
 
 def decode_text(data: bytes, what: str) -> str:
-    """A caption file: UTF-8, with white space around it taken off."""
+    """Read a caption file: UTF-8, without the white space around it."""
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -28,7 +28,7 @@ def decode_text(data: bytes, what: str) -> str:
 
 
 def decode_facts(data: bytes, what: str) -> dict[str, Any]:
-    """A json beside an image: an object, of which nulls are dropped."""
+    """Read the JSON object beside an image. Nulls in it are dropped."""
     try:
         found = parse_json(data)
         if isinstance(found, dict):
@@ -39,15 +39,19 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether JSON shows at first sight that `plain_facts` would change nothing. A zero byte is
-    UTF-16 or worse, where the pattern sees nothing."""
+    """Return whether `plain_facts` would change nothing, as far as a quick look at the JSON shows.
+
+    A zero byte means UTF-16 or worse, in which the pattern finds nothing.
+    """
     may_be_deep = data.count(b"{") + data.count(b"[") > MAX_DEPTH
     return not (may_be_deep or _MAY_SAY_NOTHING.search(data) or b"\0" in data)
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
-    """The captions among the facts: a text or a list of them, under the first name that has any. A
-    number in a text's place, as of a class, is taken as one."""
+    """Return the captions in a sample's metadata, under the first name that has any.
+
+    They are a text or a list of texts. A number, such as a class, is taken as a text.
+    """
     for name in (column,) if column else NAMES:
         value = facts.get(name)
         if value is None:
@@ -62,14 +66,16 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
 
 
 def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
-    """Return the caption that stands at a path in the facts, the first where there are several; by
-    the rule of `captions_of`, so without white space around it."""
+    """Return the caption at a path in a sample's metadata, the first where there are several.
+
+    White space around it is taken off, as in `captions_of`.
+    """
     captions = captions_of({path: at_path(facts, path)}, path)
     return captions[0] if captions else None
 
 
 def first_of(names: Sequence[str], there: Sequence[str]) -> str:
-    """The first of the names that is there, or nothing."""
+    """Return the first of the names that is there, or an empty text."""
     return next((name for name in names if name in there), "")
 
 

@@ -17,7 +17,7 @@ from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources import Columns, Item, Told, alone, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
-from wdsprep.sources.metadata import is_metadata, open_metadata
+from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import opened
 from wdsprep.store.base import Entry, Store, is_hidden
@@ -46,8 +46,11 @@ class FolderSource:
     kind: str = "folder"
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
-        """One listing. If it comes upon metadata tables that `tables` does not name, it ends in a
-        MetadataFound that does."""
+        """Yield the items of one listing.
+
+        If the listing finds metadata tables that `tables` does not name, it ends in a
+        MetadataFound that names them.
+        """
         store = opened(self.url)
         tables: list[str] = []
         with open_metadata(store, self.tables) as metadata:
@@ -139,8 +142,10 @@ def check_nbytes(name: str, nbytes: int, most: int) -> None:
 
 
 def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iterator[_Group]:
-    """Files of one stem together, each group given out once no more can come. Names of metadata
-    tables are added to `tables`."""
+    """Group files by stem. A group is yielded once no more files of it can come.
+
+    The names of metadata tables are added to `tables`.
+    """
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
         name = entry.name

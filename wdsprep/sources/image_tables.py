@@ -60,7 +60,7 @@ class TableSource:
                     )
 
     def chosen(self) -> tuple[str, str]:
-        """The columns that images and captions come from, in the first file ("" for none)."""
+        """Return the columns of images and captions, as the first file has them; "" for none."""
         first = next(self.files())
         with open_parquet(opened(self.url), first.name) as file:
             image = self.check(file.schema, first.name)
@@ -94,7 +94,7 @@ class TableSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrowSource:
-    """What `datasets` has saved below `url`: all splits, in the order of their names."""
+    """The Arrow files that `datasets` has saved below `url`: all splits, by name."""
 
     url: str
     columns: Columns
@@ -108,7 +108,7 @@ class ArrowSource:
             yield Item(name=entry.name, parts=parts, samples=0)
 
     def chosen(self) -> tuple[str, str]:
-        """The columns that images and captions come from, in the first file ("" for none)."""
+        """Return the columns of images and captions, as the first file has them; "" for none."""
         first = next(arrow_files(self.url)).name
         there = arrow_schema(self.url, first).names
         return self._image(first), self.columns.caption or first_of(NAMES, there)
@@ -155,12 +155,15 @@ class MdsSource:
             )
 
     def chosen(self) -> tuple[str, str]:
-        """The columns that images and captions come from, in the first shard ("" for none)."""
+        """Return the columns of images and captions, as the first shard has them; "" for none."""
         first, _ = next(shards_there(self.url))
         return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
 
     def _image(self, shard: MdsShard) -> str:
-        """The column that holds the images; an error that names the columns where there is none."""
+        """Return the column of images.
+
+        Raise an error that names the columns where there is none.
+        """
         there, what = shard.encodings, f"{self.url}/{shard.index}"
         self.columns.check([*there], shard.index)
         held = [n for n, encoding in there.items() if encoding in MDS_IMAGES]
@@ -210,7 +213,7 @@ def _is_fact(encoding: str) -> bool:
 
 
 def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
-    """What a row is, whose column `image` holds the image."""
+    """Make a sample of a row whose column `image` holds the image."""
     if isinstance(row, RejectedError):
         raise row
     value = row.pop(image)
@@ -224,7 +227,7 @@ def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
 
 
 def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
-    """The column that holds the images; an error that names the columns where there is none."""
+    """Return the column of images. Raise an error that names the columns where there is none."""
     asked.check(schema.names, name)
     image = asked.image or image_column(schema)
     if image and holds_bytes(schema.field(image).type):
@@ -245,7 +248,7 @@ def image_column(schema: pa.Schema) -> str:
 
 
 def likely_image(held: Sequence[str]) -> str:
-    """The likeliest of the columns that hold bytes, or nothing."""
+    """Return the column of bytes that most likely holds images, or an empty text."""
     return first_of(IMAGE_NAMES, held) or next(iter(held), "")
 
 

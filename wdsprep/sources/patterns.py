@@ -39,7 +39,7 @@ class Pattern:
         return not is_hidden(name) and any(glob.match(name) for glob in self._globs)
 
     def check_met(self, url: str, noun: str) -> None:
-        """An error where a plain name has not been met."""
+        """Raise an error where a file named without a wildcard was not found."""
         if self._missing:
             missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
             raise SourceError(
@@ -51,7 +51,10 @@ class Pattern:
 def table_files(
     url: str, pattern: str, kinds: frozenset[str], left_out: Told = untold
 ) -> Iterator[Entry]:
-    """The tables of those kinds below `url` that match the pattern, or all where it is empty."""
+    """Yield the tables of some kinds below `url` that match the pattern.
+
+    An empty pattern takes all.
+    """
     found = 0
     wanted = Pattern(pattern) if pattern else None
     for entry in opened(url).list(wanted.start if wanted else ""):
@@ -93,7 +96,7 @@ def is_tar(name: str) -> bool:
 
 
 def tar_stem(name: str) -> str:
-    """The name of a tar without what says that it is one."""
+    """Return the name of a tar without its ending."""
     ending = next((end for end in TAR_ENDINGS if name.endswith(end)), "")
     return name.removesuffix(ending)
 

@@ -62,8 +62,10 @@ SYNONYMS = {
 
 
 class UnclearSourceError(SourceError):
-    """Nothing that can be packed, or several things: `what` says which. The rest of the message is
-    for who packs."""
+    """An error for a place that holds nothing that can be packed, or several kinds of input.
+
+    `what` says which. The rest of the message is for the user of `pack`.
+    """
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")
@@ -71,7 +73,7 @@ class UnclearSourceError(SourceError):
 
 
 def format_of(given: str) -> str:
-    """One of FORMATS, by the names that img2dataset has for them too."""
+    """Return one of FORMATS. The names that img2dataset has for them are understood too."""
     plain = given.lower().removesuffix(".gz")
     plain = SYNONYMS.get(plain, plain)
     one_of(FORMATS, input_format=plain)
@@ -86,9 +88,12 @@ def recognise(
     max_nbytes: int = MAX_NBYTES,
     input_format: str = "auto",
 ) -> Source:
-    """The source at `url`: a folder, tars, Parquet tables of images, or tables of URLs, the last
-    three also by glob or braces; or what `datasets` or MosaicML streaming have written. Of a file
-    that is larger than `max_nbytes` nothing is read."""
+    """Return the source at `url`.
+
+    It may be a folder, tars, Parquet tables of images, or tables of URLs (the last three also
+    by glob or braces), or what `datasets` or MosaicML streaming have written. Files larger than
+    `max_nbytes` are not read.
+    """
     if re.match(r"pipe:", url):
         raise UsageError(f"{url}: pack reads {ANY_PLACE}, and tables by https://")
     if input_format == "auto":
@@ -101,7 +106,7 @@ def recognise(
 
 
 def recognise_tables(url: str) -> TableFiles:
-    """The tables with columns at `url`: a file, a glob, or those of a folder."""
+    """Return the tables with columns at `url`: a file, a glob, or those of a folder."""
     kind = table_kind(url.partition("?")[0] if is_web(url) else url)
     if is_web(url) and kind:
         return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
@@ -131,7 +136,10 @@ def recognise_tables(url: str) -> TableFiles:
 
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
-    """What the user says it is: of a folder, the files of that kind; else those that are named."""
+    """Return the source of the format that the user named.
+
+    Of a folder it has the files of that kind; otherwise it has the files that are named.
+    """
     is_folder = _is_folder(url)
     if is_web(url) or (not is_folder and _is_file(url)):
         ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
@@ -211,7 +219,7 @@ def _tables(
 
 
 def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
-    """What the first of some Parquet files has."""
+    """Return whether the first Parquet file has URLs and no images."""
     from wdsprep.sources.image_tables import image_column
     from wdsprep.sources.tables.parquet import ParquetTable
     from wdsprep.sources.url_tables import url_column
@@ -255,7 +263,7 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
 
 
 def saved_form(names: Iterable[str]) -> str:
-    """How a dataset was saved that these files are of: `mds`, `arrow`, or nothing of these."""
+    """Return how a dataset was saved, by its files' names: `mds`, `arrow`, or an empty text."""
     names = list(names)
     if any(name.endswith(MDS_ENDINGS) for name in names):
         return "mds"
@@ -275,7 +283,7 @@ def _saved(url: str, form: str, columns: Columns) -> Source:
 
 
 def _refuse_ours(url: str, store: Store) -> None:
-    """A dataset of ours is tars, but hardly what somebody means to pack once more."""
+    """Refuse a dataset of wdsprep. It is made of tars, but hardly meant to be packed once more."""
     if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):
         manifest = read_manifest(store)
         if manifest and manifest.dataset == "latents":
@@ -287,8 +295,11 @@ def _refuse_ours(url: str, store: Store) -> None:
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
-    """The kinds of table that a folder without images is there for. Texts are lists of URLs only
-    where the first of them looks like one: otherwise they are captions."""
+    """Return the kinds of table that a folder without images is there for.
+
+    Texts are lists of URLs only where the first of them looks like one. Otherwise they are
+    captions.
+    """
     kinds = frozenset(map(table_kind, names)) - {""}
     if "parquet" in kinds:
         return PARQUET
@@ -314,7 +325,7 @@ def _is_file(url: str) -> bool:
 
 
 def _split_pattern(url: str) -> tuple[str, str]:
-    """The folder above the first wildcard, and the pattern below it."""
+    """Split a URL into the folder above its first wildcard, and the pattern below it."""
     wild = GLOB.search(url)
     slash = url.rfind("/", 0, wild.start() if wild else len(url))
     folder = url[:slash] if slash > 0 else "/" if slash == 0 else "."

@@ -23,8 +23,11 @@ SORTED_THERE = "what is sorted waits there, which takes three times its size"
 
 @contextmanager
 def sorted_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Read all rows, and then yield them in order, some at a time; those that are equal in the
-    first column, texts or bytes, as they came. A column that a batch lacks is null there."""
+    """Read all rows, then yield them sorted by the first column, in bounded memory.
+
+    The first column holds texts or bytes. Equal rows keep their order. A column that a batch
+    lacks is null there.
+    """
     with closing(Spool(SORTED_THERE)) as spool:
         runs = [_Run(spool, deque(blocks)) for blocks in _written(spool, batches)]
         yield _merged(runs)
@@ -38,7 +41,7 @@ def _merged(runs: "list[_Run]") -> Iterator[pa.RecordBatch]:
 
 
 def _in_order(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """What Arrow sorts keeps the order of what is equal."""
+    """Sort a few batches by the first column. Equal rows keep their order."""
     whole = _as_one(parts)
     return whole if len(parts) == 1 else whole.take(pc.sort_indices(whole.column(0)))
 
@@ -49,7 +52,7 @@ def _as_one(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _written(spool: Spool, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Place]]:
-    """The blocks of each run."""
+    """Write sorted runs, and yield the blocks of each."""
     parts: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in batches:
@@ -79,7 +82,7 @@ def _run_of(spool: Spool, parts: Sequence[pa.RecordBatch]) -> list[Place]:
 
 @dataclass(slots=True)
 class _Run:
-    """What is left of a run: a part of a block, and the places of those after it."""
+    """The rest of a sorted run: a part of a block, and the places of the blocks after it."""
 
     spool: Spool
     blocks: deque[Place]
@@ -98,7 +101,7 @@ class _Run:
         return self.here.column(0)[-1].as_py()
 
     def taken(self, end: Any) -> pa.RecordBatch:
-        """What is here up to this value (None: all), which is here no more."""
+        """Take the rows of the current block up to a value; None takes all."""
         assert self.here is not None  # noqa: S101  for mypy: `fill` said so
         whole, count = self.here, len(self.here)
         if end is not None:

@@ -74,7 +74,7 @@ class TarsSource:
             raise SourceError(f"no tar {where}: name another source")
 
     def count(self, item: Item, /) -> int:
-        """By reading the tar: only a limit asks for it."""
+        """Count the samples by reading the tar. Only a limit asks for it."""
         return sum(1 for _ in self.read(item))
 
     def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
@@ -83,7 +83,10 @@ class TarsSource:
     def read_keyed(
         self, item: Item, *, watch: OnBytes | None = None, left_out: Told = untold
     ) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The same with the key that each has in the tar; `watch` sees all its bytes in order."""
+        """Yield the samples of an item with their keys in the tar.
+
+        `watch` sees all bytes in order.
+        """
         table = item.parts[1][0] if len(item.parts) > 1 else ""
 
         def stray(path: str) -> None:
@@ -107,7 +110,7 @@ class TarsSource:
         table: str = "",
         left_out: Told = untold,
     ) -> Iterator[Sample | Refusal]:
-        """What a group of members is: a sample, a refusal, or nothing where it is other files."""
+        """Turn a group of members into a sample or a refusal. Yield nothing for other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
         if row := alone(source, lambda: self._row(found, source, tar, table, left_out)):
             yield row
@@ -132,14 +135,14 @@ class TarsSource:
         return sample
 
     def wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
-        """Whether a member is to be read."""
+        """Return whether a member is to be read."""
         if name in TEXTS:
             return nbytes <= MAX_TEXT_NBYTES
         is_image = self.has_images and self._is_image(name, before)
         return is_image and nbytes <= self.max_nbytes
 
     def _with_empty_images(self, found: TarSample) -> TarSample:
-        """As if those that were passed over had been read, but for what is too large to be."""
+        """Add the images that were not read as empty fields, except those that are too large."""
         unread = dict(found.unread or {})
         for name, nbytes in (found.unread or {}).items():
             if isinstance(nbytes, int) and nbytes <= self.max_nbytes and self._is_image(name):
@@ -148,7 +151,10 @@ class TarsSource:
         return replace(found, fields={**passed, **found.fields}, unread=unread)
 
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
-        """Whether it is the image of its sample; one that can be decoded goes before others."""
+        """Return whether a member is the image of its sample.
+
+        An image that can be decoded goes before others.
+        """
         if self.columns.image:
             return name == self.columns.image
         kind = name.rpartition(".")[2]
@@ -158,7 +164,7 @@ class TarsSource:
         return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
 
     def _image(self, fields: Mapping[str, bytes]) -> str:
-        """The field that has the image, or nothing."""
+        """Return the field that has the image, or an empty text."""
         if self.columns.image:
             return self.columns.image if self.columns.image in fields else ""
         for known in (IMAGES, OTHER_IMAGES):
@@ -190,7 +196,7 @@ class TarsSource:
                 check_nbytes(name, int(nbytes), self.max_nbytes)
 
     def _followed(self, found: TarSample, tar: str) -> TarSample:
-        """With the members that links stand for, where they are wanted."""
+        """Add the members that links stand for, where they are wanted."""
         fields, unread = dict(found.fields), dict(found.unread or {})
         for name, target in (found.unread or {}).items():
             if isinstance(target, int):
@@ -219,13 +225,13 @@ class TarsSource:
 
 
 def _is_of_a_tar(name: str) -> bool:
-    """Whether a file beside tars says something of them alone, or is hidden."""
+    """Return whether a file beside tars only describes them, or is hidden."""
     return is_hidden(name) or is_index(name) or bool(NOT_OF_A_SAMPLE.search(name))
 
 
 @functools.lru_cache(maxsize=2)
 def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
-    """Where the members of a tar are, for the links in it. In gzip data nothing has a place."""
+    """Return where the members of a tar are, for the links in it. Gzip data has no such places."""
     found = {}
     with stream(opened(url), tar) as file, suppress(BadSampleError):
         if not file.peek(len(GZIP)).startswith(GZIP):
@@ -237,7 +243,7 @@ def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
 
 @functools.lru_cache(maxsize=2)
 def _sidecar(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
-    """The rows of the Parquet table beside a tar, by key; that of one which has none is unknown."""
+    """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored."""
     from wdsprep.sources.tables.parquet import read_rows
 
     rows = read_rows(opened(url), table)

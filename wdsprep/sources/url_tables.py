@@ -59,7 +59,7 @@ class UrlSource:
                 first += rows
 
     def chosen(self) -> tuple[str, str]:
-        """The columns that URLs and captions come from, in the first file ("" for none)."""
+        """Return the columns of URLs and captions, as the first file has them; "" for none."""
         first = next(self.files())
         table = open_table(self.url, first.name)
         url = self._url_column(table, first.name)
@@ -84,7 +84,7 @@ class UrlSource:
                 yield alone(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
-        """What will be fetched for an item, and perhaps a little more."""
+        """Yield the URLs that will be fetched for an item, and perhaps a few more."""
         name = item.parts[0][0]
         table = open_table(self.url, name)
         column = self._url_column(table, name)
@@ -96,7 +96,7 @@ class UrlSource:
                 yield url.strip()
 
     def _url_column(self, table: Table, name: str) -> str:
-        """The column that holds the URLs; an error that names the columns where there is none."""
+        """Return the column of URLs. Raise an error that names the columns where there is none."""
         there = table.columns()
         if table.has_schema:
             self.columns.check(there, name)
@@ -124,13 +124,13 @@ class UrlSource:
 
 
 def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:
-    """An item of another name that is a few rows of one."""
+    """Return an item that is a few rows of another item, under a name of its own."""
     extra = f"{item.extra.partition(CHOSEN)[0]}{CHOSEN}{','.join(map(str, numbers))}"
     return Item(name=name, parts=item.parts, extra=extra, samples=len(numbers))
 
 
 def sources_of(item: Item) -> Iterator[str]:
-    """What the rows are called that an item made by `some_rows` has."""
+    """Yield the names of the rows of an item that `some_rows` made."""
     _, numbers = _place(item)
     return (source_name(item.parts[0][0], number) for number in sorted(numbers or ()))
 
@@ -141,11 +141,11 @@ def _place(item: Item) -> tuple[str, frozenset[int] | None]:
 
 
 def source_name(table: str, number: int) -> str:
-    """What a row is called in shards and rejects."""
+    """Return the name of a row in shards and rejects."""
     return f"{shown(table)}#{number}"
 
 
 def url_column(names: Sequence[str]) -> str:
-    """The likeliest of these to hold URLs, or nothing."""
+    """Return the column that most likely holds URLs, or an empty text."""
     by_name = {name.lower(): name for name in reversed(names)}
     return next((by_name[name] for name in URL_NAMES if name in by_name), "")

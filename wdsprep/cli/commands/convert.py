@@ -14,7 +14,7 @@ from wdsprep.cli.output import tell
 @click.command(
     "import",
     cls=DeclaredCommand,
-    function="wdsprep.importing.take_in:import_",
+    function="wdsprep.importing.import_latents:import_",
     declared="wdsprep.importing.options:ImportOptions",
     headings=("Columns", "Workers", "Output"),
     examples=(

@@ -8,8 +8,11 @@ TableRow = dict[str, Any] | RejectedError
 
 
 class RawArray(NamedTuple):
-    """An array in a table: its values lie in `data` row by row, little-endian. `dtype` is NumPy's
-    name, or bfloat16; without one, and without a shape, nobody has said what the bytes are."""
+    """An array in a table, whose values lie in `data` row by row, little-endian.
+
+    `dtype` is NumPy's name, or bfloat16. Without a dtype or a shape, nobody has said what the
+    bytes are.
+    """
 
     dtype: str
     shape: tuple[int, ...]

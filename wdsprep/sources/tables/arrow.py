@@ -22,8 +22,11 @@ from wdsprep.text import shortened
 
 
 def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
-    """The files of all splits below a place. Where a `state.json` names some of a folder, the
-    others there are what `datasets` has cached, and none of it."""
+    """Yield the files of all splits below a place.
+
+    Where a `state.json` names some files of a folder, the others there are caches of
+    `datasets`, and no part of the dataset.
+    """
     store = opened(url)
     there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
     named = {
@@ -60,7 +63,7 @@ def arrow_schema(url: str, name: str) -> pa.Schema:
 
 
 def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, up to so many at a time."""
+    """Yield the rows of a file, up to `rows` at a time."""
     with _open_arrow(url, name) as file:
         for batch in file.batches():
             for at in range(0, batch.num_rows, rows):
@@ -103,8 +106,10 @@ class _OpenArrow:
 
 
 class _ReadInChunks(io.RawIOBase):
-    """A stream that is asked for no more than a chunk at once: a file may claim more than it has.
-    `nbytes` have been read."""
+    """A stream that reads no more than a chunk at once, because a file may claim more than it has.
+
+    `nbytes` have been read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.nbytes = file, 0

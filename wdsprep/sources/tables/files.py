@@ -12,7 +12,7 @@ from wdsprep.store.base import Entry
 
 
 class Table(Protocol):
-    """One file as rows. `has_schema`: each row has every column."""
+    """A file as rows. With `has_schema`, each row has every column."""
 
     @property
     def has_schema(self) -> bool: ...
@@ -20,7 +20,7 @@ class Table(Protocol):
     def columns(self) -> list[str]: ...
 
     def texts(self) -> list[str]:
-        """The columns that may hold URLs."""
+        """Return the columns that may hold URLs."""
 
     def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
         """Up to `rows` rows each: where they are, and how many."""
@@ -28,16 +28,20 @@ class Table(Protocol):
     def rows(
         self, where: str, /, only: Collection[str] = ()
     ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
-        """The rows of a part with their numbers in the table; `only` those columns where that
-        is cheaper."""
+        """Yield the rows of a part, with their numbers in the table.
+
+        `only` names the columns that are wanted, where reading these alone is cheaper.
+        """
 
     def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:
-        """All values of some columns, so many rows at a time; in place of what cannot be read
-        stands why."""
+        """Yield all values of some columns, `rows` at a time.
+
+        A value that cannot be read is replaced by the error.
+        """
 
 
 def open_table(url: str, name: str) -> Table:
-    """The table of that name in the store at `url`."""
+    """Open the table of that name in the store at `url`."""
     if table_kind(name) == "parquet":
         from wdsprep.sources.tables.parquet import ParquetTable
 

@@ -86,7 +86,7 @@ _DTYPES = {
 
 
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
-    """The samples of a shard in their order, as they lie there."""
+    """Yield the samples of a shard in their order, as bytes."""
     data = _read(opened(url), shard, name)
     with _parsing(url, name):
         (count,) = struct.unpack_from("<I", data)
@@ -102,8 +102,10 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
 
 
 def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the columns of a sample that are wanted (all where none is named) as they are encoded;
-    refuse a sample whose lengths are not its own."""
+    """Return the encoded columns of a sample that are wanted, or all where none is named.
+
+    Refuse a sample whose lengths do not add up.
+    """
     with parsing_sample("the sample"):
         return dict(_fields(shard.columns, data, wanted))
 
@@ -124,7 +126,7 @@ def _fields(
 
 
 def _read(store: Store, shard: MdsShard, name: str) -> bytes:
-    """A shard as it was before it was compressed, held against all its digests."""
+    """Read a shard, decompress it, and check all its digests."""
     data = store.read(name)
     zipped = shard.zipped
     if zipped and name == zipped.name:
@@ -163,8 +165,11 @@ def _check(url: str, file: MdsFile, data: bytes) -> None:
 
 
 def value_of(encoding: str, data: bytes, column: str = "a column") -> Any:
-    """A text, a number or what JSON holds; a `RawArray`; the bytes of an image or of what has no
-    kind; None for all else, pickles among them. A value that is none of its kind is refused."""
+    """Decode a value: a text, a number, JSON, a `RawArray`, or the bytes of an image.
+
+    Bytes of no kind stay bytes. All other kinds become None, pickles among them. A value that
+    does not fit its kind is refused.
+    """
     kind = encoding.partition(":")[0]
     with parsing_sample(shown(column), Code.BAD_JSON if kind == "json" else Code.UNREADABLE):
         if encoding in TEXTS:
@@ -181,7 +186,7 @@ def value_of(encoding: str, data: bytes, column: str = "a column") -> Any:
 
 
 def _array(encoding: str, data: bytes) -> RawArray:
-    """Its dtype and its shape stand in the encoding, or before its values."""
+    """Decode an array, whose dtype and shape stand in its encoding or before its values."""
     _, dtype, shown = (*encoding.split(":"), "", "")[:3]
     start = 0
     if not dtype:

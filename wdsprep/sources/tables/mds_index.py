@@ -48,7 +48,7 @@ class MdsColumn(NamedTuple):
 
 
 class MdsFile(NamedTuple):
-    """One of the forms of a shard: as it is, or compressed."""
+    """One form of a shard: as it is, or compressed."""
 
     name: str
     nbytes: int
@@ -57,7 +57,7 @@ class MdsFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MdsShard:
-    """What an index says of a shard."""
+    """A shard as an index describes it."""
 
     index: str
     samples: int
@@ -71,7 +71,7 @@ class MdsShard:
         return {column.name: column.encoding for column in self.columns}
 
     def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
-        """The form of it that is there, if any."""
+        """Return the form of the shard that exists, if any."""
         forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
         return next((form for form in forms if form.name in there), None)
 
@@ -87,8 +87,10 @@ class MdsShard:
 
 
 def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
-    """Each index below a place, with the files beside and below it by their names. A merged index
-    speaks for the folders below it."""
+    """Yield each index below a place, with the files beside and below it by their names.
+
+    A merged index stands for the folders below it.
+    """
     there = {e.name: e for e in opened(url).list() if not is_hidden(e.name)}
     found = [name for name in there if posixpath.basename(name) == INDEX]
     above = [posixpath.dirname(name) for name in found]
@@ -109,8 +111,10 @@ def _is_below(name: str, folder: str) -> bool:
 
 
 def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
-    """Each shard that an index names, with its file; an error where it is not there, or has not the
-    size that the index says."""
+    """Yield each shard that an index names, with its file.
+
+    Raise an error where the file is missing, or has not the size that the index says.
+    """
     found = False
     for index, there in indexes_of(url):
         for shard in read_index(url, index).values():
@@ -139,7 +143,7 @@ def damaged_shard(url: str, name: str, why: str) -> SourceError:
 
 @lru_cache(maxsize=4)
 def read_index(url: str, index: str) -> dict[str, MdsShard]:
-    """The shards that an index names, by the names of their files as they are uncompressed."""
+    """Return the shards that an index names, by the names of their uncompressed files."""
     data = opened(url).read(index)
     what = f"{url}/{index}"
     with parsing_file(what, "is no index of MDS shards", "bring back the one that was written"):

@@ -30,8 +30,11 @@ NUMBERS = {"bool": "|b1", "int": "<i8", "float": "<f4", "double": "<f8"}
 
 
 class ParquetTable:
-    """A table whose rows are small. A part of it is a run of row groups, or some rows of one group
-    that has more than a slice takes; only what is read of a group is ever decoded at once."""
+    """A table whose rows are small.
+
+    A part of it is a run of row groups, or some rows of a group that has more than a slice
+    takes. Only the part that is read is ever decoded at once.
+    """
 
     has_schema = True
 
@@ -47,11 +50,11 @@ class ParquetTable:
         return list(self.schema.names)
 
     def kinds(self) -> dict[str, str]:
-        """Of each column: text, one of NUMBERS, or nothing."""
+        """Return the kind of each column: text, one of NUMBERS, or an empty text."""
         return {field.name: _kind(field.type) for field in self.schema}
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
-        """Some columns as Arrow has them, so many rows at a time."""
+        """Yield some columns as Arrow arrays, `rows` at a time."""
         with open_parquet(self.store, self.name) as file:
             for batch in file.batches(rows, columns=columns):
                 yield {name: batch.column(name) for name in columns}
@@ -61,7 +64,7 @@ class ParquetTable:
             yield [values_in(batch[name]) for name in columns]
 
     def texts(self) -> list[str]:
-        """The columns that may hold URLs."""
+        """Return the columns that may hold URLs."""
         return [field.name for field in self.schema if _is_text(field.type)]
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
@@ -73,7 +76,7 @@ class ParquetTable:
                     yield f"{first}:{last}:{skipped}:{taken}", taken
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
-        """The rows of a part with their numbers in the table; `only` those columns of them."""
+        """Yield the rows of a part with their numbers in the table, with `only` these columns."""
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
             before, at = sum(file.groups[:first]), 0
@@ -111,19 +114,24 @@ def rows_in(
     batch: pa.RecordBatch,
     convert: Callable[[pa.RecordBatch], list[dict[str, Any]]] = pa.RecordBatch.to_pylist,
 ) -> list[TableRow]:
-    """The rows of a batch. One that is damaged, or that Python cannot hold, as a text that is not
-    UTF-8 or a date beyond the year 9999, is refused alone."""
+    """Return the rows of a batch.
+
+    A row is refused alone if it is damaged or Python cannot hold it, such as a text that is not
+    UTF-8 or a date beyond the year 9999.
+    """
     return _one_by_one(batch, lambda some: [*convert(some)])
 
 
 def values_in(column: pa.Array) -> list[Any]:
-    """The values of a column; in place of one that cannot be read, why not."""
+    """Return the values of a column. A value that cannot be read is replaced by the error."""
     return _one_by_one(column, lambda some: [*some.to_pylist()])
 
 
 def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the row") -> list[Any]:
-    """Convert what Arrow holds, each part alone where not all can be: Arrow reads out of bounds
-    where what it holds is not valid."""
+    """Convert Arrow data to Python, one value at a time where not all can be converted.
+
+    Arrow reads out of bounds where its data is not valid, so the data is validated first.
+    """
     try:
         with parsing_sample(what):
             some.validate(full=True)
@@ -137,7 +145,7 @@ def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the
 
 
 def read_rows(store: Store, name: str) -> Iterator[TableRow]:
-    """The rows of a small table."""
+    """Yield the rows of a small table."""
     with open_parquet(store, name) as file:
         for batch in file.batches(1_000):
             yield from rows_in(batch)
@@ -193,8 +201,10 @@ class OpenParquet:
                 yield batch
 
     def runs(self, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of row groups with up to `rows` rows each, or of one group that has more: the first
-        group, the one after the last, the rows."""
+        """Yield runs of row groups: the first group, the one after the last, the number of rows.
+
+        A run has up to `rows` rows, or is one group that has more.
+        """
         first = taken = 0
         for group, here in enumerate(self.groups):
             if taken and taken + here > rows:

@@ -71,7 +71,7 @@ class TextTable:
                 yield f"{start}:{lines.at}:{first}", count
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
-        """The rows of a part with their numbers in the table."""
+        """Yield the rows of a part, with their numbers in the table."""
         del only  # a line is read whole
         start, end, first = map(int, where.split(":"))
         header = self.columns() if self._kind in DELIMITERS else []
@@ -110,7 +110,11 @@ class TextTable:
         return (None for line in lines if line.strip())
 
     def _csv_records(self, lines: "_Lines") -> Iterator[None]:
-        """A line without a quote is a record; of others, only csv itself knows where they end."""
+        """Step through the records of a CSV file.
+
+        A line without a quote is a record. Where other records end, only the csv module
+        knows.
+        """
         record = _OneRecord(lines)
         cells = csv.reader(_decoded(record), delimiter=DELIMITERS[self._kind])
         for line in lines:
@@ -198,8 +202,10 @@ def _plain(line: bytes, dropped: int, begins_file: bool) -> bytes:
 
 
 class _OneRecord:
-    """Gives a reader the lines of one record at a time: the one it begins with, then as many more
-    as the reader asks for."""
+    """The lines of one record, given to a reader.
+
+    They are the line that begins the record, then as many more as the reader asks for.
+    """
 
     def __init__(self, lines: _Lines) -> None:
         self._lines, self._next = lines, b""

@@ -33,8 +33,11 @@ ANY = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedColumn:
-    """A column. `dtype` and `shape` are for those that hold bare bytes; `resolution` is that of the
-    images, where a name says it."""
+    """A column of a cache.
+
+    `dtype` and `shape` are for columns of bare bytes. `resolution` is that of the images, where
+    the name tells it.
+    """
 
     role: str
     name: str
@@ -43,7 +46,7 @@ class CachedColumn:
     resolution: int = 0
 
     def sides(self, nbytes: int) -> tuple[int, ...]:
-        """The shape of so many bytes; an error where they do not make it."""
+        """Return the shape of so many bytes. Raise an error where they do not fit."""
         width = DTYPES[self.dtype]
         fixed = width * prod(side for side in self.shape if side != ANY)
         rest, over = divmod(nbytes, fixed) if fixed else (0, 0)
@@ -55,8 +58,11 @@ class CachedColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Names:
-    """How one trainer calls them: for each role patterns of names. `scale` and `shift` are those of
-    the VAE that it is for, where that is certain: it is known by all of its columns together."""
+    """The names that one trainer gives its columns: a pattern for each role.
+
+    `scale` and `shift` are those of the VAE that it is for, where that is certain. A trainer is
+    recognised by all of its columns together.
+    """
 
     trainer: str
     patterns: Mapping[str, str]
@@ -154,7 +160,7 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
 def choose(
     there: Sequence[str], asked: Sequence[CachedColumn], *, resolution: int, what: str
 ) -> Chosen:
-    """The columns among those that are there; an error that names them where none is known."""
+    """Choose the columns to take. Raise an error that lists the columns where none is known."""
     for column in asked:
         if column.name not in there:
             raise UsageError(
@@ -199,7 +205,7 @@ def _found(
 
 
 def _bare(names: Names, column: CachedColumn) -> CachedColumn:
-    """With what its bytes are, where they say nothing themselves."""
+    """Add dtype and shape to a column of bare bytes, which do not tell them."""
     if not names.dtype:
         return column
     cells = column.resolution // CELL

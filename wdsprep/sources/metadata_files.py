@@ -28,7 +28,7 @@ class Metadata:
         self._rows = rows
 
     def take(self, name: str) -> str:
-        """The row of an image as JSON, or nothing."""
+        """Take the row of an image, as JSON; empty where there is none."""
         if self._rows is None:
             return ""
         key = shown(name)
@@ -39,7 +39,7 @@ class Metadata:
         return str(found[0])
 
     def left(self) -> Iterator[tuple[str, str]]:
-        """The rows that nothing has taken, in the order of their names."""
+        """Yield the rows that nothing has taken, in the order of their names."""
         if self._rows is not None:
             yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
 
@@ -84,7 +84,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
 
 
 def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:
-    """Each row and the JSON that it is, which may be nested too deep to be written again."""
+    """Yield each row with its JSON text, which may be nested too deep to be written again."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:

@@ -46,8 +46,11 @@ TEXT_MEMBERS = {"json": "json", "txt": "caption", "caption.txt": "caption"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A row, or why it is none. `key` is that of a tar, or of a column; else it is made of the file
-    and the number."""
+    """A row of a cache, or the reason why it cannot be taken.
+
+    `key` is that of a tar or of a column. Otherwise it is made of the file's name and the
+    number.
+    """
 
     key: str
     source: str
@@ -61,7 +64,7 @@ Made = Callable[[], Values]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Foreign:
+class LatentCache:
     """A cache. `kind` is mds, arrow, parquet or tars."""
 
     url: str
@@ -69,7 +72,7 @@ class Foreign:
     pattern: str = ""
 
     def items(self) -> Iterator[Item]:
-        """Its files, in the order of their names, or of an index."""
+        """Yield its files, in the order of their names or of an index."""
         if self.kind == "mds":
             for shard, entry in shards_there(self.url):
                 yield _item(entry, name=shard.raw.name, extra=shard.index, samples=shard.samples)
@@ -87,7 +90,7 @@ class Foreign:
                     yield _item(entry, samples=file.rows)
 
     def columns(self, item: Item) -> list[str]:
-        """Of a file; of a tar, those of its first sample."""
+        """Return the columns of a file; of a tar, the members of its first sample."""
         if self.kind == "mds":
             return [*read_index(self.url, item.extra)[item.name].encodings]
         if self.kind == "arrow":
@@ -111,8 +114,11 @@ class Foreign:
         return item.samples
 
     def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
-        """The rows of a file: of columns of arrays those alone that are wanted, and the others
-        where `facts` are."""
+        """Yield the rows of a file.
+
+        Of columns of arrays only those are read that are wanted; others are read where
+        `facts` are.
+        """
         if self.kind == "tars":
             yield from self._of_tar(item.name, wanted, facts)
             return
@@ -163,26 +169,26 @@ def _item(entry: Entry, *, name: str = "", extra: str = "", samples: int = 0) ->
 
 
 def stem_of(name: str) -> str:
-    """The name of a file without what says its kind."""
+    """Return the name of a file without its ending."""
     stem = tar_stem(name)
     return stem if stem != name else posixpath.splitext(name)[0]
 
 
-def find_foreign(url: str) -> Foreign:
-    """The cache at `url`, by what lies there."""
+def find_cache(url: str) -> LatentCache:
+    """Return the cache at `url`, recognised by its files."""
     names_files = is_glob(url) or is_tar(url) or table_kind(url)
     if not names_files and read_manifest(opened(url)) is not None:
         raise UsageError(f"{url} is a dataset of wdsprep already: wdsprep.load serves it as it is")
     found = recognise(url, columns=Columns(), rows_per_item=1)
     if isinstance(found, MdsSource):
-        return Foreign(url=found.url, kind="mds")
+        return LatentCache(url=found.url, kind="mds")
     if isinstance(found, ArrowSource):
-        return Foreign(url=found.url, kind="arrow")
+        return LatentCache(url=found.url, kind="arrow")
     if isinstance(found, TarsSource):
-        return Foreign(url=found.url, kind="tars", pattern=found.pattern)
+        return LatentCache(url=found.url, kind="tars", pattern=found.pattern)
     is_parquet = isinstance(found, UrlSource) and found.kinds == {"parquet"}
     if isinstance(found, TableSource) or is_parquet:
-        return Foreign(url=found.url, kind="parquet", pattern=getattr(found, "pattern", ""))
+        return LatentCache(url=found.url, kind="parquet", pattern=getattr(found, "pattern", ""))
     raise SourceError(
         f"{url} holds no cached latents: name MDS shards, what datasets has saved, Parquet or tars"
     )
@@ -208,7 +214,7 @@ def _of_mds(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
 
 
 def _readable(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
-    """The columns that are wanted, and those of texts and numbers where `facts` are."""
+    """Return the columns to read: the wanted ones, and texts and numbers where `facts` are."""
     return [f.name for f in schema if f.name in wanted or (facts and not _is_nested(f.type))]
 
 
@@ -237,7 +243,7 @@ def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]
 
 
 def _of_members(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
-    """The json's fields and the caption beside the arrays."""
+    """Return the values of a tar's sample: arrays, the fields of its json, and its caption."""
     if isinstance(found, BadSampleError):
         raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
     for name, nbytes in (found.unread or {}).items():
@@ -256,6 +262,6 @@ def _most_nbytes(member: str) -> int:
     return MAX_TEXT_NBYTES if member in TEXT_MEMBERS else MAX_NBYTES
 
 
-def first_rows(foreign: Foreign, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
-    """Of all files, with the columns that are wanted alone."""
-    return chain.from_iterable(foreign.rows(item, wanted, facts=False) for item in items)
+def first_rows(cache: LatentCache, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of all files, with the wanted columns alone."""
+    return chain.from_iterable(cache.rows(item, wanted, facts=False) for item in items)

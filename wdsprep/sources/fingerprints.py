@@ -32,7 +32,7 @@ class Content:
         self._hash = blake3()
 
     def mark(self, row: Sample | Refusal) -> bytes:
-        """Of one row, in any thread."""
+        """Return the fingerprint of a row. Any thread may call this."""
         return mark(row) if self._is_kept else b""
 
     def add(self, marked: bytes) -> None:
@@ -45,12 +45,12 @@ class Content:
 
     @property
     def file(self) -> dict[str, str]:
-        """As a receipt has it among its files; nothing where it is not kept."""
+        """Return the digest as an entry of a receipt's files; nothing where it is not kept."""
         return {CONTENT: self.digest} if self._is_kept else {}
 
 
 def mark(row: Sample | Refusal) -> bytes:
-    """Some bytes that are others when anything about the row is."""
+    """Return a fingerprint of a row, which changes when anything about the row does."""
     if isinstance(row, Refusal):
         return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
     said = [row.source, row.captions, row.facts, row.url, len(row.image)]
@@ -58,7 +58,7 @@ def mark(row: Sample | Refusal) -> bytes:
 
 
 def content_of(source: Source, items: Iterable[Item]) -> str:
-    """What the items hold now."""
+    """Read the items, and return the digest of what they hold now."""
     content = Content()
     for item in items:
         for row in islice(source.read(item), item.take or None):
@@ -73,8 +73,11 @@ def changed(
     *,
     heard: Callable[[int], object],
 ) -> list[str]:
-    """The units whose items do not hold what `contents` has of each; `heard` is told from time to
-    time how many items have been read."""
+    """Return the units whose items no longer hold what they held.
+
+    `contents` has the digest of each unit. `heard` is told from time to time how many items
+    were read.
+    """
     heard(0)
     done, found = 0, []
 

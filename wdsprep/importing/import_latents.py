@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
     from wdsprep.dataset.shapes import Size
     from wdsprep.encoding.image_shards import ImageShard
-    from wdsprep.importing.foreign import Foreign
+    from wdsprep.importing.cache import LatentCache
+    from wdsprep.importing.column_names import CachedColumn
     from wdsprep.importing.layout import ImportPlan
-    from wdsprep.importing.names import CachedColumn
     from wdsprep.runners.base import Runner
     from wdsprep.runners.run import Outcome
     from wdsprep.sources import Item
@@ -29,7 +29,7 @@ PROBED_FILES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportBegun:
-    """What is known before the first worker starts."""
+    """A summary of an import before its first worker starts."""
 
     kind: str
     files: int
@@ -54,10 +54,10 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.state import form_there
     from wdsprep.encoding.shape_lists import sizes_of
-    from wdsprep.importing.empty import empty_of, empty_setting
-    from wdsprep.importing.foreign import find_foreign
+    from wdsprep.importing.cache import find_cache
+    from wdsprep.importing.column_names import parse_columns
+    from wdsprep.importing.empty_caption import empty_of, empty_setting
     from wdsprep.importing.layout import resolution_of, settings_of
-    from wdsprep.importing.names import parse_columns
     from wdsprep.importing.work import ImportWork
     from wdsprep.runners.run import Run, carry_out, opened_dataset
     from wdsprep.store.base import absolute, check_apart
@@ -67,16 +67,16 @@ def import_(options: ImportOptions) -> "Outcome":
     asked = parse_columns(options.columns)
     sizes = sizes_of(options.shapes, resolution)
     source, latents = absolute(options.source), absolute(options.latents)  # workers run elsewhere
-    foreign = find_foreign(source)
-    check_apart(foreign.url, latents)
-    items = list(foreign.items())
-    plan = _plan(foreign, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
-    pixels = resolution_of(plan, resolution, foreign.url)
+    cache = find_cache(source)
+    check_apart(cache.url, latents)
+    items = list(cache.items())
+    plan = _plan(cache, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
+    pixels = resolution_of(plan, resolution, cache.url)
     form = form_there(latents, overwrite=options.overwrite)
     settings = settings_of(
         plan,
         form=form,
-        kind=foreign.kind,
+        kind=cache.kind,
         resolution=pixels,
         scale=options.scale,
         shift=options.shift,
@@ -84,12 +84,12 @@ def import_(options: ImportOptions) -> "Outcome":
     settings |= {"caption_col": options.caption_col} if options.caption_col else {}
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)
-    shards = _shards(foreign, items, pixels, DigestKind.of(form))
+    shards = _shards(cache, items, pixels, DigestKind.of(form))
     edition, manifest = opened_dataset(latents, "latents", settings, overwrite=options.overwrite)
-    wanted, pending, manifest = _left_to_do(edition, manifest, foreign, shards, options.limit)
-    listener.begun(_begun(foreign, items, plan))
+    wanted, pending, manifest = _left_to_do(edition, manifest, cache, shards, options.limit)
+    listener.begun(_begun(cache, items, plan))
     work = ImportWork(
-        foreign=foreign,
+        cache=cache,
         plan=plan,
         latents=latents,
         settings=settings,
@@ -109,7 +109,7 @@ def import_(options: ImportOptions) -> "Outcome":
 
 
 def _plan(
-    foreign: "Foreign",
+    cache: "LatentCache",
     items: "Sequence[Item]",
     asked: "Sequence[CachedColumn]",
     *,
@@ -118,24 +118,24 @@ def _plan(
     text_length: int,
 ) -> "ImportPlan":
     """Settled by the first rows of the first files."""
-    from wdsprep.importing.foreign import first_rows
+    from wdsprep.importing.cache import first_rows
+    from wdsprep.importing.column_names import choose
     from wdsprep.importing.layout import settle_plan
-    from wdsprep.importing.names import choose
 
-    what = f"{foreign.url}/{shown(items[0].name)}"
-    chosen = choose(foreign.columns(items[0]), asked, resolution=resolution, what=what)
-    rows = first_rows(foreign, items[:PROBED_FILES], chosen.names)
+    what = f"{cache.url}/{shown(items[0].name)}"
+    chosen = choose(cache.columns(items[0]), asked, resolution=resolution, what=what)
+    rows = first_rows(cache, items[:PROBED_FILES], chosen.names)
     return settle_plan(
         chosen, rows, text_length=text_length, sizes=sizes, resolution=resolution, what=what
     )
 
 
 def _shards(
-    foreign: "Foreign", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
+    cache: "LatentCache", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
 ) -> "tuple[ImageShard, ...]":
-    """The files as units, whose latents lie in the folder of the resolution."""
+    """Return the files as units. Their latents go into the folder of the resolution."""
     from wdsprep.encoding.image_shards import ImageShard
-    from wdsprep.importing.foreign import stem_of
+    from wdsprep.importing.cache import stem_of
 
     found: dict[str, ImageShard] = {}
     keys: set[str] = set()
@@ -143,13 +143,13 @@ def _shards(
         stem = stem_of(item.name)
         if shown(stem) != stem:
             raise SourceError(
-                f"{foreign.url}/{shown(stem)}: the name of this file is not UTF-8: rename it"
+                f"{cache.url}/{shown(stem)}: the name of this file is not UTF-8: rename it"
             )
         folder = f"{resolution}/"
         name, key = folder + stem.removeprefix(folder), stem.replace(".", "_")
         if name in found or key in keys:
             raise SourceError(
-                f"{foreign.url}/{item.name} would have the name of another file here: rename it"
+                f"{cache.url}/{item.name} would have the name of another file here: rename it"
             )
         keys.add(key)
         found[name] = ImageShard(name=name, item=item, kind=kind)
@@ -159,7 +159,7 @@ def _shards(
 def _left_to_do(
     edition: "Edition",
     manifest: "Manifest",
-    foreign: "Foreign",
+    cache: "LatentCache",
     shards: "tuple[ImageShard, ...]",
     limit: int,
 ) -> "tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]":
@@ -173,16 +173,16 @@ def _left_to_do(
     if changed := [unit for unit, made in done.items() if now.get(unit) != made.partition(":")[0]]:
         raise FingerprintError(
             f"{edition.store.url} was made of other files: {plural(len(changed), 'file')} of "
-            f"{foreign.url} changed or went away since, or has another date ({examples(changed)}): "
+            f"{cache.url} changed or went away since, or has another date ({examples(changed)}): "
             "name another place for the new latents, or let --overwrite start over"
         )
     known = ImageShards(
-        url=foreign.url,
+        url=cache.url,
         resolution=0,
         shards=shards,
         is_whole=True,
         max_area=0,
-        count=foreign.count,
+        count=cache.count,
     )
     wanted = known.first(limit)
     left = pending_shards(edition.store, manifest, shards, wanted)
@@ -199,9 +199,9 @@ def _runner(
     return runner_for(options, len(pending), nbytes, told=listener.told, name="import")
 
 
-def _begun(foreign: "Foreign", items: "Sequence[Item]", plan: "ImportPlan") -> ImportBegun:
+def _begun(cache: "LatentCache", items: "Sequence[Item]", plan: "ImportPlan") -> ImportBegun:
     return ImportBegun(
-        kind=foreign.kind,
+        kind=cache.kind,
         files=len(items),
         columns={column.role: column.name for column in plan.chosen.columns},
         fields=tuple(f"{field.name} {field}" for field in plan.fields),

@@ -10,8 +10,8 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import array_of, npy_of, stored, zeros
+from wdsprep.importing.column_names import CachedColumn
 from wdsprep.importing.layout import MEMBERS, SIDES
-from wdsprep.importing.names import CachedColumn
 from wdsprep.store import split_url
 
 ZEROS = "zeros"
@@ -20,7 +20,10 @@ Empty = Mapping[str, bytes]
 
 
 def empty_of(given: str, fields: Sequence[Field]) -> Empty:
-    """What `zeros`, or `emb=t5_empty.npy,pooled=clip_empty.npy`, makes of the members of text."""
+    """Return the text members of the empty caption.
+
+    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`.
+    """
     wanted = text_fields(fields)
     if not given:
         return {}
@@ -56,7 +59,7 @@ def _member(field: Field, path: str) -> bytes:
 
 
 def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
-    """As settings have it."""
+    """Return the entry of the settings for the empty caption."""
     if not given:
         return {}
     said = given if given == ZEROS else DigestKind.BLAKE3.hex(b"".join(empty.values()))
