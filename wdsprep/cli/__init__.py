@@ -51,7 +51,7 @@ def option_name(name: str) -> str:
 
 
 class CommandGroup(Command, click.Group):
-    """All commands, in the order of their use; alone it prints its help."""
+    """The group of all commands, in the order of their use. Alone it prints its help."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -68,8 +68,11 @@ class CommandGroup(Command, click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """An interrupt is an abort before click sees it: click would end the progress line's row,
-        which then stays."""
+        """Run a command, and turn an interrupt into an abort.
+
+        click would do so too, but would end the row of the progress line, which would then
+        stay.
+        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:

@@ -12,8 +12,10 @@ LISTENER = JobListener(asked=partial(asked, kind="no card, or was changed since"
 
 
 def show_card(card: Card, *, as_json: bool) -> list[str]:
-    """The card is printed where it was not written; what to do next then stands apart from it, on
-    stderr, so that it can be sent to a file."""
+    """Return the lines about a card. Print the card itself where it was not written to a file.
+
+    The next steps then go to stderr, so that stdout can be sent to a file.
+    """
     if as_json:
         facts = {"card": card.output, "text": card.text, "uploads": card.uploads}
         return [Kept(json.dumps(facts, sort_keys=True))]

@@ -14,8 +14,11 @@ from wdsprep.text import examples, human_bytes, plural, printed
 
 
 class RemoveShow(Show[Removal]):
-    """Says what would go out of which dataset, asks where somebody can answer, and says what has
-    been done."""
+    """The output of `remove`.
+
+    It says what would go out of which dataset, asks where somebody can answer, and says what
+    was done.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json, waits=False)
@@ -30,7 +33,7 @@ class RemoveShow(Show[Removal]):
         )
 
     def _planned(self, removal: Removal) -> None:
-        """A program hears it at the end."""
+        """Print what would go. With --json it is part of the result at the end."""
         self.line.clear()
         if not self.as_json:
             echo(printed(_found(removal)))
@@ -88,7 +91,7 @@ def _outcome(removal: Removal) -> Iterator[str]:
 
 
 def _beyond(removal: Removal) -> Iterator[str]:
-    """What this cannot reach."""
+    """Yield where removed bytes may still be, beyond the reach of this command."""
     schemes = {place_scheme(place.shown) for place in removal.places} - {""}
     if schemes - {"hf"}:
         yield Kept(

@@ -110,7 +110,7 @@ class RepairShow(Show[Repair]):
         )
 
     def _planned(self, repair: Repair) -> None:
-        """A program hears it at the end."""
+        """Print what would be repaired. With --json it is part of the result at the end."""
         self.line.clear()
         if not self.as_json and (intent := printed(_intent(repair))):
             echo(intent)

@@ -22,7 +22,7 @@ DONE_WITH_DAMAGE = 3
 
 
 def named(function: str) -> Callable[..., Any]:
-    """The function that `module:name` means."""
+    """Import the function that `module:name` means."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
     return found
@@ -81,7 +81,7 @@ def _check_volume(ctx: click.Context) -> None:
 
 
 def volume() -> list[click.Parameter]:
-    """How much is said: options that stand before the command as well as after it."""
+    """Return the options -q and -v, which may stand before the command or after it."""
     said = partial(HeadedOption, is_flag=True, expose_value=False)
     return [
         said(
@@ -121,7 +121,7 @@ class Command(click.Command):
         return [*own, *volume(), helping]
 
     def get_short_help_str(self, _limit: int = 0) -> str:
-        """Its first sentence, whole."""
+        """Return the first sentence of the help, uncut."""
         return " ".join((self.help or "").partition("\n\n")[0].split())
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

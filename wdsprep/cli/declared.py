@@ -14,7 +14,10 @@ from wdsprep.options import Option, options_of
 
 
 class Value(click.ParamType):  # type: ignore[type-arg]
-    """What a declared option makes of a word: what it refuses, Python refuses in the same line."""
+    """The type of a declared option.
+
+    It parses a word, and refuses it in the same line as Python does.
+    """
 
     name = "text"
 
@@ -34,7 +37,7 @@ class Value(click.ParamType):  # type: ignore[type-arg]
 
 
 def metavar_of(declared: Option) -> str:
-    """What stands for the value of an option in the help."""
+    """Return the word that stands for the value of an option in the help."""
     about = declared.about
     if about.metavar:
         return about.metavar
@@ -44,7 +47,7 @@ def metavar_of(declared: Option) -> str:
 
 
 def option_of(declared: Option) -> click.Option:
-    """The option of a command, under its heading."""
+    """Return the click option, under its heading."""
     about = declared.about
     names = [about.spelling or declared.dashed, declared.name]
     made = HeadedOption(
@@ -73,12 +76,13 @@ def argument_of(declared: Option) -> click.Argument:
 
 
 class DeclaredCommand(Command):
-    """A command that is one call of a function of the library, whose options are those that the
-    class at `declared` (as `wdsprep.packing.rules:PackOptions`) has. They are looked at when they
-    are needed: no other command imports them.
+    """A command that calls one function of the library with declared options.
 
-    `headings` are those of the help, in their order. Options that the function does not have, such
-    as --json, stand behind its own under their heading.
+    The class at `declared` (such as `wdsprep.packing.rules:PackOptions`) has the options. It is
+    imported only when it is needed: no other command imports it.
+
+    `headings` are those of the help, in their order. Options that the function does not have, such as
+    --json, follow its own under their heading.
     """
 
     _is_full = False
@@ -132,7 +136,7 @@ class DeclaredCommand(Command):
         super().format_options(ctx, formatter)
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """A parser that refuses what is given twice: click would take the last."""
+        """Return a parser that refuses an option given twice. click would take the last."""
         parser = super().make_parser(ctx)
         parse: Callable[..., tuple[Any, Any, Any]] = parser.parse_args
 

@@ -68,7 +68,7 @@ def _how(one: CopiedSample) -> str:
 
 
 def _next(found: Duplicates) -> Iterator[str]:
-    """What to do with the copies."""
+    """Yield the next commands, which remove the copies."""
     if not found.equal + found.near:
         return
     for dataset, keys in zip(found.datasets, found.output, strict=False):

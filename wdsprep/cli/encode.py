@@ -48,8 +48,11 @@ class EncodeShow(Show[Sequence[Outcome]]):
     counted, spared = "image", "--batch-size or --max-area"
 
     def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
-        """`places` of latents are by resolution, those of several captions, or of text that is
-        stored apart, by the captions' names."""
+        """Prepare the output of `encode`.
+
+        The `places` of latents are named by resolution. Those of several captions, or of
+        text that is stored apart, are named by the captions.
+        """
         super().__init__(as_json=as_json)
         self._images, self._places = images, places
         self._texts = [place for name, place in places.items() if isinstance(name, str)]
@@ -83,7 +86,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         self.start_counting()
 
     def details(self, _status: JobStatus) -> list[str]:
-        """The rate of each worker and how busy the devices are, once there is something to tell."""
+        """Return the rate of the workers and how busy the devices are, once this is known."""
         if not (rates := self._speeds.rates().values()):
             return []
         parts = [str(self._speeds)]
@@ -105,7 +108,10 @@ class EncodeShow(Show[Sequence[Outcome]]):
         return list(dict.fromkeys(lines))  # some holds of all
 
     def _next(self, outcome: Outcome) -> str:
-        """Of text that stands beside latents, how the two are loaded together."""
+        """Return the next command, which loads what was encoded.
+
+        Text apart is joined to its latents.
+        """
         places = [self._place(outcome)]
         if self._has_latents and self._texts:
             latents = [place for name, place in self._places.items() if isinstance(name, int)]
@@ -125,7 +131,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         ]
 
     def _dataset(self, outcome: Outcome) -> list[str]:
-        """What became of one."""
+        """Return the lines about one dataset."""
         manifest, place = outcome.manifest, self._place(outcome)
         shards = plural(len(manifest.shards), "shard")
         size = human_bytes(manifest.nbytes)
@@ -147,7 +153,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         return lines
 
     def _void(self, manifest: Manifest, place: str) -> str:
-        """What to do where nothing came of any image."""
+        """Return what to do where no image could be encoded."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
             remedies = {code: self._overwriting(line, manifest) for code, line in REMEDIES.items()}
             return void_line(manifest.rejects, place, remedies)
@@ -159,7 +165,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         )
 
     def _overwriting(self, line: str, manifest: Manifest) -> str:
-        """Of several datasets, name the one that is to be written anew."""
+        """Add the options to a hint that choose one dataset of several."""
         if len(self._places) == 1:
             return line
         settings = manifest.settings
@@ -216,7 +222,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
 
 
 def captions_lines(report: CaptionReport) -> list[str]:
-    """What became of captions that are not the samples' own."""
+    """Return the lines about captions that are not the samples' own."""
     source, read = report.source, report.read
     whence = f"{report.table}, by {source.by}" if read else f"the field {source.field}"
     line = f"{plural(report.named, 'caption')} from {whence}"
@@ -262,7 +268,7 @@ def _captions_facts(report: CaptionReport) -> dict[str, Any]:
 
 
 def describe(images: str, begun: EncodeBegun) -> list[str]:
-    """What is encoded with what, before anything is done."""
+    """Return the lines that say what will be encoded, before anything is done."""
     recipe, crew = begun.recipe, begun.crew
     phases = ", ".join(map(_phase, begun.phases))
     precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype

@@ -21,8 +21,11 @@ from wdsprep.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meaning:
-    """What an option with some value is here, where `{value}` stands for that: the argument `place`
-    of pack, or an option of ours; what to know of it; or a refusal that says what to do."""
+    """The meaning of an option of img2dataset with some value.
+
+    It is the argument `place` of pack, or an option of ours, with a note where something
+    differs; or it is a refusal that says what to do. `{value}` stands for the value.
+    """
 
     place: str = ""
     option: str = ""
@@ -160,14 +163,14 @@ class Said:
 
 
 def _plain(value: str) -> str:
-    """A word or a list as the keys of the table have it: small, sorted, without quotes."""
+    """Return a word or a list as the table's keys have it: in lower case, sorted, unquoted."""
     words = value.lower().strip("[]() ").split(",")
     return ",".join(sorted(word.strip(" '\"") for word in words))
 
 
 @dataclass(kw_only=True, slots=True)
 class Translation:
-    """What click is to parse, and what is given and said beside that."""
+    """A translated command line: what click is to parse, and what is to be said beside that."""
 
     arguments: list[str] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
@@ -187,8 +190,10 @@ class Translation:
 
 
 def _read(words: Sequence[str], known: frozenset[str]) -> Iterator[str | Said]:
-    """The options of img2dataset among these words, and the other words as they are. `known` are
-    the options of pack."""
+    """Yield the options of img2dataset among these words, and the other words as they are.
+
+    `known` are the options of pack.
+    """
     left = list(words)
     while left:
         word = left.pop(0)
@@ -209,8 +214,10 @@ def _read(words: Sequence[str], known: frozenset[str]) -> Iterator[str | Said]:
 
 
 def translated(words: Sequence[str], known: Iterable[str]) -> Translation:
-    """What a command line means whose options may be img2dataset's; an error where one of them
-    cannot be had."""
+    """Translate a command line whose options may be img2dataset's.
+
+    Raise an error for an option that has no counterpart.
+    """
     found = Translation()
     read = list(_read(words, frozenset(known)))
     keeps_bytes = any(isinstance(each, Said) and each.keeps_bytes for each in read)

@@ -16,7 +16,7 @@ DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorte
 
 
 def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool) -> str:
-    """What the command line asks for, as text."""
+    """Return the text that `wdsprep inspect` prints."""
     if list_urls and key:
         raise UsageError("--urls is for a whole dataset, -o for the sample of a KEY")
     line = ProgressLine()
@@ -73,7 +73,7 @@ MOST_LISTED = 8
 
 
 def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Those that say something: what is off or empty is left out."""
+    """Yield the lines about settings. A setting that is off or empty is left out."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
     parts = []
     for name, value in shown.items():

@@ -12,14 +12,17 @@ SIDES = (512, 1024)
 
 
 def model_lines(*, as_json: bool = False) -> str:
-    """What the command line asks for, as text."""
+    """Return the text that `wdsprep models` prints."""
     if as_json:
         return json.dumps({"models": [facts(name) for name in PRESETS]}, sort_keys=True)
     return printed(_lines())
 
 
 def facts(name: str) -> dict[str, Any]:
-    """For a program. A sample is a latent and an embedding with all that belongs to them."""
+    """Return the facts about a model for --json.
+
+    A sample is a latent and an embedding with all that belongs to them.
+    """
     preset = PRESETS[name]
     longest = max(run.length for run in preset.runs)
     return {

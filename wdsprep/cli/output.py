@@ -61,8 +61,11 @@ Parts = str | Sequence[str]
 
 
 class Terminal:
-    """What leaves goes through here, without the secrets of URLs: it knows whether a progress line
-    stands there, takes it away first, and knows how much somebody wants to read."""
+    """The terminal that all output goes through.
+
+    It removes the secrets in URLs. It knows whether a progress line is drawn, and removes it
+    before other output. It knows how much the user wants to read.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -147,12 +150,12 @@ TERMINAL = Terminal()
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """What somebody asked for, which is printed however little is wanted."""
+    """Print what the user asked for, even with --quiet."""
     TERMINAL.write(harmless(text), err=err)
 
 
 def complain(text: str, *, traced: bool = True) -> None:
-    """An error is one line, whatever names are in it; after its traceback, if that is wanted."""
+    """Print an error as one line, after its traceback where --verbose asks for it."""
     TERMINAL.still()
     if traced and TERMINAL.is_debugging:
         echo(traceback.format_exc(), err=True)
@@ -162,7 +165,7 @@ def complain(text: str, *, traced: bool = True) -> None:
 
 # --- the progress line
 def columns(out: TextIO) -> int:
-    """Of the terminal as it is now; a terminal that does not know says 0."""
+    """Return the width of the terminal at this moment."""
     try:
         found = os.get_terminal_size(out.fileno()).columns
     except (OSError, ValueError):
@@ -171,7 +174,7 @@ def columns(out: TextIO) -> int:
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes: Chinese, Japanese and Korean characters take two."""
+    """Count the columns that a text takes. Chinese, Japanese and Korean characters take two."""
     return sum(_cells_of(character) for character in text)
 
 
@@ -184,7 +187,7 @@ def _cells_of(character: str) -> int:
 
 
 def fitted(parts: Parts, width: int) -> str:
-    """Those of the parts that fit in their order, each whole but for the first."""
+    """Join as many of the parts as fit into the width. Only the first may be cut."""
     first, *others = [parts] if isinstance(parts, str) else parts
     line = _cut(one_line(first), width)
     for part in map(one_line, others):
@@ -202,7 +205,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _is_terminal(out: TextIO) -> bool:
-    """Whether a line can be drawn over, and what was there is not kept."""
+    """Return whether the output is a terminal on which a line can be drawn over."""
     env = os.environ
     return out.isatty() and env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
 
@@ -250,7 +253,7 @@ class ProgressLine:
         TERMINAL.tick(lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}"))
 
     def counting(self, noun: str) -> Counting:
-        """Shows how many of these are done."""
+        """Return a function that shows how many things are done."""
         return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")
 
     def say(self, text: str) -> None:
@@ -272,7 +275,7 @@ class Kept(str):
 
 
 def tell(lines: Iterable[str]) -> None:
-    """What a command ends with."""
+    """Print the last lines of a command. With --quiet only those that are `Kept`."""
     if text := printed(line for line in lines if isinstance(line, Kept) or not TERMINAL.is_quiet):
         echo(text)
 
@@ -281,8 +284,10 @@ T = TypeVar("T")
 
 
 class Show(ABC, Generic[T]):
-    """What a command prints: notes that stay, a progress line, and at the end what came of it. How
-    far a job is stands there in bytes, or in samples where these are `counted`."""
+    """The output of a command: notes that stay, a progress line, and the result at the end.
+
+    The progress of a job is shown in bytes, or in samples where these are `counted`.
+    """
 
     unit, done, touched = "shard", "done", "touched unit"
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
@@ -292,7 +297,10 @@ class Show(ABC, Generic[T]):
     """The option that takes less memory if it is smaller."""
 
     def __init__(self, *, as_json: bool, waits: bool = True) -> None:
-        """With `waits` it is said at once that the command gets ready; who is asked cannot wait."""
+        """Prepare the output. With `waits`, say at once that the command gets ready.
+
+        A command that asks a question cannot do so.
+        """
         self.as_json = as_json
         self._at_work = 0.0
         self.line = ProgressLine()
@@ -324,7 +332,7 @@ class Show(ABC, Generic[T]):
         self.line.say(text)
 
     def start_counting(self) -> None:
-        """The work begins."""
+        """Note that the work begins."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 
@@ -333,8 +341,10 @@ class Show(ABC, Generic[T]):
         self.line.offer(lambda: self.parts(status()))
 
     def parts(self, status: "JobStatus") -> list[str]:
-        """Return the parts of the progress line, the more telling first: not all have room. Of the
-        first second no rate is told."""
+        """Return the parts of the progress line, the most important first: not all may fit.
+
+        In the first second no rate is shown.
+        """
         is_early = self.working_s < FIRST_S
         left = 0.0 if is_early else status.left_s(self.working_s)
         done, rate = self._pace(status)
@@ -394,13 +404,13 @@ class Show(ABC, Generic[T]):
 
 
 def shapes_lines(manifest: "Manifest") -> list[str]:
-    """How many samples are of which shape, where there are several."""
+    """Return how many samples have which shape, where there are several."""
     counts = shape_counts(manifest.settings, manifest.counts)
     return [f"in {plural(len(counts), 'shape')}: {human_counts(counts, 8)}"] if counts else []
 
 
 def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
-    """For the end of a run: how many of which codes, and where they stand."""
+    """Return how many rejects have which codes, and where they are listed."""
     if not rejects:
         return []
     count = plural(sum(rejects.values()), "reject")
@@ -413,7 +423,7 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
 
 
 def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str]) -> str:
-    """For the end of a run that kept nothing: why most of it was not, and what to do."""
+    """Return the line for a run that kept nothing: the main reason, and what to do."""
     worst = max(sorted(rejects), key=lambda code: rejects[code])
     count, everything = rejects[worst], sum(rejects.values())
     all_are = f"{count:,} of {plural(everything, 'reject')} are"
@@ -424,7 +434,7 @@ def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str])
 
 
 def broken_tars_lines(count: int, url: str) -> list[str]:
-    """For the end of a run: tars of which an unknown part is lost."""
+    """Return the line about tars of which an unknown part is lost."""
     if not count:
         return []
     lost = f"{plural(count, 'tar')} cannot be read to the end, and what follows there is lost"
@@ -433,7 +443,7 @@ def broken_tars_lines(count: int, url: str) -> list[str]:
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
-    """For the end of a run: files that were no input, by their kind."""
+    """Return the line about files that were no input, by their kind."""
     if not kinds:
         return []
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]

@@ -113,7 +113,7 @@ class PackShow(Show[Outcome]):
 
 
 def describe(survey: SourceSurvey) -> str:
-    """What a source is, in one line."""
+    """Describe a source in one line."""
     kind = survey.source.kind
     if kind == "folder":
         return f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
@@ -137,14 +137,14 @@ def describe(survey: SourceSurvey) -> str:
 
 
 def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
-    """Of the images that were asked for."""
+    """Return which share of the images that were asked for could be fetched."""
     stages = by_stage(rejects)
     asked = samples + stages["fetch"] + stages["check"]
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
 def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
-    """How much could be fetched, which hosts failed most in this run, and what may yet be had."""
+    """Return how much was fetched, which hosts failed most, and what another run may fetch."""
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
@@ -161,7 +161,7 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
 
 
 def _worst_hosts(failed: Mapping[str, int]) -> str:
-    """Each once, with the codes of what failed there: `example.org (dns 12, timeout 3)`."""
+    """List the hosts with the most failures, with codes: `example.org (dns 12, timeout 3)`."""
     codes: dict[str, Counter[str]] = {}
     for name, count in failed.items():
         host, _, code = name.rpartition(" (")
@@ -172,8 +172,10 @@ def _worst_hosts(failed: Mapping[str, int]) -> str:
 
 
 def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
-    """What was forbidden, with what allows it; or, where that is given, how it is done. Whose owner
-    asked to be left alone is not among it, unless the user has said so first."""
+    """Yield what was forbidden, with the options that allow it, or with the command that uses them.
+
+    Images whose owner asked to be left alone are only mentioned once the user has allowed them.
+    """
     manifest = packed.manifest
     for code, names in ALLOWING.items():
         count = manifest.rejects.get(code.value, 0)
@@ -191,7 +193,7 @@ def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[st
 
 
 def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether an option allows what the dataset was begun without."""
+    """Return whether an option allows what the dataset was begun without."""
     if name == "max_bytes":
         return bool(options[name] > settings[name])
     obeyed = settings.get(name.removeprefix("ignore_"), True)
@@ -232,8 +234,11 @@ def _captionless(settings: Mapping[str, Any]) -> Kept:
 
 
 def next_command(images: str, resolution: int) -> str:
-    """Latents go beside images, under a name of their own; beside a whole bucket or repository
-    there is nothing."""
+    """Return the encode command that follows.
+
+    Latents go beside the images, under a name of their own. Beside a whole bucket or repository
+    there is no place for them.
+    """
     if images == "shards/images":
         return f"wdsprep encode --resolution {resolution}"
     if is_keyed(images) and not root_and_name(images)[1]:

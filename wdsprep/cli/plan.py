@@ -75,7 +75,7 @@ PUBLISHED = (
 
 @taking(PlanOptions)
 def plan_lines(options: PlanOptions) -> str:
-    """What the command line asks for, as text."""
+    """Return the text that `wdsprep plan` prints."""
     if options.published:
         return printed(_published())
     choice = Choice(
@@ -107,8 +107,11 @@ def plan_lines(options: PlanOptions) -> str:
 
 
 def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]]:
-    """The names of the shapes for each resolution that the list is for; of one that is for none of
-    them, why."""
+    """Return the names of the shapes for each resolution.
+
+    A list that fits one resolution only has no shapes for the others. Raise the error of a list
+    that fits none.
+    """
     found, why = {}, {}
     for resolution in resolutions:
         try:
@@ -121,7 +124,7 @@ def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]
 
 
 def buckets_in(images: str) -> dict[int, Bucket]:
-    """The images that a dataset holds by now."""
+    """Count the images that a dataset holds by now, by bucket."""
     _, manifest = open_dataset(images)
     if manifest.dataset != "images":
         raise UsageError(f"{images} is a dataset of {manifest.dataset}: name one of images")
@@ -135,7 +138,7 @@ def _speeds(
     gpu: str | None,
     choice: Choice,
 ) -> dict[int, Speed]:
-    """What was given goes before what was tried, and that before the table."""
+    """Return the speed for each resolution: as given, as tried, or by the table of GPUs."""
     found = {}
     tried = dict(map(_trial, trials))
     for resolution in resolutions:
@@ -165,14 +168,14 @@ class Trial:
     text: str
 
     def at(self, choice: Choice) -> Choice:
-        """What was measured; a model that nobody counted is taken for the one that is planned."""
+        """Return what a trial measured. A model of unknown cost is taken for the planned one."""
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
         model = self.model if known else choice.model
         return replace(choice, text=self.text, latents=self.latents, flip=self.flip, model=model)
 
 
 def _trial(url: str) -> tuple[int, Trial]:
-    """The speed that an `encode --limit` has left in its manifest."""
+    """Read the speed that an `encode --limit` has left in its manifest."""
     _, manifest = open_dataset(url)
     trial = manifest.extra.get("trial")
     if manifest.dataset != "latents" or trial is None:
@@ -188,7 +191,10 @@ def _trial(url: str) -> tuple[int, Trial]:
 
 
 def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
-    """A speed that was measured, scaled by the operations where it was at something else."""
+    """Return the speed of the nearest trial.
+
+    Scale it by the operations where it was of another kind.
+    """
     at = min(tried, key=lambda other: abs(other - resolution))
     trial = tried[at]
     share = gflops(at, trial.at(choice)) / gflops(resolution, choice)
@@ -288,7 +294,7 @@ def _shapes(names: Sequence[str], phase: Phase) -> str:
 
 
 def _flip(phase: Phase, choice: Choice) -> str:
-    """What of all that the mirror images take."""
+    """Return how much of the output the mirrored images take."""
     both, one = (
         sample_nbytes(phase.resolution, replace(choice, flip=flip)) for flip in (True, False)
     )
@@ -298,7 +304,7 @@ def _flip(phase: Phase, choice: Choice) -> str:
 
 
 def _text(phase: Phase) -> str:
-    """What of all that the captions take."""
+    """Return how much of the work and the output the captions take."""
     nbytes = human_bytes(phase.text_nbytes)
     share = phase.text_nbytes / phase.nbytes_written
     each = human_bytes(phase.text_nbytes / phase.samples)
@@ -317,7 +323,7 @@ def _hours(of: Phase | OneRun, fleet: Fleet) -> str:
 
 
 def facts(phase: Phase) -> dict[str, Any]:
-    """For a program."""
+    """Return the facts about a phase for --json."""
     return asdict(phase) | {
         "request_dollars": phase.request_dollars,
         "month_dollars": phase.month_dollars,
@@ -325,7 +331,7 @@ def facts(phase: Phase) -> dict[str, Any]:
 
 
 def _published() -> Iterator[str]:
-    """The published runs as they would be planned here."""
+    """Yield the published runs, each with the plan that this command would make of it."""
     for run in PUBLISHED:
         gpu = find_gpu(run.gpu)
         speeds = {

@@ -16,7 +16,7 @@ IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
 
 
 def sizes(given: Any) -> Mapping[int, float]:
-    """A number for each of some sizes: `256=490M,512=300M`, or a mapping."""
+    """Parse a number for each of some resolutions: `256=490M,512=300M`, or a mapping."""
     if isinstance(given, Mapping):
         return given
     powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
@@ -31,7 +31,7 @@ def sizes(given: Any) -> Mapping[int, float]:
 
 @dataclass(frozen=True)
 class PlanOptions(Options):
-    """Those of the command."""
+    """Options of `wdsprep plan`."""
 
     images: "str | os.PathLike[str]" = field(
         default="", metadata=about("The images to be encoded.", is_place=True)

@@ -27,7 +27,7 @@ class ReportShow(Show[WrittenReport]):
 
 
 def asked(output: str, kind: str = "no report") -> bool:
-    """Whether to replace a file, where somebody can answer."""
+    """Ask whether to replace a file. The answer is no where nobody can answer."""
     question = one_line(f"{output} is there already and is {kind}: replace it?")
     try:
         return sys.stdin.isatty() and click.confirm(question, err=True)

@@ -23,7 +23,7 @@ from wdsprep.store import split_url
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenReport:
-    """Where a report is, its size, and how many samples it shows."""
+    """A report that was written: where it is, its size, and how many samples it shows."""
 
     output: str
     nbytes: int
@@ -32,25 +32,30 @@ class WrittenReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportListener(JobListener):
-    """Hears how a report comes along; each call may be left out. `told` is what will take a while,
-    `heard` each step, of how many; `asked` is given the output, where a file is no report."""
+    """Callbacks of a report; each may be left out.
+
+    `told` gets what will take a while, and `heard` each step. `asked` is called with the output
+    where a file is there that is no report.
+    """
 
     heard: Callable[[str], None] = lambda _step: None
 
 
 @taking_datasets(ReportOptions)
 def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
-    """Write the report on `datasets`, at most one of images and any latents made of them, as the
-    one HTML file `output`, a path or a URL of a bucket or the hub.
+    """Write a report on `datasets` as one HTML file.
+
+    They are at most one dataset of images, and any latents made of them. `output` is a path, or
+    a URL of a bucket or the hub.
 
         written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
 
     Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
     default the one they were made with where it is on this machine; `none` decodes nothing, and
-    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `duplicates` is a
-    table that `wdsprep.duplicates` has written of the images: some groups of copies are shown side
-    by side. An earlier report is replaced; `yes` replaces any other file too. The same datasets,
-    table, seed and model give the same bytes.
+    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `duplicates`
+    is a table that `wdsprep.duplicates` has written of the images: some groups of copies are
+    shown side by side. An earlier report is replaced; `yes` replaces any other file too. The
+    same datasets, table, seed and model give the same bytes.
     """
     from wdsprep.reporting.facts.datasets import check_output, open_all
     from wdsprep.reporting.facts.gather import gather, plan_of

@@ -54,8 +54,10 @@ IMAGE_FACTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """The text of a card, where it was written to if anywhere, and the commands that put it and its
-    datasets on the hub."""
+    """A dataset card, where it was written, and the commands that upload it with its datasets.
+
+    `output` is empty where it was not written.
+    """
 
     text: str = field(repr=False)
     output: str
@@ -64,17 +66,18 @@ class Card:
 
 @taking_datasets(CardOptions)
 def card(datasets: Sequence[Place], options: CardOptions) -> Card:
-    """The card of `datasets` as they will lie in the dataset `repo` of the Hugging Face hub,
-    written to `output` where that is given.
+    """Make the card of `datasets` for the dataset `repo` of the Hugging Face hub.
+
+    It is written to `output` where that is given.
 
         card = wdsprep.card("shards/images", output="shards/images/README.md")
         card.text, card.uploads  # what it says, and how to upload the datasets
 
-    One dataset becomes the repository itself, of several each is a folder there, called as here.
-    Those that lie there already stay where they are, and name the repository.
-    `license` is one of the hub's names, such as cc-by-4.0; without one the card leaves a place for
-    it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier card is
-    replaced if it is as it was written; `yes` replaces any other file too.
+    One dataset becomes the repository itself; of several, each becomes a folder there with its
+    own name. Datasets that are on the hub already stay where they are, and name the repository.
+    `license` is one of the hub's names, such as cc-by-4.0; without one the card leaves a place
+    for it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier
+    card is replaced if nobody changed it; `yes` replaces any other file too.
     """
     output, listener = os.fspath(options.output), options.listener or JobListener()
     repo, license = options.repo, options.license
@@ -109,12 +112,12 @@ class Placed:
 
     @property
     def path(self) -> str:
-        """What the names of its files begin with."""
+        """Return the beginning of the names of its files."""
         return f"{self.folder}/" if self.folder else ""
 
 
 def _on_hub(url: str) -> tuple[str, str]:
-    """The repository that a place is in, and the folder there; of other places, nothing."""
+    """Return the repository and the folder of a place on the hub; empty texts for other places."""
     if place_scheme(url) != "hf":
         return "", ""
     root, folder = root_and_name(url)
@@ -122,7 +125,7 @@ def _on_hub(url: str) -> tuple[str, str]:
 
 
 def _their_repo(given: Sequence[ReportDataset]) -> str:
-    """The one that all of them are in."""
+    """Return the one repository that all datasets are in; empty if there is none."""
     found = {_on_hub(one.url)[0] for one in given}
     return found.pop() if len(found) == 1 else ""
 
@@ -142,7 +145,7 @@ def _placed(given: Sequence[ReportDataset], repo: str) -> list[Placed]:
 
 
 def _name(given: ReportDataset) -> str:
-    """Its folder's, in letters that the hub takes."""
+    """Return the name of the dataset's folder, in characters that the hub takes."""
     last = given.url.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"
 
@@ -192,7 +195,10 @@ def _uploads(placed: Sequence[Placed], repo: str, output: str) -> Iterator[str]:
 
 
 def _on_disk(place: str) -> str:
-    """What `hf upload` takes: of what lies elsewhere, a copy that the user makes."""
+    """Return the path that `hf upload` takes.
+
+    Of a remote dataset it is a copy that the user makes.
+    """
     return place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
 
 
@@ -225,7 +231,7 @@ def _text(
 
 
 def _head(placed: Sequence[Placed], repo: str, license: str) -> Iterator[str]:
-    """The YAML. JSON is YAML, so what is quoted as that is right whatever is in it."""
+    """Yield the YAML of the card. JSON is YAML, so texts are quoted as JSON."""
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
@@ -264,7 +270,7 @@ def _escaped(folder: str) -> str:
 
 
 def size_category(samples: int) -> str:
-    """As the hub has them: 10K<n<100K."""
+    """Return the hub's name for a number of samples, such as 10K<n<100K."""
     edges = (*(f"{n}{unit}" for unit in "KMB" for n in (1, 10, 100)), "1T")
     least = 1000
     if samples < least:
@@ -277,8 +283,10 @@ def size_category(samples: int) -> str:
 
 
 def span(text: object, *, in_table: bool = False) -> str:
-    """Any text as code on one line. It is fenced by more backticks than it has in a row, so nothing
-    in it ends it."""
+    """Return any text as Markdown code on one line.
+
+    It is fenced by more backticks than it has in a row, so nothing in it ends the code.
+    """
     line = one_line(" ".join(str(text).split())) or " "
     longest = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)

@@ -31,7 +31,7 @@ def _replaces(page: str) -> Mapping[str, About]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
-    """Those of `report`."""
+    """Options of `report`."""
 
     samples: int = field(
         default=12,
@@ -105,7 +105,7 @@ class ReportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions(Options):
-    """Those of `card`."""
+    """Options of `card`."""
 
     repo: str = field(
         default=REPO,

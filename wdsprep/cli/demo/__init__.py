@@ -53,7 +53,10 @@ a folder of images, each with its caption in a .txt beside it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStep:
-    """What it is for, and the words of the command; `wdsprep` as the first runs in this process."""
+    """A step of the demo: what it shows, and the words of its command.
+
+    If the first word is `wdsprep`, the command runs in this process.
+    """
 
     title: str
     words: tuple[str, ...]

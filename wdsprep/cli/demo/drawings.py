@@ -105,14 +105,14 @@ def filled(
 
 
 def grainy(random: Random, image: Image.Image) -> Image.Image:
-    """As film is, a little."""
+    """Add some grain to an image, as film has it."""
     size = (image.width // 2 + 1, image.height // 2 + 1)
     grain = Image.frombytes("L", size, random.randbytes(size[0] * size[1])).resize(image.size)
     return Image.blend(image, grain.convert("RGB"), 0.08)
 
 
 def tinted(random: Random, name: str) -> Colour:
-    """The colour as a painter would mix it this time."""
+    """Return a colour with a small random change."""
     return clipped(value + random.randint(-15, 15) for value in COLOURS[name])
 
 
@@ -142,7 +142,7 @@ class Drawing:
 
 
 def draw(seed: object, size: PictureSize) -> Drawing:
-    """An RGB picture of this size."""
+    """Draw an RGB picture of a size, with its caption."""
     random = Random(f"{seed}")  # noqa: S311 (a picture, no secret)
     scene = _landscape if random.random() < 0.35 else _shapes
     image, caption = scene(random, size)
@@ -296,7 +296,7 @@ def _cover(random: Random, image: Image.Image, land: str, level: float, *, dim: 
 
 
 def _build(random: Random, image: Image.Image, thing: str, at: Point) -> None:
-    """A house, tree, tower or boat whose foot is at this place."""
+    """Draw a house, tree, tower or boat whose foot is at a place."""
     unit = min(image.size) * random.uniform(0.1, 0.16)
     left, foot = at[0] * image.width, at[1] * image.height
 

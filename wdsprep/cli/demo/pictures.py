@@ -19,7 +19,7 @@ LONG: PictureSize = (1600, 90)
 
 
 def write_pictures(folder: Path) -> tuple[int, int]:
-    """How many good and how many broken ones were written."""
+    """Write the pictures, and return how many are good and how many are broken."""
     random = Random("demo")  # noqa: S311 (pictures, no secret)
     for name in FOLDERS:
         (folder / name).mkdir()
@@ -55,7 +55,7 @@ def _saved(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def _turned(image: Image.Image) -> bytes:
-    """As a phone held upright saves it: lying, with a note to turn it."""
+    """Save an image as a phone held upright does: lying, with a note to turn it."""
     exif = Image.Exif()
     exif[0x0112] = 6
     return _saved(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=90, exif=exif)

@@ -50,7 +50,7 @@ class ReportDataset:
 
     @property
     def resolution(self) -> int:
-        """Of latents."""
+        """Return the resolution of latents."""
         return int(self.manifest.settings["resolution"])
 
     @property
@@ -59,7 +59,7 @@ class ReportDataset:
 
     @property
     def label(self) -> str:
-        """What it is, in a few words; of latents and text."""
+        """Describe latents or text in a few words."""
         return "text" if self.is_of_text else f"latents {self.resolution}"
 
     @property
@@ -68,7 +68,7 @@ class ReportDataset:
         return shape_counts(self.manifest.settings, self.manifest.counts)
 
     def takes(self, images: "ReportDataset") -> tuple[int, ...]:
-        """The buckets of images that latents are made of."""
+        """Return the buckets of images that these latents are made of."""
         return buckets_encoded(self.manifest.settings, images.manifest.settings["buckets"])
 
     @cached_property
@@ -86,7 +86,7 @@ class ReportDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Datasets:
-    """All that were given, sorted out."""
+    """The datasets of a report, sorted by kind."""
 
     images: ReportDataset | None
     latents: tuple[ReportDataset, ...]
@@ -119,8 +119,10 @@ def _opened(url: str) -> ReportDataset:
 
 
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
-    """Refuse to write a report over something else, unless that `replaces` it, or where `verify`
-    would find it foreign."""
+    """Refuse to write a report over another file, or where `verify` would find it foreign.
+
+    A file is replaced where `replaces` says so.
+    """
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
     check_folder(output, datasets.every, "report")
@@ -146,7 +148,7 @@ def check_folder(
 
 
 def _is_other(output: str) -> bool:
-    """Whether a file is there that is no report, and not empty."""
+    """Return whether a file is there that is neither a report nor empty."""
     store, name = split_url(output)
     try:
         start = store.read(name, nbytes=HEAD_NBYTES)

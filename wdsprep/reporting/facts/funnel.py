@@ -26,7 +26,10 @@ LOST_BY_STAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunnelRow:
-    """What is left after a step, or what was lost in one: `count` samples, drawn from `start`."""
+    """A row of the funnel: the samples left after a step, or those lost in one.
+
+    It is drawn as `count` samples that begin at `start`.
+    """
 
     label: str
     count: int
@@ -35,7 +38,7 @@ class FunnelRow:
 
 
 def losses(rejects: Mapping[str, int]) -> dict[str, int]:
-    """The rejects by what is said of them, in the order of the stages."""
+    """Count the rejects by label, in the order of the stages."""
     found = by_stage(rejects)
     found["absent"] = rejects.get(Code.NO_IMAGE.value, 0)
     found["read"] -= found["absent"]
@@ -90,8 +93,11 @@ PAUSE_TIMES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPace:
-    """`rates` are inputs a second over equal parts of the time in which work was done; pauses, as
-    between a kill and a resume, are left out of it."""
+    """The pace of a run over time.
+
+    `rates` are inputs a second, over equal parts of the time in which work was done. Pauses,
+    such as between a kill and a resume, are left out.
+    """
 
     first_s: float
     last_s: float
@@ -107,7 +113,7 @@ class RunPace:
 
 
 def pace_of(given: ReportDataset) -> RunPace | None:
-    """None where fewer than three moments are told apart."""
+    """Return the pace of a run by the times of its receipts; None with fewer than three times."""
     times = {entry.name: entry.written_s for entry in given.store.list(RECEIPTS)}
     done: dict[float, int] = {}
     for receipt in given.manifest.receipts:
@@ -135,7 +141,7 @@ def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> tuple[float, ...]:
-    """What was done in each step is spread evenly over it, and then counted by bin."""
+    """Spread the inputs of each step evenly over its time, and sum them by bin."""
     count = min(BINS, len(steps))
     width = sum(length for length, _ in steps) / count
     done = [0.0] * count

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chapter:
-    """What there is to say of one dataset."""
+    """The facts about one dataset."""
 
     given: ReportDataset
     refused: Refused
@@ -42,7 +42,7 @@ class ReportFacts:
 
 
 def plan_of(datasets: Datasets, samples: int, model: str) -> str:
-    """What is about to be done, told before any of it: decoding may take long."""
+    """Say what is about to be done. Decoding may take long."""
     shown, latents = to_show(datasets, samples)
     with_latents = [given for given in datasets.latents if not given.is_of_text]
     models = sorted({name for given in with_latents if (name := model_name(given, model))})

@@ -122,7 +122,7 @@ def _counted(what: str, numbers: Sequence[int]) -> dict[str, int]:
 
 
 def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
-    """The bins that something was counted in, and the empty ones between them."""
+    """Return the bins from the first that has a count to the last, with the empty ones between."""
     found = dict(histogram(counts, what))
     if not found:
         return ()
@@ -139,7 +139,7 @@ def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
 
 
 def _next(edge: int) -> int:
-    """The edge after one: 1, 2, 3, 4, 6, 8, 12, 16 and so on."""
+    """Return the edge after one: 1, 2, 3, 4, 6, 8, 12, 16 and so on."""
     if edge < 4:
         return edge + 1
     return edge * 3 // 2 if edge & (edge - 1) == 0 else edge * 4 // 3

@@ -36,8 +36,11 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """Examples by code; the worst hosts, and how many failures they are picked from. Of the `units`
-    with rejects, `units_read` were read, and `units_damaged` could not be."""
+    """A sample of the rejects: examples by code, and the worst hosts.
+
+    `failures` is the number of failures that the hosts are picked from. Of the `units` with
+    rejects, `units_read` were read, and `units_damaged` could not be.
+    """
 
     examples: dict[str, tuple[Reject, ...]]
     hosts: tuple[Host, ...]
@@ -70,7 +73,7 @@ def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused
 
 
 def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
-    """For each code a unit that has it, then others by chance."""
+    """Choose units to read: for each code one that has it, then others by chance."""
     shuffled = random.Random(seed).sample(receipts, len(receipts))  # noqa: S311
     found: dict[str, Receipt] = {}
     met: set[str] = set()
@@ -85,7 +88,7 @@ def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
 
 
 def _read(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
-    """None where the file is damaged or gone."""
+    """Read the rejects of a unit; None where the file is damaged or gone."""
     try:
         return rejects_in(given.store, receipt.unit)
     except DAMAGE:
@@ -101,7 +104,7 @@ def _examples(rejects: Iterable[Reject]) -> dict[str, tuple[Reject, ...]]:
 
 
 def _hosts(rejects: Iterable[Reject]) -> list[Host]:
-    """By how many of their downloads failed."""
+    """Return the hosts, those with the most failed downloads first."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for reject in rejects:
         if reject.code.stage == "fetch" and (host := host_of(reject.url)):
@@ -111,7 +114,7 @@ def _hosts(rejects: Iterable[Reject]) -> list[Host]:
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, or nothing where it has none."""
+    """Return the host of a URL; empty where it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

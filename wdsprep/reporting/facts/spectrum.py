@@ -58,13 +58,15 @@ class Spectrum:
 
 
 def usual_share(beyond: float) -> float:
-    """How much of a normal distribution lies beyond so many deviations."""
+    """Return the share of a normal distribution beyond so many deviations."""
     return 1 - erf(beyond / sqrt(2))
 
 
 def latent_of(sample: SheetSample, settings: Settings) -> Any:
-    """The latent of a sample as a trainer takes it, in fp32; of moments, the mean. A FormatError
-    where it is no finite array of the shape that the dataset says."""
+    """Return the latent of a sample in fp32, as a trainer takes it; of moments, the mean.
+
+    Raise FormatError where it is no finite array of the shape that the dataset says.
+    """
     data = sample.member(LATENT)
     found = field_of(LATENT, data)
     wanted = _wanted(sample, settings)
@@ -81,7 +83,10 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
 
 
 def _wanted(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
-    """The shape of the latent: where there are several, that of what was cut."""
+    """Return the shape of a sample's latent.
+
+    Where there are several, the size of its crop decides.
+    """
     fields, size = fields_of(settings["layout"]), cut_size(sample.facts)
     if sizes := shapes_of(settings):
         if size not in sizes:
@@ -91,7 +96,7 @@ def _wanted(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
 
 
 def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:
-    """None where not one of the samples could be read."""
+    """Return the distribution of latents; None where no sample could be read."""
     keys, latents = [], []
     for sample in samples:
         try:
@@ -127,7 +132,7 @@ def _channel(values: Any) -> Channel:
 
 
 def _extremes(keys: Sequence[str], latents: Sequence[Any]) -> list[Extreme]:
-    """The samples with the values that are furthest out."""
+    """Return the samples with the most extreme values."""
     furthest = np.array([abs(latent).max() for latent in latents])
     found = []
     for row in np.argsort(-furthest, kind="stable")[:EXTREMES]:

@@ -18,8 +18,10 @@ CURVE_POINTS = 60
 
 
 def bar(start: float, width: float, kind: str) -> Html:
-    """One bar of a table's row, in shares of the cell; the row says the number too. What is there
-    at all can be seen, and nothing is nothing."""
+    """Draw the bar of a table's row, in shares of the cell. The row says the number too.
+
+    A value above 0 is always visible, and 0 is nothing.
+    """
     rect = el(
         "rect",
         x=_percent(start),
@@ -35,8 +37,10 @@ def bar(start: float, width: float, kind: str) -> Html:
 def columns(
     bars: Sequence[tuple[str, str, float]], label: str, *, peak: str, gap: float = 0.16
 ) -> Html:
-    """Upright bars of a short label, what is said of one, and its height. The highest is as high as
-    the chart, and `peak` is written on it."""
+    """Draw upright bars, each with a short label, a tooltip, and a height.
+
+    The highest is as high as the chart, and `peak` is written on it.
+    """
     most = max(height for _, _, height in bars) or 1
     step = 1 / len(bars)
     parts: list[Child] = []
@@ -80,7 +84,7 @@ def _svg(parts: Sequence[Child], label: str) -> Html:
 
 
 def distribution(channel: Channel, label: str) -> Html:
-    """A channel's values, and the bell that they should fill."""
+    """Draw the distribution of a channel's values, with the bell that they should fill."""
     count = len(channel.shares)
     width = 2 * SIDES / count
     most = max(*channel.shares, width / sqrt(2 * pi)) * 1.08
@@ -114,7 +118,7 @@ def _percent(share: float) -> str:
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: int = 0
 ) -> Html:
-    """A table whose first column names its rows, and whose last `numbers` columns are numbers."""
+    """Make a table. Its first column names the rows, and its last `numbers` columns are numbers."""
     first = len(head) - numbers
     kinds = [_kind(at, text, at >= first) for at, text in enumerate(head)]
     heads = (
@@ -138,14 +142,14 @@ def table(
 
 
 def _kind(at: int, title: str, is_number: bool) -> str | None:
-    """How a column is set; a bar's has no title."""
+    """Return the CSS class of a column. The column of a bar has no title."""
     if is_number or not at:
         return "number" if is_number else None
     return "words" if title else "drawn"
 
 
 def figure(title: str, says: str, chart: Html, numbers: Html) -> Html:
-    """A chart with the sentence that says what it shows, and its numbers behind a button."""
+    """Make a figure: a chart with a sentence that says what it shows, and its numbers on demand."""
     return el(
         "figure",
         el("figcaption", el("strong", title), " ", el("span", says)),
@@ -175,7 +179,10 @@ def histogram_figure(histogram: Histogram, *, label: str) -> Html:
 
 
 def share(count: float, total: float) -> str:
-    """A part of a whole, in percent; never 0 % or 100 % of what is something or not everything."""
+    """Return a share in percent.
+
+    A share above 0 is never shown as 0 %, and one below 1 never as 100 %.
+    """
     if not total:
         return DASH
     percent = 100 * count / total

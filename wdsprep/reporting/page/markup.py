@@ -50,8 +50,11 @@ def by(*sides: object) -> str:
 
 
 def el(tag: str, /, *children: Child, **attributes: "str | int | float | None") -> Html:
-    """An element. `class_` is the attribute class, `aria_label` is aria-label; True is an attribute
-    without a value, None and False are none."""
+    """Make an element.
+
+    `class_` is the attribute class, and `aria_label` is aria-label. True makes an attribute
+    without a value; None and False make none.
+    """
     parts = [tag]
     for key, value in attributes.items():
         if value is None or value is False:

@@ -200,7 +200,10 @@ def hosts_section(facts: ReportFacts) -> Html | None:
 
 
 def samples_section(facts: ReportFacts) -> Html | None:
-    """Of latents made of these images, what the images' receipts tell is not told again."""
+    """Make the section of sizes and captions.
+
+    Of latents made of these images it shows nothing: the images' receipts tell the same.
+    """
     images = facts.datasets.images
     chapters = [c for c in facts.chapters if images is None or c.given is images]
     parts: list[Child] = []
@@ -214,7 +217,7 @@ def samples_section(facts: ReportFacts) -> Html | None:
 
 
 def unread(chapter: Chapter) -> Html | None:
-    """What could not be read of the samples that were picked."""
+    """Make a note on picked samples that could not be read."""
     surveyed = chapter.surveyed
     if not (lost := surveyed.picked - len(surveyed.samples)):
         return None

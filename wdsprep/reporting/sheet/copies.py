@@ -74,7 +74,7 @@ class _Table:
         self.stays = self.rows[~is_copy & np.isin(self._group, self._group[is_copy])]
 
     def chosen(self) -> Iterator[Ints]:
-        """The places in `rows` of some groups, in each first the one that stays, then copies."""
+        """Yield the rows of some groups of copies. In each the one that stays comes first."""
         order = np.lexsort((self.rows, -self.distance, self._duplicate > 0, self._group))
         starts = np.flatnonzero(np.diff(self._group[order], prepend=-1))
         every = [some for some in np.split(order, starts[1:]) if self._has_both(some)]
@@ -82,7 +82,7 @@ class _Table:
         yield from every[:GROUPS]
 
     def _has_both(self, some: Ints) -> bool:
-        """Of several datasets, the other one may be in another."""
+        """Return whether a group has its original here. It may be in another dataset."""
         return len(some) > 1 and not self._duplicate[some[0]]
 
     def how(self, place: int) -> str:

@@ -23,19 +23,19 @@ PACKAGES = ("torch", "diffusers")  # without which nothing is decoded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """How the latents of a dataset are decoded: with `model`, or not, for the `reason`."""
+    """The way in which latents of a dataset are decoded: with `model`, or not, for a `reason`."""
 
     model: Model | None
     reason: str
 
 
 def model_name(latents: ReportDataset, wanted: str) -> str:
-    """What to decode with; empty for nothing."""
+    """Return the name of the model to decode with; empty for none."""
     return "" if wanted == NONE else wanted or str(latents.manifest.extra.get("model", ""))
 
 
 def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
-    """By the model that is wanted, or else the one that the dataset says it was made with."""
+    """Find the model that is wanted, or else the one that the dataset was made with."""
     if wanted == NONE:
         return Decoding(model=None, reason="--model none was given")
     settings = latents.manifest.settings
@@ -88,7 +88,7 @@ class Decoders:
         return loaded.decode(latent)
 
     def _load(self, model: Model) -> "Decoder | WdsprepError":
-        """What cannot be loaded is not tried again for each sample."""
+        """Load a decoder, or return the error, so that it is not tried again for each sample."""
         from wdsprep.encoding.models.decoder import Decoder
 
         self._told(f"loading the decoder of {model.name}")

@@ -47,7 +47,7 @@ class SheetItem:
 
 
 def to_show(datasets: Datasets, count: int) -> tuple[int, int]:
-    """The samples, so many of each bucket, and at most how many latents they have."""
+    """Count the samples to show, and at most how many latents they have."""
     shown = latents = 0
     for base in _bases(datasets):
         for bucket, shards in base.buckets.items():
@@ -63,14 +63,14 @@ def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
 
 
 def _takers(datasets: Datasets, bucket: str) -> list[ReportDataset]:
-    """The datasets of latents that take this bucket of images."""
+    """Return the datasets of latents that take this bucket of images."""
     images = datasets.images
     return [each for each in datasets.latents if images and int(bucket) in each.takes(images)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """What pictures are made with."""
+    """The tools that pictures are made with."""
 
     datasets: Datasets
     decodings: Mapping[str, Decoding]
@@ -113,7 +113,7 @@ class Sheet:
     def _joined(
         self, bucket: str, samples: Sequence[SheetSample]
     ) -> list[tuple[JoinedSample, ...]]:
-        """For each image what became of it, in each dataset of latents that takes its bucket."""
+        """Return for each image its samples in the datasets of latents that take its bucket."""
         columns = [
             read_each(Joiner(latents).find, samples, latents.store.readers)
             for latents in _takers(self.datasets, bucket)
@@ -155,7 +155,7 @@ class Sheet:
     def _of_pair(
         self, latents: ReportDataset, sample: SheetSample, image: Any
     ) -> Iterator[SheetPicture]:
-        """The crop, the latent made of it, and what the decoder makes of that."""
+        """Yield the crop, the latent made of it, and the picture that the decoder makes of that."""
         crop = None
         side = latents.resolution
         sizes = shapes_of(latents.manifest.settings) or ((side, side),)
@@ -192,7 +192,7 @@ class Sheet:
 
 
 def opened_image(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
-    """The image, and its thumbnail or why there is none."""
+    """Open the image, and return it with its thumbnail, or with a note of why there is none."""
     try:
         image = open_image(dict(sample.members), max_area)
     except RejectedError as error:
@@ -229,7 +229,7 @@ def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
 
 
 def _meta(facts: Mapping[str, Any]) -> str:
-    """What the source says of the sample, but for what is shown already."""
+    """Return the metadata that the source has of a sample, without what is shown already."""
     meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
     if isinstance(meta, dict):
         meta = {name: value for name, value in meta.items() if value not in shown}

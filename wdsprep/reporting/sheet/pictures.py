@@ -49,7 +49,7 @@ class SheetPicture:
 
 
 def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
-    """The upright image of a sample as RGB; a RejectedError where it cannot be shown."""
+    """Return the upright image of a sample as RGB. Raise RejectedError where it cannot be shown."""
     data = next((members[name] for name in KINDS if name in members), b"")
     limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0)
     picture = prepare(data, limits=limits, full=False)
@@ -76,8 +76,11 @@ def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
 
 
 def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size]) -> Image.Image:
-    """What was encoded, by what the json of the latent sample says; a ValueError, or what Python
-    raises for numbers that are none, where it is of none of these sizes."""
+    """Cut out of an image what was encoded, as the json of the latent sample says.
+
+    Raise ValueError where the crop has none of these sizes, or what Python raises for numbers
+    that are none.
+    """
     scaled, size = (facts["scaled_width"], facts["scaled_height"]), cut_size(facts)
     if size not in sizes:
         raise ValueError(f"a crop of {facts['crop']} is none of {sizes}")
@@ -88,7 +91,7 @@ def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size])
 
 
 def coloured(latent: Any, alt: str) -> SheetPicture:
-    """A latent in false colours, one pixel for each of its places."""
+    """Show a latent in false colours, with one pixel for each of its places."""
     rows = latent.reshape(len(latent), -1).T
     if len(latent) == len(PROJECTION):
         rgb = rows @ np.array(PROJECTION, np.float32)
@@ -109,14 +112,14 @@ def coloured(latent: Any, alt: str) -> SheetPicture:
 
 
 def likeness(image: Image.Image, other: Image.Image) -> float:
-    """The PSNR in dB of two pictures of one size; equal ones have 100."""
+    """Return the PSNR in dB of two pictures of one size. Equal ones have 100."""
     pixels = np.asarray(image, np.float64), np.asarray(other, np.float64)
     error = float(((pixels[0] - pixels[1]) ** 2).mean())
     return min(100.0, float(10 * np.log10(255**2 / error))) if error else 100.0
 
 
 def from_levels(levels: Any) -> Image.Image:
-    """A picture from uint8 (height, width, 3)."""
+    """Make a picture of uint8 levels (height, width, 3)."""
     return Image.fromarray(levels)
 
 
