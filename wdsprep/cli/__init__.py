@@ -51,13 +51,17 @@ def option_name(name: str) -> str:
 
 
 class CommandGroup(Command, click.Group):
-    """The group of all commands, in the order of their use. Alone it prints its help."""
+    """The group of all commands. Alone it prints its help: those of daily use, then the others."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_commands(ctx, formatter)
+        names = self.list_commands(ctx)
+        for heading, some in (("Commands", names[:DAILY]), ("More commands", names[DAILY:])):
+            rows = [(name, self.commands[name].get_short_help_str()) for name in some]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
         super().format_options(ctx, formatter)
 
     def resolve_command(
@@ -101,25 +105,29 @@ def cli(context: click.Context) -> None:
         echo(context.get_help())
 
 
-for each in (
-    demo_command,
+COMMANDS = (
     pack_command,
     encode_command,
-    import_command,
     inspect_command,
+    verify_command,
+    report_command,
+    demo_command,
     plan_command,
     models_command,
-    verify_command,
     repair_command,
     remove_command,
     select_command,
     duplicates_command,
-    report_command,
-    card_command,
+    import_command,
     export_command,
+    card_command,
     index_command,
     rebuild_command,
-):
+)
+DAILY = 5
+"""So many of them are of daily use, and come first in the help."""
+
+for each in COMMANDS:
     cli.add_command(each)
 
 

@@ -100,7 +100,7 @@ def volume() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command whose help has its options under headings, and ends with examples."""
+    """A command whose help shows examples first, and then its options under headings."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
@@ -124,6 +124,13 @@ class Command(click.Command):
         """Return the first sentence of the help, uncut."""
         return " ".join((self.help or "").partition("\n\n")[0].split())
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"  $ {example}\n")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -135,13 +142,6 @@ class Command(click.Command):
         ):  # that comes last
             with formatter.section(heading):
                 formatter.write_dl(groups[heading])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if self.examples:
-            with formatter.section("Examples"):
-                for example in self.examples:
-                    formatter.write(f"  $ {example}\n")
-        super().format_epilog(ctx, formatter)
 
 
 def options(

@@ -81,8 +81,8 @@ class DeclaredCommand(Command):
     The class at `declared` (such as `wdsprep.packing.rules:PackOptions`) has the options. It is
     imported only when it is needed: no other command imports it.
 
-    `headings` are those of the help, in their order. Options that the function does not have, such as
-    --json, follow its own under their heading.
+    `headings` are those of the help, in their order. Options that the function does not have, such
+    as --json, follow its own under their heading.
     """
 
     _is_full = False

@@ -26,7 +26,7 @@ from wdsprep.cli.output import tell
 @DATASETS
 @OUTPUT
 def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Take samples out of images and of what was made of them, for good.
+    """Delete samples from images, and from the datasets made of them, for good.
 
     Name images and all their latents together. Shows what it will do, and asks. What was removed
     stays away in each later pack. Killed, the same command goes on where it was.
@@ -83,7 +83,7 @@ def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options
 @DATASETS
 @OUTPUT
 def duplicates_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Find images of datasets that are equal, or nearly.
+    """Find images that are equal, or nearly equal.
 
     Of each group the image with the most pixels is to stay. Nothing is removed.
     """

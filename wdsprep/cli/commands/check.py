@@ -34,7 +34,7 @@ from wdsprep.text import plural
 )
 @OUTPUT
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
-    """Say what DATASET is, by its manifest; or show the sample with the key KEY."""
+    """Show what is in DATASET, or the sample with the key KEY."""
     from wdsprep.cli.inspect import describe
 
     echo(describe(dataset, key, **options))
@@ -100,7 +100,7 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
 @click.argument("folder", type=PLACE)
 @OUTPUT
 def index_command(folder: str, as_json: bool) -> None:
-    """Write a .tar.idx beside each tar in FOLDER that has none, or a cut or an older one.
+    """Write the index (.tar.idx) of each tar in FOLDER that has none, or a damaged or old one.
 
     In a dataset of latents also a .tar.rows where one is missing, which loading it joined with
     another asks for.

@@ -25,7 +25,7 @@ from wdsprep.cli.output import tell
 )
 @OUTPUT
 def import_command(source: str, latents: str, as_json: bool, **options: Any) -> int:
-    """Take in latents that another program has cached, as a dataset that wdsprep.load serves.
+    """Turn latents that another program has cached into a dataset for wdsprep.load.
 
     SOURCE is a folder of MDS shards (PRX, mosaicml/diffusion), of what datasets has saved or of
     Parquet (MLPerf's Flux), or tars with .npy or .pth (Sana, Primus). Both may be URLs (s3://,

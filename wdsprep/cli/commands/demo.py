@@ -13,7 +13,7 @@ from wdsprep.cli.output import tell
     option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
 )
 def demo_command(folder: str, overwrite: bool) -> int:
-    """Show everything at work in DIR, on pictures drawn for it: no download, no GPU.
+    """Show everything at work in DIR, on pictures drawn for it. It needs no download and no GPU.
 
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
     shows.

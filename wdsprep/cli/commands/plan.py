@@ -24,7 +24,7 @@ from wdsprep.cli.output import echo
 )
 @OUTPUT
 def plan_command(**options: Any) -> None:
-    """Reckon what encoding takes: GPU hours, dollars, cores, bytes, requests.
+    """Estimate what encoding takes: GPU hours, dollars, cores, bytes, requests.
 
     For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
     a --trial, or comes from the table of --gpu.
@@ -41,7 +41,7 @@ def plan_command(**options: Any) -> None:
 )
 @OUTPUT
 def models_command(as_json: bool) -> None:
-    """List the models that have a name, and what a sample of each takes.
+    """List the models that have a short name, and the size of a sample of each.
 
     Any other text-to-image pipeline of diffusers will do too, by its name on the hub or its folder.
     """

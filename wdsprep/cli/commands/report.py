@@ -25,7 +25,7 @@ from wdsprep.cli.output import tell
 @DATASETS
 @OUTPUT
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show datasets on one page: where samples went, what they are like, and some of them.
+    """Write a page about datasets: where samples went, what they are like, some of them.
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
