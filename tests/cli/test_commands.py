@@ -178,7 +178,7 @@ except SystemExit:
         ("encode --model flux", ["dir,flux", *(f"plain,flux{more}" for more in FLUXES)]),
         ("encode --runner ", ["plain,auto", "plain,local", "plain,ray"]),
         ("verify dow", ["file,dow"]),
-        ("rep", ["plain,repair", "plain,report"]),
+        ("rep", ["plain,report", "plain,repair"]),
         ("pack --quie", ["plain,--quiet"]),
     ],
 )
