@@ -45,7 +45,7 @@ AREA = about(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What an image may measure, upright; 0 is no limit for the ratio of longer to shorter side."""
+    """The bounds on the size of an upright image. 0 is no bound for the ratio of its sides."""
 
     min_side: int
     max_area: int
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Options):
-    """What a user says of the images that are taken."""
+    """Options that say which images are taken."""
 
     min_size: int = field(
         default=0,

@@ -54,8 +54,11 @@ def plain(
 
 
 def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
-    """The colour that is transparent. Pillow scales a PNG's samples to 8 bits but not this; grey
-    of 16 bits it leaves, and this with it."""
+    """Return the colour that is transparent.
+
+    Pillow scales a PNG's samples to 8 bits but not this colour. It leaves grey of 16 bits, and
+    this with it.
+    """
     clear: bytes | int | tuple[int, ...] | None = image.info.get("transparency")
     if header.depth == 16 and isinstance(clear, tuple):
         return tuple(level >> 8 for level in clear)
@@ -101,7 +104,10 @@ def needs_transform(profile: bytes | None, mode: str) -> bool:
 
 
 def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """An L, RGB or CMYK image through its profile; the same object where there is nothing to do."""
+    """Convert an L, RGB or CMYK image to sRGB by its profile.
+
+    Return the same object if nothing is to do.
+    """
     transform = _transform(profile, image.mode)
     if transform is not None:
         source = image.convert("RGB") if transform.input_mode == "RGB" else image
@@ -111,7 +117,10 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """The way to sRGB, or None where the profile is sRGB, broken or meant for other channels."""
+    """Return the conversion to sRGB.
+
+    None means that the profile is sRGB, broken or for other channels.
+    """
     if not profile or len(profile) > _MAX_NBYTES:
         return None
     return _built(profile, mode)

@@ -42,7 +42,7 @@ _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crop:
-    """What was cut out, uint8 (3, H, W), of an image of this width and height."""
+    """A part of an image, uint8 (3, H, W), with the width and height of the whole upright image."""
 
     pixels: torch.Tensor
     width: int
@@ -56,8 +56,10 @@ Cut = Crop | RejectedError
 
 
 def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
-    """The part of an image that its shape takes, of one number the square; a RejectedError for what
-    is damaged, too small or too large. The width and height are those of the upright image."""
+    """Decode an image, and cut out what its shape takes. A number stands for a square.
+
+    Raise RejectedError where it is damaged, too small or too large.
+    """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepared(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
@@ -65,7 +67,7 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
-    """What `crop` gives for each of several lists of shapes, with one decoding."""
+    """Return what `crop` gives for each of several lists of shapes, with one decoding."""
 
     def alone(shapes: Shapes) -> Cut:
         return _or_refused(lambda: crop(data, shapes, max_area=max_area))
@@ -109,8 +111,10 @@ def _cut_out(pixels: torch.Tensor, fit: Fit) -> Crop:
 
 
 def _planes(pixels: torch.Tensor) -> torch.Tensor:
-    """Three of them. Of four channels each pixel is taken as one number: half the time of a copy
-    byte by byte."""
+    """Return the three colour planes.
+
+    Of four channels each pixel is taken as one number: half the time of a copy byte by byte.
+    """
     if len(pixels) == 1:
         return pixels.expand(3, -1, -1).contiguous()
     numbers = pixels.permute(1, 2, 0).numpy().view("<u4")[..., 0]
@@ -121,7 +125,7 @@ def _planes(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _decoded(picture: Picture) -> "Image.Image":
-    """Decoding finds what `pack --check full` finds."""
+    """Decode an image. This finds the damage that `pack --check full` finds."""
     kind = _KINDS[picture.extension]
     if kind == "PNG":
         headers.check_png(picture.data)

@@ -111,7 +111,10 @@ _SAYS_UNSUPPORTED = re.compile(
 
 
 def identify(data: bytes) -> str:
-    """The format by its first bytes; a RejectedError that says what else it looks like."""
+    """Return the format by the first bytes.
+
+    Raise RejectedError that says what else it looks like.
+    """
     for magic, name in _MAGIC.items():
         if data.startswith(magic):
             return name
@@ -162,8 +165,10 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 def _libtiff(name: str) -> Callable[[int | None], int | None]:
-    """A function of the libtiff that Pillow is linked to, which sets a handler of messages and
-    returns the last one."""
+    """Return a function of Pillow's libtiff that sets a handler of messages.
+
+    That function returns the last handler.
+    """
     found = getattr(ctypes.CDLL(Image.core.__file__), name)  # type: ignore[attr-defined]
     found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
     handler: Callable[[int | None], int | None] = found
@@ -171,11 +176,13 @@ def _libtiff(name: str) -> Callable[[int | None], int | None]:
 
 
 class _Quiet:
-    """No warnings from Pillow, and its size limit off: ours was checked before, and may be higher.
-    No lines on stderr from libtiff, which name no file: what is damaged is a reject.
+    """A block in which Pillow and libtiff are silent, and Pillow's size limit is off.
 
-    All are global to the process. The first thread to come sets them and the last to go puts them
-    back, so that threads do not restore each other's values.
+    Our size limit was checked before, and may be higher. libtiff's lines on stderr name no
+    file: what is damaged is a reject.
+
+    All of these are global to the process. The first thread to come sets them and the last to
+    go puts them back, so that threads do not restore each other's values.
     """
 
     def __init__(self) -> None:

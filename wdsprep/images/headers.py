@@ -111,7 +111,7 @@ def _jpeg(
 
 
 def _joined(chunks: list[bytes]) -> bytes | None:
-    """A profile in its numbered pieces; with one missing it counts as none."""
+    """Join a profile in numbered pieces. With a piece missing it counts as none."""
     chunks.sort(key=lambda chunk: chunk[:1])
     if not chunks or len(chunks[0]) < 2 or chunks[0][1] != len(chunks):
         return None
@@ -172,7 +172,7 @@ def _png_chunks(data: bytes) -> tuple[dict[bytes, bytes], tuple[Code, str] | Non
 
 
 def check_png(data: bytes) -> None:
-    """The checksums of the pixels, which Pillow reads past when it decodes."""
+    """Check the checksums of the pixels, which Pillow ignores when it decodes."""
     at = 33
     while True:
         nbytes, name = struct.unpack_from(">I4s", data, at)
@@ -189,7 +189,7 @@ def _crc_holds(data: bytes, at: int, nbytes: int) -> bool:
 
 
 def _inflated(chunk: bytes) -> bytes | None:
-    """The profile in an iCCP chunk, in bounded memory."""
+    """Decompress the profile in an iCCP chunk, in bounded memory."""
     packed = chunk.partition(b"\0")[2][1:]
     if not packed:
         return None
@@ -251,7 +251,10 @@ def _webp_size(found: dict[bytes, bytes]) -> tuple[int, int]:
 
 
 def gif_size(data: bytes) -> tuple[int, int]:
-    """The screen, widened to its first frame as Pillow does, which allocates that on opening."""
+    """Return the size of the screen, widened to its first frame.
+
+    Pillow does so when it opens a GIF.
+    """
     try:
         width, height, flags = struct.unpack_from("<HHB", data, 6)
         at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)

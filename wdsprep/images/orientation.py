@@ -22,7 +22,7 @@ TURNS = {  # what Pillow calls the way back
 
 
 def turned(image: "Image.Image", orientation: int) -> "Image.Image":
-    """It is stored so, and comes back upright."""
+    """Turn an image upright that is stored with this orientation."""
     from PIL import Image
 
     return image.transpose(Image.Transpose[TURNS[orientation]])

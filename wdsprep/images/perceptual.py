@@ -43,7 +43,7 @@ Cells = NDArray[numpy.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a picture looks like, if it shows anything, and its size."""
+    """The look of a picture as a hash, if it shows anything, and its size."""
 
     hash: int
     width: int
@@ -51,7 +51,7 @@ class Look:
 
 
 def look(data: bytes) -> Look:
-    """Of an image of a shard, which is upright; a RejectedError where it is damaged."""
+    """Return the look of an upright image. Raise RejectedError where it is damaged."""
     kind = formats.identify(data)
     with formats.quiet:
         image = formats.opened(data, kind)
@@ -68,9 +68,11 @@ def look(data: bytes) -> Look:
 
 
 def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
-    """The means of the cells, in sixteenths of a level. A pixel stands for `scale` of the picture
-    each way, the last one for what is left. Whole numbers below 2^53: floats hold them exactly, in
-    whatever order they are added."""
+    """Return the means of the cells, in sixteenths of a level.
+
+    A pixel stands for `scale` of the picture each way, the last one for the rest. The sums are
+    whole numbers below 2^53: floats hold them exactly, in whatever order they are added.
+    """
     pixels = numpy.asarray(grey, dtype=numpy.float64)
     sums = _shares(height, scale) @ pixels @ _shares(width, scale).T
     cells: Cells = sums.astype(numpy.int64) * _FINE // (width * height)
@@ -79,7 +81,7 @@ def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
 
 @cache
 def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
-    """How much of each pixel lies in each cell."""
+    """Return how much of each pixel lies in each cell."""
     pixels = numpy.minimum(numpy.arange(-(-length // scale) + 1) * scale, length) * _CELLS
     cells = numpy.arange(_CELLS + 1)[:, None] * length
     ends = numpy.minimum(pixels[1:], cells[1:])
@@ -109,6 +111,6 @@ def _cosines() -> Cells:
 
 @cache
 def _order() -> list[tuple[int, int]]:
-    """The waves from the longest on, by row and column."""
+    """Return the waves by row and column, from the longest on."""
     waves = [(row, column) for row in range(_WAVES) for column in range(_WAVES)]
     return sorted(waves, key=lambda wave: (sum(wave), wave))[1 : NBITS + 1]

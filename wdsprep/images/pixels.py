@@ -15,8 +15,10 @@ AS_RGB = ("CMYK",)  # which PNG has not
 
 
 def png_of_pixels(data: bytes) -> bytes:
-    """What width, height, mode and pixels make. Compressing it well would take longer than reading
-    the rest of the sample."""
+    """Make a PNG of width, height, mode and pixels.
+
+    It is hardly compressed: that would take longer than reading the rest of the sample.
+    """
     try:
         width, height, length = HEAD.unpack_from(data)
         start = HEAD.size + length

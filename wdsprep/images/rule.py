@@ -127,7 +127,7 @@ def _opened(data: bytes, header: Header) -> ImageFile:
 
 
 def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
-    """A format that is always converted; its plugin reads the header."""
+    """Convert an image of a format that is always converted. Its plugin reads the header."""
     if kind == "GIF":
         _check_limits(*headers.gif_size(data), limits)
     with formats.quiet:
@@ -139,7 +139,10 @@ def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> P
 
 
 def _check_tiles(image: ImageFile, limits: Limits) -> None:
-    """A TIFF's tiles may be larger than it is, and libtiff allocates one in full."""
+    """Check the tiles of a TIFF.
+
+    They may be larger than the image, and libtiff allocates one in full.
+    """
     tags = getattr(image, "tag_v2", {})
     sides = [tags.get(tag, 0) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH)]
     if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > limits.max_area:

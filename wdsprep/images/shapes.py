@@ -40,8 +40,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Shapes from the tallest to the widest, no ratio twice. An image that would lose more than
-    `max_crop` of its area is rejected."""
+    """A list of shapes from the tallest to the widest, no ratio twice.
+
+    An image that would lose more than `max_crop` of its area is rejected.
+    """
 
     sizes: tuple[Size, ...]
     max_crop: float = 1.0
@@ -60,7 +62,10 @@ class Shapes:
         return min(map(min, self.sizes))
 
     def nearest(self, width: int, height: int) -> Size:
-        """A size half way between two ratios goes to the one that is nearer to the square."""
+        """Return the shape whose ratio is nearest.
+
+        Half way, the one nearer to the square is chosen.
+        """
         ratio = Fraction(width, height)
         at = bisect_left(self.sizes, ratio, key=_ratio)
 
@@ -70,8 +75,10 @@ class Shapes:
         return min(self.sizes[max(0, at - 1) : at + 1], key=distance)
 
     def fit(self, width: int, height: int) -> Fit:
-        """Where an upright image of this size is cut; a RejectedError where it would have to be
-        enlarged, or loses too much."""
+        """Return where an upright image of this size is cut.
+
+        Raise RejectedError where it would have to be enlarged, or would lose too much.
+        """
         size = self.nearest(width, height)
         wide, high = covering(width, height, size)
         found = Fit(*size, wide, high)
@@ -86,14 +93,17 @@ class Shapes:
 
 
 def cut_of(settings: Mapping[str, Any]) -> Shapes:
-    """What the settings of a dataset say about how its images are cut."""
+    """Return the shapes to which a dataset cuts images, by its settings."""
     square = [(settings["resolution"], settings["resolution"])]
     return Shapes.of(shapes_of(settings) or square, settings.get("max_crop", 1.0))
 
 
 def covering(width: int, height: int, size: Size) -> Size:
-    """The size to which an image is scaled: one side is the shape's, the other, in proportion and
-    a half rounded up, no shorter than the shape's."""
+    """Return the size to which an image is scaled.
+
+    One side is the shape's. The other is in proportion, a half rounded up, and no shorter than
+    the shape's.
+    """
     wide, high = size
     if width * high >= height * wide:
         return (2 * width * high + height) // (2 * height), high
@@ -105,5 +115,5 @@ def _ratio(size: Size) -> Fraction:
 
 
 def _apart(one: Fraction, other: Fraction) -> Fraction:
-    """How many times the greater is the smaller."""
+    """Return the ratio of the greater to the smaller."""
     return max(one / other, other / one)

@@ -17,8 +17,11 @@ SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedWorkers:
-    """`workers` that are wanted. On a cluster 0 are as many as there is room for, and `node_cpus`
-    the cores of its largest machine; elsewhere all are on one machine."""
+    """The workers that the user asks for.
+
+    On a cluster 0 `workers` means as many as there is room for, and `node_cpus` is the number
+    of cores of its largest machine. Elsewhere all workers are on one machine.
+    """
 
     workers: int
     node_cpus: int = 0
@@ -37,8 +40,11 @@ class PackCrew:
 
 
 def staff(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackCrew:
-    """The crew for so many slices. Where these are fewer than the workers, each of fewer workers
-    decodes in several threads."""
+    """Return the workers for so many slices.
+
+    Where there are fewer slices than workers, fewer workers start, and each decodes in several
+    threads.
+    """
     threads = max(1, wanted.workers // max(1, slices))
     workers = min(wanted.workers, slices)
     if fetch is None:
@@ -70,8 +76,11 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
 
 
 def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
-    """Look at the machines and staff them. Only Ray knows those of a cluster; one that is started
-    for the run is this machine."""
+    """Look at the machines, and choose the workers.
+
+    Only Ray knows the machines of a cluster. A Ray that is started for the run has this machine
+    alone.
+    """
     workers, node_cpus = options.most or options.least, 0
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
@@ -86,7 +95,7 @@ def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) ->
 
 
 def runner_of(options: CrewOptions, crew: PackCrew) -> Runner:
-    """A runner for this crew."""
+    """Return a runner for these workers."""
     grows = bool(options.most)
     return make_runner(
         options.runner,

@@ -45,8 +45,10 @@ def judged(
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, Judged] | None]:
-    """What becomes of each input of a slice, with its number in it, in order. None comes where
-    there is nothing to do but to wait. `content` is told of all that was read."""
+    """Yield the decision on each input of a slice, with its number, in order.
+
+    Yield None where there is nothing to do but to wait. `content` is told of all that was read.
+    """
     check, judge = partial(_checked, rules, removed), partial(_judge, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = _reading_threads(source, rules, threads)
@@ -66,17 +68,20 @@ def judged(
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
-    """How many read a folder. A local one whose images are not decoded is read by one alone: the
-    rest is Python and short system calls, where threads wait for each other's lock. Of 8,000
-    samples of 50 KB two of them took 1.8 times as long as one. Where a mounted folder is slow, more
-    workers help: they read slices side by side."""
+    """Return how many threads read a folder.
+
+    A local folder whose images are not decoded is read by one thread: the rest is Python and short
+    system calls, where threads wait for each other's lock. Of 8,000 samples of 50 KB, two threads took
+    1.8 times as long as one. Where a mounted folder is slow, more workers help: they read slices side
+    by side.
+    """
     if opened(source.url).root is None:
         return max(threads, REMOTE_READS)
     return threads if rules.full_check or rules.recode else 1
 
 
 def repeated_urls(source: Source, part: Slice) -> Counter[str]:
-    """The URLs that several rows of a slice have, and how many."""
+    """Count the URLs that several rows of a slice have."""
     tables = cast("UrlSource", source)
     urls = (url for item in part.items for url in islice(tables.urls(item), item.take or None))
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
@@ -107,7 +112,7 @@ def _judge_numbered(
 
 
 def _judge(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> Judged:
-    """By its image."""
+    """Decide on a sample by its image."""
     if isinstance(row, Refusal):
         return row
     try:
@@ -122,7 +127,7 @@ def _judge(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> Judged:
 
 
 def _checked(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
-    """By all but its image."""
+    """Refuse a sample by everything but its image, or return it."""
     if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
         return Refusal(source=row.source, code=Code.REMOVED)
     if isinstance(row, Refusal):
@@ -149,7 +154,7 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
 
 
 def _identified(rules: PackRules, sample: Sample) -> Sample:
-    """With the digest that is wanted, and certain to be what the table speaks of."""
+    """Check the image against the digest in its table, and add the digest that is to be stored."""
     if rules.verify is not None:
         wanted = str(sample.facts.get(rules.verify.column) or "").strip().lower()
         found = hashlib.new(rules.verify.hash, sample.image).hexdigest()

@@ -69,17 +69,17 @@ class Retries:
         return self.edition.store
 
     def pending(self, manifest: Manifest) -> list[Slice]:
-        """Those without a receipt."""
+        """Return the retry slices without a receipt."""
         done = set(manifest.ledger.units())
         return [part for part in self.slices if part.name not in done]
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
-        """The same slices without the rows that (other) retry slices have."""
+        """Yield the slices without the rows that (other) retry slices have taken over."""
         planned = _rows_of(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
 
     def taken_from(self, unit: str) -> frozenset[str]:
-        """The sources of the rows that retry slices which are done have from a slice."""
+        """Return the sources of the rows that finished retry slices have taken from a slice."""
         done = set(done_units(self.store))
         return _rows_of(part for part in self.slices if part.name in done).get(unit, frozenset())
 
@@ -104,7 +104,7 @@ class Retries:
         return None
 
     def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
-        """With new slices of up to `size` rows for all that may succeed now and is not in one."""
+        """Add retry slices of up to `size` rows for all rejects that may succeed now."""
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
             planned = _rows_of(slices)
@@ -125,8 +125,10 @@ class Retries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curable:
-    """Which rejects another attempt may cure, by what a run is allowed to fetch. `larger` says that
-    it may be more bytes than the dataset was begun with."""
+    """The rejects that another attempt may cure, given what a run is allowed to fetch.
+
+    `larger` says that images may have more bytes than when the dataset was begun.
+    """
 
     fetch: FetchRules
     larger: bool
@@ -153,7 +155,7 @@ class Curable:
 
 
 def retryable(manifest: Manifest) -> int:
-    """How many rejects another attempt may cure, whatever it is allowed."""
+    """Count the rejects that another attempt may cure, whatever it is allowed."""
     return sum(n for code, n in manifest.rejects.items() if code in TRANSIENT)
 
 
@@ -184,7 +186,7 @@ def _rows_of(parts: Iterable[Slice]) -> Moved:
 
 
 def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
-    """Whether all that was ever to leave the slice has left it, so that nothing need be read."""
+    """Return whether all rows that were to leave the slice have left it, so it need not be read."""
     if UNSETTLED in receipt.files:
         return False
     return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
@@ -229,7 +231,7 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
 
 
 def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
-    """The rows of a slice that may succeed now, item by item of what it was made of."""
+    """Yield the rows of a slice that may succeed now, by the items that it was made of."""
     with naming_repair(store):
         rejects = rejects_in(store, unit)
     wanted = {

@@ -51,7 +51,7 @@ class Digest:
 
 
 def _condition(given: str) -> str:
-    """The text of a condition, if it can be used."""
+    """Check the text of a condition."""
     from wdsprep.packing.filters import Filter
 
     return Filter(given).text
@@ -67,7 +67,7 @@ def _input_format(given: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSizes(Options):
-    """When a shard is full."""
+    """Options that say when a shard is full."""
 
     samples_per_shard: int = field(
         default=10_000,
@@ -92,7 +92,7 @@ class ShardSizes(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PackRules(ShardSizes, ImageOptions):
-    """What decides which samples are kept and what their shards look like."""
+    """Options that decide which samples are kept, and what their shards look like."""
 
     buckets: str | Iterable[int] = field(
         default="256,512",
@@ -289,7 +289,7 @@ class PackRules(ShardSizes, ImageOptions):
 
     @property
     def columns(self) -> "Columns":
-        """What a source has to have."""
+        """Return the columns that a source must have."""
         from wdsprep.sources import Columns
 
         condition, digest = self.condition, self.verify
@@ -312,7 +312,7 @@ class PackListener(JobListener):
 
 @dataclass(frozen=True)
 class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
-    """All that `pack` is given."""
+    """Options of `pack`."""
 
     source: "str | os.PathLike[str]" = field(
         default="downloads", metadata=about("What to pack.", is_place=True)
@@ -376,9 +376,11 @@ class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
 def settings_of(
     options: PackOptions, source: str, form: Mapping[str, Any] = FORM
 ) -> dict[str, Any]:
-    """Everything that decides the bytes of the dataset, but for the content of the source, which is
-    of the kind `source`. What may be fetched is the least that any slice was allowed: see
-    `wdsprep.dataset.settings`."""
+    """Return the settings: all that decides the bytes of the dataset but the source's content.
+
+    `source` is its kind. What may be fetched is the least that any slice was allowed: see
+    `wdsprep.dataset.settings`.
+    """
     found = {
         **form,
         "buckets": list(options.sides),

@@ -51,7 +51,7 @@ KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSurvey:
-    """What a first pass over the source found: its items, or their number if there are many."""
+    """The findings of a first pass over the source: its items, or their number if they are many."""
 
     source: Source
     limit: int
@@ -69,8 +69,10 @@ class SourceSurvey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePlan:
-    """The slices of the last generation and the holes of earlier ones; `older` are the items that
-    earlier ones hold."""
+    """The slices of the last generation, and the missing ones of earlier generations.
+
+    `older` are the items of earlier generations.
+    """
 
     survey: SourceSurvey
     slice_size: int
@@ -138,7 +140,10 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
 
 
 def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Item]:
-    """The items that hold the first `limit` samples (0: all), the last one cut where they end."""
+    """Yield the items that hold the first `limit` samples; 0 means all.
+
+    The last item is cut where the limit ends.
+    """
     left = limit
     items = source.items(left_out)
     for item in items:
@@ -197,8 +202,11 @@ def make_plan(
 def _holes(
     store: Store, packed: Mapping[str, str], start: int, seen: SourceSurvey
 ) -> tuple[Slice, ...]:
-    """The slices before `start` that have inputs and no receipt, where the source still has all of
-    them and no other slice does. Otherwise a killed run has left them, and they mean nothing."""
+    """Return the slices before `start` that have inputs and no receipt.
+
+    They are slices only where the source still has all their items and no other slice does.
+    Otherwise a killed run has left them, and they mean nothing.
+    """
     units: list[str] = []
     if sum(int(unit) < start for unit in packed) < start:
         there = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
@@ -219,10 +227,13 @@ def _holes(
 def _pending_if_unchanged(
     store: Store, plan: SlicePlan, *, complete: bool
 ) -> tuple[int, dict[str, str], set[str]] | None:
-    """How many slices are left to do; the digests of those that are done and come out of the source
-    with other dates; and which of these have the same dates, but facts of removed samples. Or None
-    where a packed slice does not come out of it as it was, or a complete dataset does not cover the
-    source."""
+    """Compare the packed slices with the source.
+
+    Return how many slices are left to do; the digests of finished slices whose items have other
+    dates now; and which of these have the same dates, but no metadata of removed samples.
+    Return None where a packed slice has changed otherwise, or a complete dataset does not cover
+    the source.
+    """
     dated: dict[str, str] = {}
     same: set[str] = set()
     unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
@@ -241,8 +252,10 @@ def _pending_if_unchanged(
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
-    """Write again what packed slices of one item each were made of, where that is gone and the
-    source still has it."""
+    """Write lost lists of inputs again, of packed slices of one item each.
+
+    It works where the source still has the item.
+    """
     kind = DigestKind.of(manifest.settings)
     there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
@@ -256,13 +269,12 @@ def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> 
 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
-    """Of the slices that have rows of their own, and are not there to try others' again."""
+    """Yield the receipts of slices that are no retries of others."""
     return (receipt for receipt in manifest.receipts if not is_retry(receipt.unit))
 
 
 def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
-    """Refuse to finish a slice with rows that a retry has taken from an earlier one of its number
-    since this run began, which knows other retries."""
+    """Refuse to finish a slice with rows that a retry took over since this run began."""
     retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
     new = retries - {"", *known}
     items = packed_items(store, sorted(new)) if not part.is_retry else ()
@@ -275,8 +287,10 @@ def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
 def _check_only_added(
     store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
 ) -> tuple[Known, int]:
-    """All that is packed and the number of new items, where the source may have gained some and
-    has not changed else, but for dates."""
+    """Check that the source has only gained items, but for dates.
+
+    Return all that is packed, and the number of new items.
+    """
     units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
     known, found = Known(packed_items(store, units)), 0
     added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
@@ -332,7 +346,7 @@ def _check_contents(
 
 
 def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
-    """The items of these slices that have other dates now."""
+    """Return the items of these slices that have other dates now."""
     known, names = Known(packed_items(store, units)), _Names(what)
     for item in seen.items():
         if known.change(item) is Change.DATED:

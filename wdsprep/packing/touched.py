@@ -32,8 +32,11 @@ class Change(Enum):
 
 
 class Known:
-    """Packed items by 64 bits of their names, with 64 bits of what a listing says of each, and 64
-    of the same with dates. `dated` are the names of those that came with another date."""
+    """The packed items, in 24 bytes each.
+
+    They are kept by 64 bits of their names, with 64 bits of what a listing says of each, and 64
+    of the same with dates. `dated` are the names of those that came with another date.
+    """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._marks = {name_mark(item): _mark(item) for item in items}
@@ -43,7 +46,7 @@ class Known:
         return len(self._marks)
 
     def change(self, item: Item) -> Change:
-        """What has become of an item since."""
+        """Return how an item has changed since it was packed."""
         before = self._marks.get(name_mark(item))
         if before is None:
             return Change.ADDED
@@ -75,8 +78,10 @@ def _undated(item: Item) -> str:
 
 
 def without_facts(item: Item) -> Item:
-    """The same with a digest in place of the facts that a folder's table has of it. So it stands
-    among the inputs once its sample was removed, and is known again all the same."""
+    """Replace the metadata of an item from a folder's table by its digest.
+
+    So it stands among the inputs once its sample was removed, and is still recognised.
+    """
     if not item.extra.startswith("{"):
         return item
     return replace(item, extra=f"{REMOVED} {_hash(item.extra):016x}")
@@ -96,7 +101,7 @@ def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
 
 
 def is_dated(store: Store, part: Slice) -> bool:
-    """Whether the slice of that name was packed of the same items, but for their dates."""
+    """Return whether the slice of that name was packed of the same items, but for their dates."""
     try:
         before = map(_undated, packed_items(store, [part.name]))
         return list(before) == list(map(_undated, part.items))
@@ -105,8 +110,10 @@ def is_dated(store: Store, part: Slice) -> bool:
 
 
 def is_without_facts(store: Store, part: Slice) -> bool:
-    """Whether the slice of that name was packed of the same items, and facts of some that were
-    removed are all that its list of them lacks."""
+    """Return whether the slice of that name was packed of the same items.
+
+    Its list of inputs may lack the metadata of samples that were removed.
+    """
     lines = store.read(inputs_name(part.name)).decode().splitlines(keepends=True)
     return len(lines) == len(part.items) and all(
         line in (item.to_json(), without_facts(item).to_json())
@@ -115,7 +122,7 @@ def is_without_facts(store: Store, part: Slice) -> bool:
 
 
 def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:
-    """Those of the units that have items of these names."""
+    """Return the units that have items of these names."""
     return [
         unit
         for unit in (units if names else ())
@@ -126,7 +133,7 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
 def changed_units(
     store: Store, source: Source, contents: Mapping[str, str], heard: Compared
 ) -> list[str]:
-    """Those of the units whose items do not hold what `contents` has of each."""
+    """Return the units whose items no longer hold what `contents` has of each."""
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
     return changed(
         source,

@@ -206,7 +206,7 @@ class _Shards:
 def _fields(
     key: str, sample: Sample, picture: Picture, bucket: int, kept: tuple[str, ...] | None
 ) -> list[tuple[str, bytes]]:
-    """The members of an image sample, in their order."""
+    """Return the members of an image sample, in their order."""
     meta = sample.facts
     if kept is not None:
         meta = {name: value for name, value in meta.items() if name in kept}
