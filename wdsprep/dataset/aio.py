@@ -58,8 +58,10 @@ Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length
 
 
 def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
-    """How many bytes each read brought to its addresses; where it is not all, the caller tries
-    again and learns why."""
+    """Read many parts of files, and return how many bytes came for each.
+
+    Where a part came short, the caller reads it again and learns why.
+    """
     came = np.zeros(len(fds), np.int64)
     queue = _taken()
     read = _one_by_one if queue is None else queue.read
@@ -77,7 +79,7 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
 
 
 def address_of(data: NDArray[Any]) -> int:
-    """Where its first byte lies. Whoever reads to there holds the array meanwhile."""
+    """Return the address of an array's first byte. The reader has to keep the array meanwhile."""
     address: int = data.__array_interface__["data"][0]
     return address
 
@@ -119,7 +121,10 @@ class _Queue:
         return came
 
     def _submitted(self, count: int) -> int:
-        """How many were begun: a call ends before a read that cannot be."""
+        """Submit the reads, and return how many were begun.
+
+        A call ends before a read that cannot begin.
+        """
         first = begun = 0
         while first < count:
             where = ctypes.c_void_p(self._list_at + first * self._list.itemsize)

@@ -38,8 +38,10 @@ _BITS = "<u2"
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A member of every sample, such as `latent.npy`, with one dtype and shape. Of a variable one,
-    the first number of the shape is the greatest length."""
+    """A member of every sample, such as `latent.npy`, with one dtype and shape.
+
+    In a field of variable length, the first number of the shape is the greatest length.
+    """
 
     name: str
     dtype: str
@@ -55,19 +57,22 @@ class Field:
 
     @cached_property
     def header(self) -> bytes:
-        """What numpy.save writes before such an array; before a variable one of full length."""
+        """Return the bytes that numpy.save writes before such an array.
+
+        A variable one has full length.
+        """
         return _header(self.dtype, self.shape)
 
     def of_length(self, length: int) -> "Field":
-        """What a variable one is in a sample whose array is so long."""
+        """Return the field of one sample whose variable array has this length."""
         return Field(name=self.name, dtype=self.dtype, shape=(length, *self.shape[1:]))
 
     def header_for(self, length: int) -> bytes:
-        """What stands before a variable array of this length."""
+        """Return the bytes before a variable array of this length."""
         return _header(self.dtype, (length, *self.shape[1:]))
 
     def header_of(self, nbytes: int) -> bytes:
-        """What a member of so many bytes begins with; nothing where none of this field has them."""
+        """Return the header of a member with so many bytes; empty where there is no such member."""
         if not self.is_variable:
             return self.header if nbytes == self.nbytes else b""
         length, rest = divmod(nbytes - len(self.header), self.row_nbytes)
@@ -75,12 +80,12 @@ class Field:
 
     @property
     def row_nbytes(self) -> int:
-        """Of one along the first axis: a token."""
+        """Return the bytes of one row along the first axis, such as a token."""
         return prod(self.shape[1:]) * DTYPES[self.dtype]
 
     @property
     def array_nbytes(self) -> int:
-        """Of a variable one, at most."""
+        """Return the bytes of the array; of a variable one, of the longest."""
         return prod(self.shape) * DTYPES[self.dtype]
 
     @property
@@ -103,30 +108,35 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
-    """Those that are made of the caption, and become others where it is empty."""
+    """Return the fields that are made of the caption, and change where it is empty."""
     return tuple(field for field in fields if field.name not in OF_IMAGES)
 
 
 def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
-    """Those of which the dataset keeps what becomes of the empty caption. Of text that somebody
-    else has cached nobody knows it, unless the user said so."""
+    """Return the fields for which the dataset keeps the arrays of the empty caption.
+
+    Of text that another tool has cached these are unknown, unless the user has given them.
+    """
     is_known = "empty" in settings or not is_imported(settings)
     return text_fields(fields_of(settings["layout"])) if is_known else ()
 
 
 def is_imported(settings: Mapping[str, Any]) -> bool:
-    """Whether latents were taken in from a cache, as their `source` says, and not encoded here."""
+    """Return whether latents were imported from a cache, as their `source` says."""
     return "layout" in settings and "source" in settings
 
 
 def is_of_text(fields: Iterable[Field]) -> bool:
-    """Whether nothing is made of images: of a text dataset."""
+    """Return whether no field is made of images: it is a text dataset."""
     return OF_IMAGES.isdisjoint(field.name for field in fields)
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
-    """The record of where the array of each field begins in a sample whose first members they are,
-    counted in bytes from the sample's first header."""
+    """Return the record of where each field's array begins in a sample.
+
+    The fields are the first members of the sample. Offsets count bytes from the sample's first
+    header.
+    """
     record: list[dict[str, Any]] = []
     start = 0
     for field in fields:
@@ -141,7 +151,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
 
 
 def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """The fields of a layout record; an error where it is not one that we could have written."""
+    """Return the fields of a layout record. Raise an error where we could not have written it."""
     record = list(record)
     fields = tuple(
         Field(
@@ -167,7 +177,7 @@ _HEADER = re.compile(
 
 
 def field_of(name: str, data: "bytes | memoryview") -> Field:
-    """The field that the `.npy` bytes of one member show. Nothing is ever unpickled."""
+    """Return the field that the `.npy` bytes of a member show. Nothing is ever unpickled."""
     match = _HEADER.match(data)
     if match is None:
         raise FormatError(f"{name} is no plain array")
@@ -188,7 +198,7 @@ _EXPONENTS = {
 
 
 def is_finite(dtype: str, data: "bytes | memoryview") -> bool:
-    """Whether all values of an array are."""
+    """Return whether all values of an array are finite."""
     if dtype not in _EXPONENTS:
         return True
     import numpy as np
@@ -199,7 +209,7 @@ def is_finite(dtype: str, data: "bytes | memoryview") -> bool:
 
 
 def values_of(field: Field, data: "bytes | memoryview") -> Any:
-    """The array in the bytes of a member, as NumPy has it; float32 in place of bfloat16."""
+    """Return the array in a member's bytes, with float32 in place of bfloat16."""
     import numpy as np
 
     is_bits = field.dtype == BFLOAT16
@@ -214,6 +224,6 @@ def of_bits(bits: Any) -> Any:
 
 
 def to_bits(values: Any) -> Any:
-    """The bits of bfloat16, rounded to the nearest, of two the even one."""
+    """Return the bits of bfloat16, rounded to the nearest, and to even half way."""
     bits = values.astype("<f4").view("<u4")
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(_BITS)

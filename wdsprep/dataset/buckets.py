@@ -13,7 +13,7 @@ from wdsprep.text import shortened
 
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
-    """The buckets that a user names, such as "256,512" or (256, 512)."""
+    """Parse the buckets that a user names, such as "256,512" or (256, 512)."""
     is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
     text = ",".join(map(str, [given] if is_one else given))  # type: ignore[arg-type]
     try:
@@ -29,7 +29,7 @@ def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
 
 
 def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
-    """The bucket of an image that is at least as large as the first."""
+    """Return the bucket of an image that is at least as large as the first bucket."""
     place = bisect_right(buckets, min(width, height))
     if not place:
         raise ValueError(f"{width}x{height} is smaller than bucket {buckets[0]}")
@@ -37,13 +37,16 @@ def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
 
 
 def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]:
-    """The buckets whose images are all at least `resolution` wide and high."""
+    """Return the buckets whose images are all at least `resolution` wide and high."""
     return tuple(bucket for bucket in buckets if bucket >= resolution)
 
 
 def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:
-    """The buckets that latents of these settings are made of: those of the phase; or, where images
-    go to one of several shapes, those that may hold one that is large enough for any of them."""
+    """Return the buckets that latents of these settings are made of.
+
+    They are those of the phase. Where images go to one of several shapes, they are those that
+    may hold an image that is large enough for one of the shapes.
+    """
     if "shapes" not in settings:
         return buckets_of_phase(settings["resolution"], buckets)
     least_side = min(map(min, settings["shapes"]))

@@ -26,7 +26,7 @@ def key_of(*parts: str | int) -> int:
 
 
 def draw(key: int | Words, numbers: Ints) -> Words:
-    """For each number 64 bits that look random: SplitMix64, at any place of its sequence."""
+    """Return 64 bits for each number that look random: SplitMix64, at any place of its sequence."""
     words: Words = (numbers + 1).view(np.uint64) * np.uint64(GOLDEN) + np.asarray(key, np.uint64)
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)

@@ -62,8 +62,10 @@ Compare = Callable[[Any, Any], bool]
 
 
 class Condition:
-    """A compiled condition; `plain` is one text for all ways to write it, and `names` are the paths
-    that it asks for."""
+    """A compiled condition on samples.
+
+    `plain` is the same text for all ways to write it, and `names` are the paths in it.
+    """
 
     option: ClassVar[str]
     """Which it was given as, up to its text."""

@@ -28,14 +28,14 @@ def count_sample(
 
 @functools.lru_cache(1 << 13)
 def bin_name(what: str, number: int) -> str:
-    """The count that a number belongs to: it is below its edge, and not below the one before."""
+    """Return the name of a number's bin, which ends below an edge and begins at the one before."""
     power = max(0, number.bit_length() - 2)
     edge = number + 1 if number < 3 else (number >> power) + 1 << power
     return f"{what}<{edge}"
 
 
 def quantile(counts: Mapping[str, int], what: str, share: float) -> tuple[int, int] | None:
-    """The range, both ends included, that holds the number below which that share of all lies."""
+    """Return the bin, both ends included, in which a quantile lies."""
     bins = histogram(counts, what)
     left = share * sum(number for _, number in bins)
     for (least, most), number in bins:
@@ -46,14 +46,14 @@ def quantile(counts: Mapping[str, int], what: str, share: float) -> tuple[int, i
 
 
 def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int], int]]:
-    """The ranges that something was counted in, in rising order, with their counts."""
+    """Return the bins that have a count, in rising order, with their counts."""
     start = f"{what}<"
     found = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
     return [((_before(edge), edge - 1), count) for edge, count in found]
 
 
 def _before(edge: int) -> int:
-    """The edge below one."""
+    """Return the edge below an edge."""
     if edge <= 3:
         return edge - 1
     power = edge.bit_length() - 2
@@ -61,7 +61,7 @@ def _before(edge: int) -> int:
 
 
 def count_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of many counts by name, in the order of the names."""
+    """Sum many counts by name, sorted by name."""
     total: dict[str, int] = {}
     for count in counts:
         for name, number in count.items():

@@ -53,7 +53,7 @@ FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
 def form_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What settings say of the form of their dataset."""
+    """Return the part of settings that says the form of their dataset."""
     return {name: settings[name] for name in FORM if name in settings}
 
 

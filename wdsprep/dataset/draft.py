@@ -66,9 +66,11 @@ class Draft:
         beside: Mapping[str, bytes],
         check: Callable[[], object] = lambda: None,
     ) -> Receipt:
-        """Give the files their names, those `beside` them too, and the receipt last; or drop all
-        where another run has finished the unit meanwhile. The receipt of the unit. `check` raises
-        where it may not be finished as it is."""
+        """Give the files their names, the receipt last, and return the receipt of the unit.
+
+        `beside` are more files. If another run has finished the unit meanwhile, all files
+        are dropped. `check` raises where the unit may not be finished as it is.
+        """
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
         name = receipt_name(self.unit)
@@ -99,7 +101,7 @@ class Draft:
             check_same(self._edition.store, receipt)
 
     def _check_removed(self) -> None:
-        """What was removed since this was begun may be in it."""
+        """Check that no samples were removed since the draft was begun: they may be in it."""
         if removed_from(self._edition.store).changes != self.removed.changes:
             raise BusyError(
                 f"samples were removed while {self.unit} was made: it is to be done again"
@@ -110,7 +112,7 @@ class Draft:
 
 
 class _DroppedError(Exception):
-    """What files are told that get no name."""
+    """The error that tells files that they get no name."""
 
 
 class DraftTar:

@@ -34,7 +34,7 @@ class Edition:
 
     @classmethod
     def of(cls, store: Store) -> "Edition":
-        """The one that is there now; nothing marks the first."""
+        """Return the edition that is there now. The first one has no mark."""
         try:
             return cls(store=store, mark=store.read(EDITION).decode("utf-8", "replace").strip())
         except NotFoundError:
@@ -48,7 +48,7 @@ class Edition:
 
     @contextmanager
     def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
-        """A block in which nobody else changes the unit; see `Store.hold`."""
+        """Lock a unit while the block lasts; see `Store.hold`."""
         with self._holding(hold_name(unit), giving):
             yield
 

@@ -94,8 +94,10 @@ def kept_folder(cache: Path | None) -> Path:
 def kept(
     cache: Path | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
 ) -> KeptFile:
-    """The file that depends on `what`, made if it is not there or not whole. `make` is given where
-    it will lie."""
+    """Return the file that depends on `what`. Make it if it is missing or damaged.
+
+    `make` is told where the file will be.
+    """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
     path = folder / f"{name}.arrays"
@@ -161,7 +163,7 @@ def _made(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
 
 
 def _opened(path: Path) -> KeptFile | None:
-    """None where it is not there, or not whole."""
+    """Open a file; None where it is missing or not whole."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
             return None
@@ -193,7 +195,10 @@ def _read(path: Path, data: mmap.mmap) -> KeptFile:
 
 
 def _mapped(path: Path, digest: bytes) -> KeptFile | None:
-    """The file that has this digest, by which its bytes are known already."""
+    """Map the file that has this digest; None where another file is there.
+
+    Its bytes are not checked.
+    """
     with suppress(OSError, ValueError), path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if data[-DIGEST_NBYTES:] == digest:
@@ -202,9 +207,12 @@ def _mapped(path: Path, digest: bytes) -> KeptFile | None:
 
 
 def _for_a_process(file: KeptFile) -> Any:
-    """A process that is started here maps the file again. Where it has been deleted, or another is
-    there, it is sent all bytes. So is a machine of a cluster, by plain pickle: it may not have the
-    file, and whether it has cannot be known when it is sent."""
+    """Pickle a file for a process that is started on this machine.
+
+    The process maps the file again. Where the file has been deleted or replaced, all bytes are
+    sent. So they are to the machine of a cluster, by plain pickle: whether it has the file
+    cannot be known when it is sent.
+    """
     if _mapped(file.path, file.digest) is None:
         return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     return _mapped_again, (file.path, file.digest)

@@ -33,7 +33,7 @@ from wdsprep.text import brief
 
 
 def _count_edges(names: Any) -> bool:
-    """Whether what is counted below an edge says a number for it."""
+    """Return whether each name of a bin has a number for its edge."""
     edges = (name.partition("<") for name in names)
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 
@@ -60,7 +60,7 @@ class _ImageNeeds(Form):
 
 
 class ImageSettings(_ImageNeeds, total=False):
-    """Of a dataset of images that were packed, or selected."""
+    """The settings of a dataset of images that were packed or selected."""
 
     source: Text
     allow_s3: bool
@@ -110,7 +110,7 @@ class _LatentNeeds(Form):
 
 
 class LatentSettings(_LatentNeeds, total=False):
-    """Of latents, or of text, that were encoded or taken in."""
+    """The settings of latents or text that were encoded or imported."""
 
     latents: Text
     resolution: Length
@@ -149,7 +149,7 @@ class TrialFacts(TypedDict, total=False):
 
 
 class Extra(TypedDict, total=False):
-    """What a run says beside the settings; `model` may be a folder whose name is no UTF-8."""
+    """Facts about a run beside the settings. `model` may be a folder whose name is not UTF-8."""
 
     left_out: dict[Text, Count]
     limit: Annotated[int, between(0, 1 << 63, "a count")]
@@ -170,8 +170,11 @@ class ManifestHead(ReceiptHead):
 
 
 class Stated(dict[str, Any]):
-    """Settings, or what a run says beside them, as a file has them. Which of them there are
-    depends on the dataset: one that somebody asks for and the file lacks is damage to it."""
+    """Settings or facts as a file has them.
+
+    Which of them exist depends on the dataset. If one is asked for that the file lacks, the
+    file is damaged.
+    """
 
     def __init__(self, found: Mapping[str, Any], what: str) -> None:
         super().__init__(found)
@@ -194,7 +197,10 @@ def check_before_kept(dataset: str, settings: Mapping[str, Any]) -> None:
 
 
 def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:
-    """Settings, refused where no dataset of this kind can have them, by the file that says them."""
+    """Check the settings that a file has, and return them.
+
+    Refuse those that no dataset can have.
+    """
     check_record(_SETTINGS[dataset], {"settings": found}, what)
     settings = Stated(found, what)
     try:

@@ -11,8 +11,11 @@ from typing import Any
 
 
 def patchified(latents: Any, patch: int) -> Any:
-    """(..., C, h, w) to (..., C p p, h/p, w/p), of tensors or arrays. A cell's place within its
-    patch, row by row, is the faster part of the channel's number."""
+    """Fold patches into channels: (..., C, h, w) to (..., C p p, h/p, w/p), of tensors or arrays.
+
+    In the number of a channel, a cell's place within its patch (row by row) changes faster than
+    the old channel.
+    """
     if patch == 1:
         return latents
     *some, channels, height, width = latents.shape
@@ -22,7 +25,7 @@ def patchified(latents: Any, patch: int) -> Any:
 
 
 def patched_shape(shape: tuple[int, int, int], patch: int) -> tuple[int, int, int]:
-    """What becomes of (C, h, w)."""
+    """Return the shape that `patchified` makes of (C, h, w)."""
     channels, height, width = shape
     return channels * patch**2, height // patch, width // patch
 
@@ -35,20 +38,23 @@ def normalised(latents: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _by_channel(latents: Any, given: Any) -> Any:
-    """A number stays one, so that what older versions stored keeps its bits."""
+    """Shape a value for each channel to fit latents.
+
+    A single number stays one, so that what older versions stored keeps its bits.
+    """
     if isinstance(given, int | float):
         return given
     return (given if hasattr(given, "device") else latents.new_tensor(given))[:, None, None]
 
 
 def denormalised(latents: Any, settings: Mapping[str, Any]) -> Any:
-    """What the VAE gave, of arrays (C, h, w) that were stored by these settings."""
+    """Return the output of the VAE from arrays (C, h, w) stored with these settings."""
     raw = (latents.T / settings["scale"] + settings["shift"]).T  # channels last, as lists have them
     return unpatchified(raw, settings.get("patch", 1))
 
 
 def unpatchified(latents: Any, patch: int) -> Any:
-    """The way back from `patchified`, of arrays (C, h, w)."""
+    """Undo `patchified` for arrays (C, h, w)."""
     if patch == 1:
         return latents
     channels, height, width = latents.shape

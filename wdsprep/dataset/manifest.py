@@ -39,9 +39,12 @@ UNITS = b',"units":['  # the last that it says
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A dataset. `generations` are the units at which an append began, the first of them 0;
-    `complete` says that every unit of the source is done. `written_s` is when it was written, since
-    1970 by the store's clock, where that was asked for: receipts may be younger."""
+    """A dataset: its settings, and the receipts of its units.
+
+    `generations` are the units at which an append began; the first is 0. `complete` says that
+    every unit of the source is done. `written_s` is when the manifest was written, in seconds
+    since 1970 by the store's clock, where that was asked for: receipts may be younger.
+    """
 
     dataset: str
     settings: Settings
@@ -72,18 +75,21 @@ class Manifest:
 
     @cached_property
     def is_of_text(self) -> bool:
-        """Whether it is made of captions alone."""
+        """Return whether it is made of captions alone."""
         return self.dataset == "latents" and is_of_text(fields_of(self.settings["layout"]))
 
     @property
     def kind(self) -> str:
-        """What it is, in a word: images, latents or text."""
+        """Return its kind in a word: images, latents or text."""
         return "text" if self.is_of_text else self.dataset
 
     @property
     def keeps_content(self) -> bool:
-        """Whether receipts say what their units were made of. One that an older wdsprep began goes
-        on without: so it becomes what it would have been."""
+        """Return whether receipts say what their units were made of.
+
+        A dataset that an older wdsprep began goes on without it, and so becomes what it
+        would have been.
+        """
         files = self.ledger.column("files")
         return not self.receipts or any(CONTENT in names for names in files)
 
@@ -103,7 +109,7 @@ class Manifest:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes, for a writer that takes them one after the other."""
+        """Yield the bytes piece by piece."""
         settings = dict(self.settings)
         body = {
             "complete": self.complete,
@@ -138,7 +144,7 @@ class Manifest:
 
 
 def rebuild_hint(what: str) -> str:
-    """What makes a manifest again, by the place of its file."""
+    """Return the command that makes a damaged manifest again."""
     url = what.removesuffix(f"/{MANIFEST}")
     return (
         "" if url == what else f"run {command('rebuild', url)} to make it again from the receipts"
@@ -147,8 +153,10 @@ def rebuild_hint(what: str) -> str:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """While a great many objects are made, Python looks through all that there are again and again
-    for garbage. Here is none, and that took a third of the time."""
+    """Pause the garbage collector while the block makes a great many objects.
+
+    There is no garbage among them, and looking for it took a third of the time.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -159,12 +167,12 @@ def _uncollected() -> Iterator[None]:
 
 
 def sorted_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    """In the order of their units, whatever order they were finished in."""
+    """Sort receipts by unit, whatever order they were finished in."""
     return tuple(sorted(receipts, key=lambda receipt: (len(receipt.unit), receipt.unit)))
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """What differs between two settings, one line each: `buckets: 256,512 -> 512`."""
+    """List what differs between two settings, one line each: `buckets: 256,512 -> 512`."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = (

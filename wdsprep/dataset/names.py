@@ -74,7 +74,7 @@ _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
 
 
 def maker_of(dataset: str, settings: Mapping[str, object]) -> str:
-    """The command that goes on with a dataset of these settings."""
+    """Return the command that continues a dataset with these settings."""
     source = settings.get("source", "")
     if source == SELECTION:
         return "wdsprep select"
@@ -82,12 +82,12 @@ def maker_of(dataset: str, settings: Mapping[str, object]) -> str:
 
 
 def slice_name(number: int) -> str:
-    """The unit that packs the slice of that number."""
+    """Return the name of the unit that packs a slice."""
     return f"{number:06d}"
 
 
 def is_retry(unit: str) -> bool:
-    """Whether a slice has its rows from others, and its inputs are all that tells from which."""
+    """Return whether a slice takes its rows from others. Only its inputs tell from which."""
     return unit.isdecimal() and int(unit) >= FIRST_RETRY
 
 
@@ -96,17 +96,17 @@ def sample_key(unit: str, number: int) -> str:
 
 
 def image_shard(bucket: int, unit: str, roll: int) -> str:
-    """The tar of a unit in a bucket; `roll` counts those that were full before."""
+    """Return the name of a unit's tar in a bucket; `roll` counts the tars that were full before."""
     return f"{bucket}/{unit}{f'_{roll:02d}' if roll else ''}.tar"
 
 
 def latent_shard(unit: str) -> str:
-    """The tar of the latents, and of the images that they are made of."""
+    """Return the name of the tar of latents. It is that of the images too."""
     return f"{unit}.tar"
 
 
 def latent_unit(shard: str) -> str:
-    """The unit that makes latents of an image shard."""
+    """Return the unit that makes latents of an image shard."""
     return shard.removesuffix(".tar")
 
 
@@ -127,7 +127,7 @@ def taken_name(unit: str) -> str:
 
 
 def without_index(name: str) -> str:
-    """The tar of an index or of its rows; a tar is its own."""
+    """Return the tar that an index or a file of rows belongs to. A tar belongs to itself."""
     return name.removesuffix(".idx").removesuffix(".rows")
 
 
@@ -154,7 +154,7 @@ def unit_of_receipt(name: str) -> str:
 
 
 def retry_of_inputs(name: str) -> str:
-    """The retry that is made of that; nothing where it is of another unit, or none."""
+    """Return the retry that a file of inputs is for; empty where it is none of a retry."""
     unit = name.removeprefix(INPUTS).removesuffix(".jsonl")
     return unit if name == inputs_name(unit) and is_retry(unit) else ""
 
@@ -164,24 +164,24 @@ def hold_name(unit: str) -> str:
 
 
 def held_name(name: str) -> str:
-    """What is held, by a name from a listing; nothing where that is another's."""
+    """Return the name that a lock file in a listing holds; empty where it is no lock file."""
     found = _HELD.fullmatch(name)
     return found[1] if found else ""
 
 
 def empty_name(member: str) -> str:
-    """Where latents keep what the empty caption becomes for a member of their samples."""
+    """Return the name of the file with a member's array for the empty caption."""
     return f"empty.{member}"
 
 
 def bucket_of(name: str) -> str:
-    """The bucket that a file's folder says, if any."""
+    """Return the bucket in a file's folder, if any."""
     found = _BUCKET.match(name)
     return found[1] if found else ""
 
 
 def belongs_to(name: str) -> set[str]:
-    """The units that may have written a file."""
+    """Return the units that may have written a file."""
     stem = _FOLDER_OR_ENDING.sub("", name)
     shard = re.fullmatch(r"\d+/(\d{6,})(_\d+)?", stem)
     return {stem, shard[1]} if shard else {stem}

@@ -32,8 +32,11 @@ class IndexedTars(Protocol):
 
 
 class OpenShard:
-    """An open tar and its index. It closes when nobody uses it any more, so that no thread reads
-    from a number that means another file by now."""
+    """An open tar and its index.
+
+    It closes when nobody uses it any more, so that no thread reads from a file number that
+    means another file by now.
+    """
 
     __slots__ = ("fd", "nbytes", "offsets", "stamp")
 
@@ -98,7 +101,7 @@ class OpenShards:
 
 
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:
-    """Where the sample begins and ends in its file."""
+    """Return where a sample begins and ends in its file."""
     start, end = opened.offsets[index], opened.offsets[index + 1]
     if not start < end or (start | end) % BLOCK:
         raise BadSampleError("its place in the index is damaged", code="truncated")

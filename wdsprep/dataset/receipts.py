@@ -47,8 +47,11 @@ START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"
 
 
 class Shard(NamedTuple):
-    """One tar, by its name in the dataset, such as 256/000000.tar. A tuple, since a manifest may
-    hold hundreds of thousands: they are made and sorted in a third of a dataclass's time."""
+    """One tar, with its name in the dataset, such as 256/000000.tar.
+
+    It is a tuple, since a manifest may hold hundreds of thousands: they are made and sorted in
+    a third of a dataclass's time.
+    """
 
     name: Name
     samples: Count
@@ -62,11 +65,14 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """A finished unit of work on a dataset (`images` or `latents`). `input` is the digest of what
-    it was made from, `inputs` how many samples that held: as many as its shards and its rejects
-    hold together. `generation` is the unit with which the append that made it began, or 0,
-    `counts` is what else was counted, such as captions that were cut, and `files` has the digests
-    of the files beside the shards that stand nowhere else, and `CONTENT`."""
+    """The receipt of a finished unit of work on a dataset (`images` or `latents`).
+
+    `input` is the digest of what it was made from, and `inputs` how many samples that held: as
+    many as its shards and its rejects hold together. `generation` is the unit with which the
+    append began that made it, or 0. `counts` is what else was counted, such as captions that
+    were cut. `files` has the digests of the files beside the shards that are kept nowhere else,
+    and `CONTENT`.
+    """
 
     dataset: str
     unit: Name
@@ -150,7 +156,7 @@ SHARDS: Mapping[str, Any] = {
 
 @cache
 def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
-    """What a receipt says beside its dataset and settings, as `records` checks it."""
+    """Return the fields of a receipt beside its dataset and settings, as `records` checks them."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard[digest.value] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
@@ -166,7 +172,7 @@ def _are_large_enough(shards: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether shards are called like their unit, of which a unit of latents has one at most."""
+    """Return whether shards are named like their unit. A unit of latents has one shard at most."""
     if dataset == "latents":
         both = ((body["unit"], body["shards"]) for body in bodies)
         return all(not some or [s["name"] for s in some] == [f"{unit}.tar"] for unit, some in both)
@@ -179,8 +185,10 @@ def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class Receipts(Sequence[Receipt]):
-    """Receipts of one dataset, in the order they were given in; read and checked each time they
-    are asked for."""
+    """The receipts of one dataset, in the order given.
+
+    They are parsed and checked at each access.
+    """
 
     __slots__ = ("_dataset", "_lines", "_next_step", "_settings", "_what")
 
@@ -192,8 +200,11 @@ class Receipts(Sequence[Receipt]):
         what: str = "",
         next_step: str = "",
     ) -> None:
-        """Lines are what stands between `START` and `END` in the file `what`; of one that is
-        damaged `next_step` is what is to be done."""
+        """Take the lines of receipts.
+
+        A line is what stands between `START` and `END` in the file `what`. `next_step` is
+        what to do about a damaged one.
+        """
         self._dataset, self._settings, self._lines = dataset, settings, lines
         self._what, self._next_step = what, next_step
 
@@ -204,7 +215,7 @@ class Receipts(Sequence[Receipt]):
         return cls(dataset, settings, [line_of(receipt) for receipt in receipts])
 
     def to_json(self) -> Iterator[bytes]:
-        """A list of them, without its brackets, piece by piece."""
+        """Yield the JSON list of receipts piece by piece, without its brackets."""
         for number, some in enumerate(_batches(self._lines)):
             yield (BETWEEN if number else START) + BETWEEN.join(some)
         if self._lines:
@@ -283,18 +294,21 @@ class Receipts(Sequence[Receipt]):
 
 
 def fingerprint(settings: Settings) -> str:
-    """The digest of everything that decides the bytes of a dataset."""
+    """Return the digest of the settings, which decide the bytes of a dataset."""
     return DigestKind.of(settings).hex(canonical(dict(settings)))
 
 
 def line_of(receipt: Receipt) -> bytes:
-    """The line that stands for it among others."""
+    """Return the line that stands for a receipt among others."""
     return canonical(receipt.body())[len(START) : -len(END)]
 
 
 def cut(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
-    """What stands before a list of receipts that ends the JSON of an object, and their lines.
-    `mark` is how the list begins. All of it and none, where receipts are not written as here."""
+    """Split the JSON of an object that ends in a list of receipts.
+
+    Return the object before the list, and the lines of the list. `mark` is how the list begins.
+    Where the receipts are not written as here, return all and no lines.
+    """
     start, end = data.find(mark + START), END + b"]}\n"
     if start >= 0 and data.endswith(end):
         lines = data.split(BETWEEN)  # all of it: a slice would be as much memory again
@@ -319,7 +333,7 @@ def by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
-    """A field of each line, or all of them; an error where a line is no receipt."""
+    """Parse one field of each line, or all fields. Raise an error where a line is no receipt."""
     begin, end = (b',"%s":' % each.encode() for each in _with_next(name)) if name else (b"", b"")
 
     def part(line: bytes) -> bytes:
@@ -336,12 +350,12 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
 
 
 def _with_next(name: str) -> tuple[str, str]:
-    """A field, and the one that stands after it; nothing after the last."""
+    """Return a field and the one after it; empty after the last."""
     return name, (*FIELDS, "")[FIELDS.index(name) + 1]
 
 
 def _unit_in(line: bytes) -> str:
-    """The unit that a damaged line seems to be of."""
+    """Return the unit that a damaged line seems to be of."""
     return brief(line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace"))
 
 

@@ -54,7 +54,7 @@ class WrongValueError(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ValueRule:
-    """What values of a kind must be beside that; `holds` tells it of many at once."""
+    """A condition on values of a type, beside their type; `holds` checks many at once."""
 
     wanted: str
     holds: Callable[[Values], bool]
@@ -71,7 +71,10 @@ def between(least: int, end: int, wanted: str) -> ValueRule:
 
 
 def matching(pattern: str, wanted: str) -> ValueRule:
-    """The pattern matches no zero character, so that many texts can be matched at once."""
+    """Return the rule that texts match a pattern.
+
+    The pattern must not match a zero character, so that many texts can be matched at once.
+    """
     match = re.compile(rf"(?:(?:{pattern})\0)*").fullmatch
 
     def holds(values: Values) -> bool:
@@ -87,7 +90,7 @@ def _are_hex(values: Values) -> bool:
 
 
 def _is_text(values: Values) -> bool:
-    """Whether no half of a pair is in it, which no file and no store can have."""
+    """Return whether no text has half of a surrogate pair, which no file can have."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:
@@ -96,7 +99,7 @@ def _is_text(values: Values) -> bool:
 
 
 def _are_names(values: Values) -> bool:
-    """Whether they are names of files in a store: none is a way up or out of it."""
+    """Return whether texts are names of files in a store, none of which leads out of it."""
     joined = "/" + "/\0/".join(values or "_") + "/"
     is_inside = not any(way in joined for way in ("//", "/./", "/../"))
     return is_inside and joined.count("\0") == max(0, len(values) - 1)
@@ -114,7 +117,10 @@ Hex = Annotated[str, ValueRule("a digest", _are_hex)]
 
 
 def decode_json(data: bytes) -> Any:
-    """What a file of ours says; a ValueError where it is no JSON, or is nested without end."""
+    """Parse the JSON of a file of ours.
+
+    Raise ValueError where it is none, or is nested too deeply.
+    """
     try:
         return _DECODER.decode(data.decode("utf-8", "surrogatepass"))
     except RecursionError:
@@ -134,7 +140,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def read_record(kind: Any, data: bytes, what: str) -> Any:
-    """The JSON in a file's bytes, known to be of a kind; an error that names the file `what`."""
+    """Parse the JSON in a file's bytes and check its type. An error names the file `what`."""
     try:
         found = decode_json(data)
     except ValueError as error:
@@ -144,7 +150,7 @@ def read_record(kind: Any, data: bytes, what: str) -> Any:
 
 
 def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
-    """The same of lines of JSON."""
+    """Parse lines of JSON and check their type. An error names the file `what`."""
     try:
         found = [decode_json(line) for line in data.splitlines()]
     except ValueError as error:
@@ -171,7 +177,7 @@ def check_values(kind: Any, values: Values) -> None:
 
 @functools.cache
 def check_of(kind: Any) -> Check:
-    """What checks values of a kind."""
+    """Return the function that checks values of a type."""
     if kind in (Any, object):
         return lambda _values: None
     if kind is float:
@@ -305,7 +311,7 @@ def _fields_of(kind: Any) -> list[Check]:
 
 
 def _needed(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
-    """The fields that have to be there."""
+    """Return the fields that are required."""
     if is_dataclass(kind):
         both = ((f.default, f.default_factory) for f in fields(kind))
         return {

@@ -42,10 +42,12 @@ def index(
     heard: Counting = unheard,
     told: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, int]:
-    """Write the index of each tar below `folder` that has none, or a cut or an older one; and, of
-    a dataset of latents, the rows of each that has none and needs them. Returns how many samples
-    each of those has; `heard` is told how many are done, of how many, and `told` a line of what
-    nobody can make."""
+    """Write the index of each tar below `folder` that has none, or a cut or an older one.
+
+    In a dataset of latents, also write the rows of each tar that lacks them and needs them.
+    Return how many samples each of these has. `heard` is told how many are done, of how many,
+    and `told` a line about what cannot be made.
+    """
     store = open_store(folder)
     there = {
         entry.name: entry
@@ -81,7 +83,7 @@ def _tar_step(error: BadSampleError) -> str:
 def _write_rows(
     store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
 ) -> dict[str, int]:
-    """Those that are missing; how many samples each is of."""
+    """Write the missing rows, and return how many samples each is of."""
     manifest = read_manifest(store)
     missing = [
         receipt
@@ -106,13 +108,13 @@ def _write_rows(
 
 
 def _remade(store: Store, receipt: Receipt) -> str:
-    """What makes rows again that no keys tell."""
+    """Return the step that makes rows again which keys do not tell."""
     is_stated = rows_name(receipt.shards[0].name) in receipt.files
     return encode_step(store.url) if is_stated else AGAIN
 
 
 def missing_rows(store: Store, unit: str) -> str:
-    """What is said of a unit's, and what makes them again."""
+    """Say that a unit's rows are missing, and what makes them again."""
     manifest = read_manifest(store)
     receipts = manifest.receipts if manifest else ()
     receipt = {receipt.unit: receipt for receipt in receipts}[unit]
@@ -122,9 +124,11 @@ def missing_rows(store: Store, unit: str) -> str:
 
 
 def write_rows(store: Store, receipt: Receipt) -> int | None:
-    """Write which samples of its image shard those of a latent shard are, if they have to be told:
-    of how many. None where keys do not tell it: of tars that pack did not make, none but a run
-    over them knows."""
+    """Write the positions of a latent shard's samples in their image shard, if a file is needed.
+
+    Return how many samples they are of, or None where keys do not tell the positions. Of tars
+    that pack did not make, only a run over them knows.
+    """
     (shard,) = receipt.shards
     name = rows_name(shard.name)
     positions = positions_told(store, receipt)
@@ -211,12 +215,12 @@ def _ends(store: Store, receipt: Receipt, offsets: Sequence[int]) -> tuple[list[
 
 
 def is_whole(idx: Entry | None) -> bool:
-    """Whether there is an index, of 8 bytes for each sample and 8 for the end."""
+    """Return whether there is an index: it has 8 bytes for each sample, and 8 for the end."""
     return idx is not None and idx.nbytes >= 8 and idx.nbytes % 8 == 0
 
 
 def is_older(idx: Entry | None, tar: Entry) -> bool:
-    """Whether the tar was written later, and may hold others."""
+    """Return whether the tar was written after its index, and may hold other samples."""
     return idx is not None and idx.written_s < tar.written_s
 
 

@@ -80,7 +80,7 @@ ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 
 
 def by_stage(counts: Mapping[str, int]) -> Counter[str]:
-    """Counts by code, as receipts have them, summed up by stage."""
+    """Sum counts by code, as receipts have them, by stage."""
     found: Counter[str] = Counter()
     for code, count in counts.items():
         found[Code.named(code).stage] += count

@@ -35,10 +35,12 @@ _told: set[str] = set()
 
 
 def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
-    """What an exception that one sample met says of that sample, so that it costs no other. One
-    that nobody foresaw is a bug of ours: its reject has the code `unforeseen` and says where, and
-    the log says it once. What is no sample's doing is raised: an error on purpose, which is of the
-    run, and a lack of memory."""
+    """Turn an exception over one sample into its rejection, so that it costs no other sample.
+
+    An unforeseen exception is a bug of ours: the reject has the code `unforeseen` and says
+    where, and the log says it once. An exception that is no sample's fault is raised: an error
+    about the run, and a lack of memory.
+    """
     if isinstance(error, RejectedError):
         return error
     if isinstance(error, WdsprepError | MemoryError):
@@ -53,14 +55,16 @@ def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
 
 
 def _frames(error: Exception) -> list[tuple[Any, int]]:
-    """The innermost first."""
+    """Return the frames of a traceback, the innermost first."""
     return list(traceback.walk_tb(error.__traceback__))[::-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reject:
-    """A sample that did not make it: the key it would have had, where it came from, and why. `url`
-    is where its image was to be fetched, if it was."""
+    """A sample that was refused: the key it would have had, where it came from, and why.
+
+    `url` is where its image was to be fetched from, if it was.
+    """
 
     key: str
     source: str
@@ -100,7 +104,7 @@ def hidden(source: str) -> str:
 
 
 def leaves(reject: Reject, gone: Collection[str]) -> bool:
-    """Whether a reject is of a row whose source is `gone` to another slice."""
+    """Return whether a reject is of a row whose source is `gone` to another slice."""
     if reject.code is Code.REMOVED and reject.source:
         return any(reject.source == hidden(source) for source in gone)
     return reject.source in gone
@@ -119,7 +123,7 @@ class RejectsFile:
         return self._hash.hexdigest()
 
     def add(self, reject: Reject) -> None:
-        """Of what was removed nothing that can be read is written down but its key."""
+        """Write a reject. Of a removed sample nothing readable is written but its key."""
         if reject.code is Code.REMOVED:
             source = reject.source if HIDDEN.fullmatch(reject.source) else ""
             reject = Reject(key=reject.key, source=source, code=reject.code)
@@ -130,7 +134,7 @@ class RejectsFile:
 
 
 def read_rejects(data: bytes, what: str) -> list[Reject]:
-    """The rejects in the bytes of a file; an error that names `what` where a line is none."""
+    """Parse a file of rejects. Raise an error that names `what` where a line is none."""
     return [
         Reject(
             key=found["key"],

@@ -31,7 +31,7 @@ KEPT = 4  # datasets of which a process keeps what it has read
 
 
 def mark_of(kind: str, value: str) -> bytes:
-    """What stands for a `source`, `url` or `sha256` of a sample."""
+    """Return the digest that stands for the `source`, `url` or `sha256` of a sample."""
     return blake3(f"{kind}\0{value}".encode("utf-8", "surrogatepass")).digest(MARK_NBYTES)
 
 
@@ -71,8 +71,10 @@ class Marks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRemoval:
-    """Which samples go out of a shard, by their numbers in it and by their keys; and what the shard
-    is before, so that it can be told from what it is after."""
+    """The samples that leave a shard, by their numbers in it and by their keys.
+
+    It says what the shard is before, so that a changed shard can be told from it.
+    """
 
     name: Name
     samples: Count
@@ -88,10 +90,13 @@ class ShardRemoval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitRemoval:
-    """What goes out of a unit. `rejects` are keys of those that lose what can be read of them. Of
-    latents, `made_of` is the digest of the image shard where that loses the same: then the unit is
-    made of the new one, in which the samples behind those `lost_rows` have lower numbers, and what
-    it has lost is no reject of its own."""
+    """The shards and rejects that a removal changes in a unit.
+
+    `rejects` are the keys of those that lose what can be read of them. Of latents, `made_of` is
+    the digest of the image shard where that loses the same samples: the unit then counts as
+    made of the new image shard, in which samples after the `lost_rows` have lower numbers, and
+    its lost samples are no rejects.
+    """
 
     unit: Name
     shards: tuple[ShardRemoval, ...] = ()
@@ -130,7 +135,7 @@ class UnitRemoval:
 
 
 def _fits(shard: ShardRemoval) -> bool:
-    """Whether its rows rise, are in it, and have a key each."""
+    """Return whether its rows rise, are in the shard, and have a key each."""
     rises = all(a < b for a, b in pairwise((-1, *shard.rows, shard.samples)))
     return rises and len(shard.rows) == len(shard.keys)
 
@@ -147,8 +152,11 @@ class _Head(_Format):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removed:
-    """`units` are what a removal has still to do, `images` where the images are that latents among
-    these were made of."""
+    """The removed samples of a dataset, as digests.
+
+    `units` are what a removal has still to do. `images` is the place of the images that latents
+    among these were made of.
+    """
 
     marks: Marks
     changes: int = 0
@@ -189,7 +197,7 @@ _last: dict[str, tuple[Entry, Removed]] = {}
 
 
 def removed_from(store: Store) -> Removed:
-    """As it is now; read again only where it has changed."""
+    """Return the removed samples of a dataset. The file is read again only where it has changed."""
     entry = next((entry for entry in store.list(REMOVED) if entry.name == REMOVED), None)
     if entry is None:
         return NONE_REMOVED
@@ -208,16 +216,18 @@ def removed_from(store: Store) -> Removed:
 
 
 def write_removed(store: Store, removed: Removed) -> Removed:
-    """Of a dataset whose manifest is held."""
+    """Write the removed samples. The manifest must be locked."""
     changed = replace(removed, changes=removed.changes + 1)
     write_bytes(store, REMOVED, changed.to_bytes())
     return changed
 
 
 def forget_removal(store: Store) -> None:
-    """What was to be done to units that are gone. What must stay away does, in what is packed over
-    them too: an --overwrite is for other settings, and nobody who asked to be left out has changed
-    his mind."""
+    """Forget what was to be done to units that are gone.
+
+    Samples that must stay away do, in a dataset that is packed over this one too: --overwrite
+    is for other settings, and nobody who asked to be left out has changed his mind.
+    """
     found = removed_from(store)
     if found.units:
         write_removed(store, replace(found, units=(), images=""))

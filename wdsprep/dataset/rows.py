@@ -69,11 +69,11 @@ class ImagePositions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether they are 0, 1, 2 and so on, which needs no file."""
+        """Return whether the positions are 0, 1, 2 and so on, which needs no file."""
         return bool((self.positions == type(self).plain(len(self)).positions).all())
 
     def is_sound(self, samples: int, inputs: int) -> bool:
-        """Whether so many samples have each a position of its own, of so many."""
+        """Return whether so many samples have positions of their own among so many inputs."""
         import numpy as np
 
         is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
@@ -95,8 +95,11 @@ class ImagePositions:
         return np.setdiff1d(np.arange(inputs), self.positions)
 
     def without(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> "ImagePositions":
-        """Return those that stay where samples go by their numbers, and from the image shard those
-        at the `lost` positions, which rise."""
+        """Return the positions that stay when samples are removed.
+
+        `numbers` are the samples that go here. The image shard loses those at the `lost`
+        positions, which rise.
+        """
         import numpy as np
 
         left = np.delete(self.positions, np.fromiter(numbers, np.int64))
@@ -104,21 +107,23 @@ class ImagePositions:
 
 
 def may_have_rows(receipt: Receipt) -> bool:
-    """Whether a unit's samples may be other than all of the image shard's, in its order."""
+    """Return whether a unit may lack samples of its image shard, or have them in another order."""
     is_reordered = bool(receipt.rejects or shapes_of(receipt.settings))
     return receipt.dataset == "latents" and is_reordered
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
-    """Whether its samples seem to be those of a shard that pack made."""
+    """Return whether the unit's samples seem to be those of a shard that pack made."""
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 
 
 def told_by_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
 ) -> ImagePositions | None:
-    """Return the positions of samples with these keys, where keys tell them: where they are those
-    that pack gave, so that they rise in the image shard, and here in each shape."""
+    """Return the positions of samples with these keys, or None where keys do not tell them.
+
+    Keys tell them if pack gave them: then they rise in the image shard, and here in each shape.
+    """
     both = [*keys, *rejected]
     if not are_packs(receipt, both):
         return None
@@ -131,14 +136,16 @@ def told_by_keys(
 
 
 def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
-    """Whether the keys at the `ends` of each shape, or of all, rise as if the samples stood as in
-    the image shard, with all that was rejected behind them."""
+    """Return whether samples seem to stand as in the image shard, all rejected ones behind them.
+
+    `ends` are the keys at the ends of each shape, or of all.
+    """
     orders = [key_order(key) for key in ends]
     rises = all(a <= b for a, b in pairwise(orders))
     return rises and all(key_order(key) > orders[-1] for key in rejected)
 
 
 def are_packs(receipt: Receipt, keys: Iterable[str]) -> bool:
-    """Whether all keys are those that pack gave in the slice of the unit."""
+    """Return whether all keys are those that pack gave in the slice of the unit."""
     stem = receipt.unit.partition("/")[2].partition("_")[0]
     return keys_may_tell(receipt) and all(key.isdecimal() and key.startswith(stem) for key in keys)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _finite(text: str) -> float | None:
-    """A float may be written with so many digits, or such an exponent, that it is none."""
+    """Parse a float; None where it has so many digits, or such an exponent, that it is infinite."""
     value = float(text)
     return value if math.isfinite(value) else None
 
@@ -21,8 +21,11 @@ _FACTS = json.JSONEncoder(
 
 
 def parse_json(data: bytes | str) -> Any:
-    """JSON that somebody else wrote. What Python reads as NaN or an infinity is None, since no JSON
-    can hold it; a ValueError or RecursionError for what is no JSON."""
+    """Parse JSON that another program wrote.
+
+    NaN and infinities, which Python accepts, become None: no JSON can hold them. Raise
+    ValueError or RecursionError for what is no JSON.
+    """
     if isinstance(data, bytes):
         data = data.decode(json.detect_encoding(data), "surrogatepass")
     return FROM_OUTSIDE.decode(data)
@@ -43,7 +46,7 @@ _NUMBERED = re.compile(r"\[(\d+)\]")
 
 
 def facts_bytes(facts: Mapping[str, Any]) -> bytes:
-    """The json member of a sample."""
+    """Return the json member of a sample."""
     return _FACTS.encode(facts).encode("utf-8", "replace")
 
 
@@ -51,9 +54,11 @@ PathParts = tuple[str | int, ...]
 
 
 def at_path(facts: Any, path: str | PathParts) -> Any:
-    """Return what stands there in a json, as at `meta.long`, `captions.1` or `captions[1]`; None
-    for nothing. A path that begins with a name which the json lacks is looked for in its `meta`,
-    where pack keeps what an image came with."""
+    """Return the value at a path in a json, such as `meta.long`, `captions.1` or `captions[1]`.
+
+    Return None where there is none. A path whose first name the json lacks is looked up in its
+    `meta`, where pack keeps what an image came with.
+    """
     parts = parts_of(path) if isinstance(path, str) else path
     found = facts
     if isinstance(facts, MAPPING) and facts.get(parts[0]) is None:
@@ -73,23 +78,28 @@ def parts_of(path: str) -> PathParts:
 
 
 def _number(part: str | int) -> int:
-    """The place in a list; -1 for none."""
+    """Return the index into a list; -1 for none."""
     if isinstance(part, str):
         return int(part) if part.isdecimal() else -1
     return part
 
 
 def key_order(key: str) -> tuple[int, str]:
-    """What the keys of a packed shard rise by: they have a digit more from the millionth input of a
-    slice on, where as text they would fall."""
+    """Return the sort key by which the keys of a packed shard rise.
+
+    From the millionth input of a slice on, keys have one digit more, so sorted as text they
+    would fall.
+    """
     return len(key), key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One image with its captions (the first is the one to train on) and its facts. Where the
-    image is to be fetched, `url` says from where, and `image` is empty until then; `digests` are of
-    the bytes that came, by the hash's name."""
+    """One image with its captions and its metadata. The first caption is the one to train on.
+
+    Where the image is to be fetched, `url` says from where, and `image` is empty until then.
+    `digests` are of the bytes that came, by the name of the hash.
+    """
 
     source: str
     image: bytes

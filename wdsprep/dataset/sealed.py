@@ -22,7 +22,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 
 
 class Sealed(TypedDict):
-    """What all files of this form say."""
+    """The fields that all sealed files have."""
 
     format: Count
     kind: Text
@@ -36,8 +36,11 @@ def canonical(body: object) -> bytes:
 def seal(
     kind: str, body: Mapping[str, Any], more: Callable[[], Iterable[bytes]] = lambda: ()
 ) -> Iterator[bytes]:
-    """The file, piece by piece. `more` makes what follows the body: once for the digest, and once
-    for the file. The settings in the body say its form."""
+    """Yield a sealed file piece by piece.
+
+    `more` makes what follows the body: once for the digest, and once for the file. The settings
+    in the body say the file's format.
+    """
     settings = body["settings"]
     head = canonical({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
     digest = DigestKind.of(settings).new()
@@ -71,7 +74,7 @@ def check_format(found: int, what: str) -> None:
 
 
 def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
-    """What a file says whose seal is checked, which has to have the fields of `head`."""
+    """Check the seal of a file, and return its body, which must have the fields of `head`."""
     body: dict[str, Any] = read_record(Sealed, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:

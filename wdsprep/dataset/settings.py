@@ -53,8 +53,10 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def changed_options(old: Settings, new: Settings) -> list[str]:
-    """What differs between two settings, one option each: `--resolution 512 (was 256)`. What is
-    only loosened is none of it."""
+    """List what differs between two settings, one option each: `--resolution 512 (was 256)`.
+
+    A policy that was only loosened is not listed.
+    """
     old, new = as_json(old), as_json(new)
     looser = loosened(old, new)
     names = [name for name in sorted({*old, *new}) if not is_same(old.get(name), new.get(name))]
@@ -69,13 +71,13 @@ def changed_options(old: Settings, new: Settings) -> list[str]:
 
 
 def loosened(old: Settings, new: Settings) -> tuple[str, ...]:
-    """The policies by which the new settings allow more to be fetched than the old ones."""
+    """Return the policies by which the new settings allow more to be fetched than the old ones."""
     names = (*POLICIES, "max_bytes") if old.get("source") == new.get("source") == "urls" else ()
     return tuple(name for name in names if _laxity(name, new) > _laxity(name, old))
 
 
 def allowed_more(policies: Iterable[str]) -> dict[str, int]:
-    """How the receipt of a slice counts that it was fetched under these policies loosened."""
+    """Return the counts by which a receipt says that its slice was fetched with looser policies."""
     return {f"{ALLOWED_MORE}{name}": 1 for name in policies}
 
 
@@ -117,21 +119,21 @@ def _kind(pipeline: str | None) -> str:
 
 
 def _captions(before: str | None, now: str | None) -> str:
-    """Of a digest nobody knows what it is of."""
+    """Say how --captions has changed. Of a digest nobody knows what it is of."""
     if not before or not now:
         return "--captions is given (was not)" if now else "no --captions (was given)"
     return "--captions says other captions than those it was made with"
 
 
 def _listed(shapes: Sequence[Sequence[int]] | None) -> str:
-    """A list of shapes in few words."""
+    """Return a list of shapes in few words."""
     names = ["x".join(map(str, size)) for size in shapes or ()]
     some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
     return f"{len(names)} ({', '.join(some)})" if names else "not given"
 
 
 def _value(given: Any) -> str:
-    """As it is written on a command line; nothing where an option was not given."""
+    """Return a value as a command line has it; empty where the option was not given."""
     if given is None:
         return ""
     value = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)

@@ -23,13 +23,15 @@ def shape_name(size: Size) -> str:
 
 
 def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
-    """The list in the settings of a dataset; empty where all samples are squares."""
+    """Return the shapes in the settings of a dataset; empty where all samples are squares."""
     return tuple((width, height) for width, height in settings.get("shapes", ()))
 
 
 def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...]:
-    """The arrays of a sample of this shape. A side of its latent is to the square's as its pixels
-    are to the resolution."""
+    """Return the arrays of a sample of this shape.
+
+    The sides of its latent are to the square's as its pixels are to the resolution.
+    """
     resolution = settings["resolution"]
 
     def cells(pixels: int, of_square: int) -> int:
@@ -49,12 +51,12 @@ def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...
 
 
 def fields_by_shape(settings: Mapping[str, Any]) -> dict[str, tuple[Field, ...]]:
-    """Those of each shape by its name, in the order of the list."""
+    """Return the arrays of a sample of each shape, by its name, in the order of the list."""
     return {shape_name(size): fields_in_shape(settings, size) for size in shapes_of(settings)}
 
 
 def cut_size(facts: Mapping[str, Any]) -> Size:
-    """The shape of a sample by the crop that its json has; (0, 0) where it has none."""
+    """Return the size of the crop in a sample's json; (0, 0) where it has none."""
     crop = facts.get("crop")
     if not isinstance(crop, list) or len(crop) != 4 or {*map(type, crop)} != {int}:
         return 0, 0
@@ -63,7 +65,7 @@ def cut_size(facts: Mapping[str, Any]) -> Size:
 
 
 def shape_counts(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
-    """The samples of each shape that has any, by its name, in the order of the list."""
+    """Count the samples of each shape that has any, in the order of the list."""
     names = map(shape_name, shapes_of(settings))
     return {name: counts[name] for name in names if counts.get(name)}
 

@@ -57,8 +57,10 @@ Spot = TypeVar("Spot")
 
 
 def parts_of(manifest: Manifest) -> Callable[[str], bool]:
-    """Tells whether a file of a name can be a part of this dataset. Latents say in no setting which
-    buckets they have, so it is those that they have shards in."""
+    """Return a function that tells whether a file of a name can be a part of this dataset.
+
+    No setting of latents says which buckets they have, so it is those that they have shards in.
+    """
 
     @cache
     def buckets() -> frozenset[str]:
@@ -76,7 +78,7 @@ def parts_of(manifest: Manifest) -> Callable[[str], bool]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
-    """The manifest, or None where there is none."""
+    """Read the manifest; None where there is none."""
     try:
         data = store.read(MANIFEST)
     except NotFoundError:
@@ -87,8 +89,10 @@ def read_manifest(store: Store) -> Manifest | None:
 
 
 def dated_manifest(store: Store) -> Manifest | None:
-    """The same with when it was written, or earlier: a receipt that is younger is not in it, or not
-    as it is now."""
+    """Read the manifest with the time when it was written, or an earlier one.
+
+    A receipt that is younger is not in it, or not as it is now.
+    """
     found = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
     written_s = min(found, default=math.inf)
     manifest = read_manifest(store)
@@ -103,8 +107,10 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
 
 
 def form_there(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
-    """The form of the dataset that lies there and is to be gone on with, or else that of new ones.
-    Of one that cannot be read, whoever opens it says why."""
+    """Return the form of the dataset that will be continued there, or else that of new datasets.
+
+    A dataset that cannot be read is left to whoever opens it, who says why.
+    """
     if overwrite:
         return FORM
     store = open_store(url)
@@ -120,8 +126,10 @@ def form_there(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
 def open_edition(
     store: Store, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
-    """Begin a dataset, or go on with it if it was made with the same settings; with `overwrite`,
-    begin it again."""
+    """Begin a dataset, or continue it if it was made with the same settings.
+
+    With `overwrite`, begin it again.
+    """
     check_before_kept(dataset, settings)
     with store.hold(MANIFEST_HOLD):
         if overwrite and _is_to_clear(store, dataset):
@@ -135,7 +143,10 @@ def open_edition(
 
 
 def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> bool:
-    """What `open_edition` refuses, before anything is written; whether a dataset begins there."""
+    """Refuse what `open_edition` would refuse, before anything is written.
+
+    Return whether a dataset begins there.
+    """
     check_before_kept(dataset, settings)
     if overwrite and _is_to_clear(store, dataset):
         return True
@@ -149,7 +160,7 @@ def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
 
 
 def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
-    """The manifest that is there, or is to be written; and whether it is there."""
+    """Return the manifest that is there or is to be written, and whether it is there."""
     store = edition.store
     there = dated_manifest(store)
     found = there or rebuild(store)
@@ -174,8 +185,11 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
 
 
 def _check_free(store: Store) -> None:
-    """Refuse to begin a dataset among somebody's files. A run that was killed before its manifest
-    was there has left no more than the hold of that, and what is hidden."""
+    """Refuse to begin a dataset among other files.
+
+    A run that was killed before its manifest was written has left only the lock of that, and
+    hidden files.
+    """
     names = (entry.name for entry in store.list())
     free = (MANIFEST_HOLD, *HUB_FILES)
     others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
@@ -197,7 +211,7 @@ def check_kind(store: Store, found: str, wanted: str) -> None:
 
 
 def done_units(store: Store) -> Iterator[str]:
-    """The units that have a receipt."""
+    """Yield the units that have a receipt."""
     return filter(None, (unit_of_receipt(entry.name) for entry in store.list(RECEIPTS)))
 
 
@@ -209,10 +223,13 @@ def refreshed(
     heard: Counting = unheard,
     held: set[str] | None = None,
 ) -> Manifest:
-    """The manifest with exactly the receipts that are there; `known` need not be read again, but
-    where the manifest that is `there` now has another. It is complete no more where one is gone, as
-    when a user deletes it to have its unit done again. `heard` is told how many receipts have been
-    read, of how many; `held` gets names of holds."""
+    """Return the manifest with exactly the receipts that are in the store.
+
+    `known` receipts need not be read again, unless the manifest that is `there` now has another
+    one. If a receipt is gone, the dataset is no longer complete: a user may have deleted it to
+    have its unit done again. `heard` is told how many receipts have been read, of how many;
+    `held` gets the names of locks.
+    """
     stated = manifest.ledger
     done: dict[str, bytes] = {}
     younger = set()  # than the manifest: done again since, perhaps
@@ -262,7 +279,7 @@ def _few(changed: Sequence[str]) -> str:
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
-    """The receipt of a unit; an error if it was made with other settings than these."""
+    """Read the receipt of a unit. Raise an error if it was made with other settings than these."""
     name = receipt_name(unit)
     data = store.read(name)
     with naming_repair(store):
@@ -277,7 +294,10 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
 
 
 def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:
-    """The receipt of a unit that another run did meanwhile; an error if from other input."""
+    """Return the receipt of a unit that another run did meanwhile.
+
+    Raise an error if it was made from other input.
+    """
     try:
         found = read_receipt(store, unit, settings)
     except NotFoundError:
@@ -288,9 +308,11 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
 
 
 def check_same(store: Store, receipt: Receipt) -> None:
-    """Where two runs have finished a unit at once, in a store that cannot hold it (a file system
-    without locks): if they made the same of it, all is well. Otherwise the shards may be of either,
-    so the unit counts as not done."""
+    """Check that two runs that finished a unit at once have made the same of it.
+
+    This can happen in a store without locks. If they differ, the shards may be of either run,
+    so the unit counts as not done.
+    """
     name = receipt_name(receipt.unit)
     if store.read(name) != receipt.to_bytes():
         store.delete(name)
@@ -319,7 +341,7 @@ def _two_runs(store: Store, unit: str) -> FingerprintError:
 
 
 def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
-    """The manifest as the receipts have it, or None without any."""
+    """Make the manifest again from the receipts; None without any."""
     first = min(done_units(store), default=None)
     if first is None:
         return None
@@ -361,7 +383,7 @@ def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifes
 
 
 def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
-    """For each training resolution, how many samples and shards its buckets hold."""
+    """Return for each training resolution how many samples and shards its buckets hold."""
     buckets = sorted(manifest.settings["buckets"])
     found = {}
     for resolution in buckets:
@@ -372,8 +394,11 @@ def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
 
 
 def tidy(edition: Edition, manifest: Manifest) -> None:
-    """Remove what no receipt speaks of from a dataset that is whole: a killed run made it of what
-    has changed since. What another run finishes meanwhile has a receipt, and stays."""
+    """Remove files that belong to no receipt from a dataset that is complete.
+
+    A killed run made them from input that has changed since. A unit that another run finishes
+    meanwhile has a receipt, and stays.
+    """
     ours = set(manifest.ledger.units())
     shards = {shard.name for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
@@ -387,8 +412,10 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
 
 
 def _maker(manifest: Manifest, name: str) -> str:
-    """The unit that made a file, by its name; none where it may be somebody else's, or what a retry
-    is to be made of, which is written before the retry begins."""
+    """Return the unit that made a file, by its name; empty where it may be somebody else's.
+
+    So it is for the inputs of a retry, which are written before the retry begins.
+    """
     if manifest.dataset == "latents":
         found = LATENTS.fullmatch(name)
         return found[1] if found else ""
@@ -399,7 +426,7 @@ def _maker(manifest: Manifest, name: str) -> str:
 
 
 def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
-    """Of a unit that is held: what its receipt does not speak of now, if it has one."""
+    """Remove the files of a locked unit that its receipt does not name."""
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}
         names = [n for n in names if ".tar" in n and without_index(n) not in shards]
@@ -408,7 +435,7 @@ def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
 
 
 def _is_to_clear(store: Store, dataset: str) -> bool:
-    """Whether there is a dataset of this kind; another kind is refused, and what is none stays."""
+    """Return whether there is a dataset of this kind to clear. Refuse one of another kind."""
     receipt, _rest = OURS[dataset]
     receipts = [e.name for e in store.list(RECEIPTS) if receipt.fullmatch(e.name)]
     with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
@@ -422,8 +449,10 @@ def _is_to_clear(store: Store, dataset: str) -> bool:
 
 
 def _clear(store: Store, dataset: str) -> None:
-    """Remove what a dataset holds, and nothing else that lies there: receipts first, since without
-    them the rest never happened."""
+    """Remove the files of a dataset, and nothing else that lies there.
+
+    Receipts go first: without them the rest never happened.
+    """
     receipt, rest = OURS[dataset]
     names = [entry.name for entry in store.list()]
     for name in (*filter(receipt.fullmatch, names), *filter(rest.fullmatch, names)):

@@ -70,10 +70,10 @@ def judged(
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
     """Return how many threads read a folder.
 
-    A local folder whose images are not decoded is read by one thread: the rest is Python and short
-    system calls, where threads wait for each other's lock. Of 8,000 samples of 50 KB, two threads took
-    1.8 times as long as one. Where a mounted folder is slow, more workers help: they read slices side
-    by side.
+    A local folder whose images are not decoded is read by one thread: the rest is Python and
+    short system calls, where threads wait for each other's lock. Of 8,000 samples of 50 KB, two
+    threads took 1.8 times as long as one. Where a mounted folder is slow, more workers help:
+    they read slices side by side.
     """
     if opened(source.url).root is None:
         return max(threads, REMOTE_READS)

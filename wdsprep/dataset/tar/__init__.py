@@ -9,5 +9,5 @@ END = 2 * ZEROS
 
 
 def padded(nbytes: int) -> int:
-    """The room that `nbytes` of data take up in a tar."""
+    """Return the room that `nbytes` of data take up in a tar."""
     return nbytes + BLOCK - 1 & -BLOCK

@@ -14,7 +14,7 @@ from wdsprep.text import plural
 
 
 def encode_index(offsets: "array[int]") -> bytes:
-    """The u64 little-endian offsets: where each sample starts, then where the last one ends."""
+    """Encode offsets as u64 little-endian: the start of each sample, then the end of the last."""
     if sys.byteorder == "big":
         offsets = array("Q", offsets)
         offsets.byteswap()

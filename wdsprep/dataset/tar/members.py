@@ -43,8 +43,10 @@ Member = tuple[str, int, int, int, str]
 
 
 class BadSampleError(TarError):
-    """Why a sample, or all that follows it, cannot be taken from a tar. `code` is one of
-    truncated, bad_header, repeated_key, scattered, repeated_field."""
+    """The reason why a sample, or all that follows it, cannot be read from a tar.
+
+    `code` is one of truncated, bad_header, repeated_key, scattered, repeated_field.
+    """
 
     def __init__(self, message: str, *, code: str = "", key: str = "") -> None:
         super().__init__(message)  # the defaults are for pickle, which restores both later
@@ -52,7 +54,10 @@ class BadSampleError(TarError):
 
 
 def members(at: Tape) -> Iterator[Member]:
-    """The regular files and links of a tar in order, at last one with no name where it ends."""
+    """Yield the regular files and links of a tar in order.
+
+    The last one, at its end, has no name.
+    """
     offset = start = 0
     name, size, target = "", -1, ""  # of the next member, where an extension header gives them
     head = at(0, BLOCK)
@@ -102,7 +107,7 @@ def members(at: Tape) -> Iterator[Member]:
 
 
 def _size(head: bytes, offset: int) -> int:
-    """The bytes of data that a header states; nearly always eleven octal digits and a NUL."""
+    """Return the data size that a header states, nearly always as eleven octal digits and a NUL."""
     try:
         nbytes = -1 if head[135] else int(head[124:135], 8)
     except ValueError:
@@ -115,8 +120,10 @@ def _size(head: bytes, offset: int) -> int:
 
 
 def _past_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
-    """The next block that is not all zeros and where it stands; none where the tar ends. More
-    zeros than any padding are a hole in the file."""
+    """Return the next block that is not all zeros, and its place. It is empty where the tar ends.
+
+    More zeros than any padding are a hole in the file.
+    """
     for place in range(offset, offset + MAX_PADDING_NBYTES, BLOCK):
         head = at(place, BLOCK)
         if head != ZEROS:
@@ -130,15 +137,18 @@ def _past_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
 
 @functools.lru_cache(1 << 13)
 def _adler_for(field: bytes) -> int:
-    """The low half of the Adler-32 of a header with this checksum field: one more than the sum of
-    all bytes, modulo 65,521. So checksums are verified at the speed of C; the few hundred that one
-    tar has are parsed once each. The checksum counts its own field as eight spaces."""
+    """Return the low half of the Adler-32 of a header with this checksum field.
+
+    It is one more than the sum of all bytes, modulo 65,521. So checksums are verified at the
+    speed of C; the few hundred different ones of a tar are parsed once each. The checksum
+    counts its own field as eight spaces.
+    """
     stated = _octal(field)
     return (stated - 256 + sum(field) + 1) % 65_521 if stated >= 0 else -1
 
 
 def _check_sum(head: bytes, offset: int) -> None:
-    """What the fast check refuses may still be sound: old tars have sums of signed bytes."""
+    """Check a checksum that the fast check refused. Old tars have sums of signed bytes."""
     stated = _octal(head[148:156])
     rest = head[:148] + b" " * 8 + head[156:]
     if stated < 0 or stated not in (sum(rest), sum(rest) - 256 * sum(b > 127 for b in rest)):
@@ -147,7 +157,10 @@ def _check_sum(head: bytes, offset: int) -> None:
 
 
 def _odd_size(field: bytes) -> int:
-    """A size in base-256, behind the byte 0x80; or an octal one as old tars have it, or -1."""
+    """Parse a size in base-256, behind the byte 0x80, or an octal one as old tars have it.
+
+    Return -1 where it is neither.
+    """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     return _octal(field) if field.strip(b"\0 ") else 0
@@ -162,7 +175,7 @@ def _octal(field: bytes) -> int:
 
 
 def name_of(head: bytes) -> str:
-    """The name in a header."""
+    """Return the name in a header."""
     end = head.find(b"\0", 0, 100)
     name = head[: end if end >= 0 else 100]
     if head[345] and head[257:263] == b"ustar\0":
@@ -187,7 +200,7 @@ ExtensionFacts = tuple[str, int, str]  # name, size and target of a link; "" and
 
 
 def _extension(kind: int, data: bytes, offset: int) -> ExtensionFacts:
-    """What an extension header says of the next member."""
+    """Return the name, size and link target that an extension header gives the next member."""
     if kind == KIND_PAX:
         return _pax(data, offset)
     if kind == KIND_LONG_NAME:

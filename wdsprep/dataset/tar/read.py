@@ -30,8 +30,11 @@ Wants = Callable[[str, int, Mapping[str, bytes]], bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TarSample:
-    """Adjacent members that share a key. Field names are in lower case, as webdataset has them.
-    `unread` are those that nobody wanted, with their sizes, and links, with what they stand for."""
+    """Adjacent members that share a key.
+
+    Field names are in lower case, as webdataset has them. `unread` are those that nobody
+    wanted, with their sizes, and links, with their targets.
+    """
 
     key: str
     start: int
@@ -40,7 +43,7 @@ class TarSample:
 
 
 def stream_tape(stream: BinaryIO) -> Tape:
-    """A tape over a stream, which can only go forward."""
+    """Return a tape over a stream, which can only go forward."""
     position = 0
 
     def at(offset: int, nbytes: int) -> bytes:
@@ -58,7 +61,7 @@ def stream_tape(stream: BinaryIO) -> Tape:
 
 
 def unzipped(stream: io.BufferedReader) -> BinaryIO:
-    """The bytes of a tar that may be gzipped, whatever its name says."""
+    """Return the bytes of a tar that may be gzipped, whatever its name says."""
     is_gzip = stream.peek(len(GZIP)).startswith(GZIP)
     return cast("BinaryIO", _Unzipped(fileobj=stream) if is_gzip else stream)
 
@@ -78,8 +81,11 @@ class _Unzipped(gzip.GzipFile):
 
 @contextlib.contextmanager
 def file_tape(path: str | Path) -> Iterator[Tape]:
-    """A tape over a local file. Positioned reads, of a few headers at once where members are small:
-    a file that is cut meanwhile reads as truncated, where a memory map ends in SIGBUS."""
+    """Open a tape over a local file.
+
+    It uses positioned reads, of a few headers at once where members are small. A file that is
+    cut meanwhile reads as truncated, where a memory map would end in SIGBUS.
+    """
     with Path(path).open("rb", buffering=0) as file:
         read = functools.partial(os.pread, file.fileno())
         end = file.seek(0, 2)
@@ -130,15 +136,17 @@ def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> byte
 
 
 def split_member(name: str) -> tuple[str, str] | None:
-    """Key and field of a member, split at the first dot of its base name as webdataset does; None
-    if it has none."""
+    """Split the name of a member into key and field, at the first dot of its base name.
+
+    webdataset does the same. Return None where there is no field.
+    """
     folder, slash, base = name.rpartition("/")
     stem, _, field_name = base.partition(".")
     return (folder + slash + stem, field_name.lower()) if stem and field_name else None
 
 
 def leads_out(key: str) -> bool:
-    """Whether a tar with this key would write outside of the folder that it is unpacked into."""
+    """Return whether this key would write outside of the folder that a tar is unpacked into."""
     return key.startswith("/") or (".." in key and ".." in key.split("/"))
 
 
@@ -181,7 +189,7 @@ class _Group:
 
 
 def _untold(_path: str) -> None:
-    """Of files that belong to no sample."""
+    """Ignore a file that belongs to no sample."""
 
 
 def scan(
@@ -191,10 +199,12 @@ def scan(
     stray: Callable[[str], object] = _untold,
     links: bool = False,
 ) -> Iterator[TarSample | BadSampleError]:
-    """Every sample of a tar in order, or what is wrong with it. After a truncation or a bad
-    header nothing follows: that error carries the key of the sample it cut. What `wants` refuses
-    is not read; `stray` is told of files that belong to no sample. Links are passed over, as
-    webdataset does, unless they are asked for."""
+    """Yield every sample of a tar in order, or the error in its place.
+
+    After a truncation or a bad header nothing follows: that error has the key of the sample
+    that it cut. What `wants` refuses is not read. `stray` is told of files that belong to no
+    sample. Links are skipped, as webdataset does, unless they are asked for.
+    """
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None
     linked: dict[str, _Group] = {}  # of links alone: they do not part the members of others
@@ -241,7 +251,7 @@ def scan(
 def _closed(
     linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
 ) -> Iterator[TarSample | BadSampleError]:
-    """The samples made of links alone, when the one that they stood beside has ended."""
+    """Yield the samples made of links alone, once the sample beside them has ended."""
     for one in linked.values():
         yield one.result()
         seen.setdefault(one.key, one.names)
@@ -249,7 +259,7 @@ def _closed(
 
 
 def read_samples(at: Tape, what: str) -> Iterator[TarSample]:
-    """The samples of a tar that must be sound; anything wrong with it is raised."""
+    """Yield the samples of a tar that must be sound. Raise anything that is wrong with it."""
     for found in scan(at):
         if isinstance(found, BadSampleError):
             raise BadSampleError(f"{what}: {found}", code=found.code, key=found.key) from found
@@ -257,8 +267,10 @@ def read_samples(at: Tape, what: str) -> Iterator[TarSample]:
 
 
 def index_tar(at: Tape, what: str) -> bytes:
-    """The index of any tar, from its headers alone. Links are passed over: they have no bytes that
-    could be read at a place."""
+    """Make the index of any tar from its headers alone.
+
+    Links are skipped: they have no bytes that could be read at a place.
+    """
     offsets = array("Q")
     keys: set[str] = set()
     last = ""
@@ -282,7 +294,7 @@ def index_tar(at: Tape, what: str) -> bytes:
 
 
 def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The members of a sample, by its bytes."""
+    """Yield the members in the bytes of a sample."""
     whole = data + bytes(2 * BLOCK)
     for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
         if split := split_member(path):

@@ -37,7 +37,7 @@ _HEADER = struct.Struct("100s 24s 12s 12s 8s 189s 167s")  # fills each field wit
 
 
 def header(name: str, nbytes: int) -> bytes:
-    """The 512 bytes before a member's data."""
+    """Return the 512 bytes before a member's data."""
     base, prefix = _split_name(name)
     if nbytes > MAX_MEMBER_NBYTES:
         raise TarError(f"{name}: {nbytes:,} bytes is more than a USTAR member can hold (8 GiB)")
@@ -47,7 +47,10 @@ def header(name: str, nbytes: int) -> bytes:
 
 
 def _sum(field: bytes) -> int:
-    """Of its bytes, by the lower half of Adler-32, which has no room for more than a field."""
+    """Return the sum of a field's bytes, as the lower half of Adler-32 less one.
+
+    It fits for a field of a header.
+    """
     return (adler32(field) & 0xFFFF) - 1
 
 
@@ -77,7 +80,7 @@ def nbytes_of(data: Data) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What came of writing one tar."""
+    """The result of writing one tar."""
 
     samples: int
     nbytes: int
@@ -112,10 +115,10 @@ class TarWriter:
         return len(self._offsets) - 1
 
     def add(self, key: str, fields: Iterable[tuple[str, Data]]) -> None:
-        """Append one sample: a member `{key}.{field}` for each field, in the order given. What it
-        is made of must not change any more.
+        """Append one sample: a member `{key}.{field}` for each field, in the order given.
 
-        A sample that is refused leaves no trace: the next one may be added.
+        The data must not change afterwards. A sample that is refused leaves no trace: the
+        next one may be added.
         """
         blocks: list[Buffer] = []
         names = []
@@ -144,8 +147,10 @@ class TarWriter:
         sizes: Sequence[int],
         blocks: Iterable[bytes | memoryview],
     ) -> None:
-        """Append samples of these keys, fields and sizes as they stand in another tar that was
-        written here; `blocks` together are their bytes."""
+        """Append samples as they are in another tar that was written here.
+
+        They have these keys, fields and sizes, and `blocks` together are their bytes.
+        """
         for key, fields, size in zip(keys, names, sizes, strict=True):
             self._check(key, fields)
             self._keys.add(key)
@@ -209,7 +214,7 @@ def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
 
 
 def joined(blocks: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes in fewer pieces: what is small between what is large becomes one."""
+    """Join small blocks between large ones into one each."""
     small: list[Buffer] = []
     for block in blocks:
         if len(block) < LARGE_NBYTES:
