@@ -12,8 +12,11 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _again(lost: "sys.UnraisableHookArgs") -> None:
-    """An interrupt that hits a destructor, or a weak reference's callback as importing has many,
-    ends there. It comes again once that is over: sooner, it might hit this."""
+    """Send an interrupt again that hit a destructor or the callback of a weak reference.
+
+    Python drops an exception there, and importing has many of these. The interrupt comes again
+    a little later: sooner, it might hit this.
+    """
     if issubclass(lost.exc_type, KeyboardInterrupt):
         main_thread = threading.get_ident()
         threading.Timer(0.1, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
@@ -22,8 +25,10 @@ def _again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def _in_utf8() -> None:
-    """A file has one name in lists of inputs, whoever packs it: where the locale says otherwise,
-    begin again in Python's UTF-8 mode, which workers inherit."""
+    """Start again in Python's UTF-8 mode where the locale says otherwise. Workers inherit it.
+
+    So a file has one name in lists of inputs, whoever packs it.
+    """
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  ourselves

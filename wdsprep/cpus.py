@@ -15,7 +15,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """A part of a core counts as one."""
+    """Return the number of cores that this process may use. A part of a core counts as one."""
     all_cores = os.cpu_count() or 1
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
     return max(1, min(here, *(ceil(quota) for quota in _quotas()), all_cores))
@@ -31,8 +31,11 @@ def _quotas() -> Iterator[float]:
 
 
 def _groups() -> Iterator[tuple[Path, Path]]:
-    """In the second version of control groups, and in the first. In a container the path may be
-    that of outside, which is not there: its parents end where the container begins."""
+    """Yield the control groups of this process, each with its root, of version 2 and of version 1.
+
+    In a container the path may be that of outside, which does not exist: its parents end where
+    the container begins.
+    """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, kinds, path = line.split(":", 2)
@@ -42,7 +45,7 @@ def _groups() -> Iterator[tuple[Path, Path]]:
 
 
 def _quota(group: Path) -> float:
-    """A ValueError where there is none."""
+    """Return the cores that a control group may use. Raise ValueError where it sets no limit."""
     if (both := group / "cpu.max").exists():
         allowed, period = both.read_text().split()
         return int(allowed) / int(period)

@@ -78,8 +78,11 @@ MOST, KEPT = 2_000, 900
 
 
 def as_message(message: str) -> str:
-    """Return a message without secrets, and not longer than anybody reads: a stranger's file may
-    have names of megabytes. What is at fault stands at its start, the next step at its end."""
+    """Return a message without secrets and of bounded length.
+
+    A stranger's file may have names of megabytes. The cause stands at the start of a message
+    and the next step at its end, so the middle is left out.
+    """
     message = without_secrets(message)
     return message if len(message) <= MOST else f"{message[:KEPT]} ... {message[-KEPT:]}"
 
@@ -145,8 +148,11 @@ class FormatError(WdsprepError):
 
 
 class DamageError(FormatError, TarError):
-    """A file of a dataset that is not what it has to be: its path or URL, the key of the sample
-    where that is known, and the cause."""
+    """An error for a damaged file of a dataset.
+
+    It has the path or URL of the file, the key of the sample where that is known, and the
+    cause.
+    """
 
     def __init__(self, place: str, cause: str, key: str = "") -> None:
         at = f" at sample {key}" if key else ""

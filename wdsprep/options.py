@@ -49,7 +49,7 @@ class OptionError(UsageError, TypeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What is known of an option beside its name, type and default."""
+    """The facts about an option beside its name, type and default."""
 
     help: str
     heading: str = ""
@@ -90,7 +90,7 @@ class About:
 
 
 def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
-    """The metadata of a field that is an option; `more` are the fields of `About`."""
+    """Return the metadata of a field that is an option; `more` are the fields of `About`."""
     return {"about": About(help=help, heading=heading, **more)}
 
 
@@ -253,7 +253,7 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 class Options:
-    """What a call is given; classes of options inherit from it, each a dataclass."""
+    """The options of a call. Classes of options inherit from it, each of them a dataclass."""
 
     is_command: ClassVar[bool] = True
     """Whether a command has these options too."""

@@ -59,7 +59,7 @@ def one_of(known: Sequence[str], **given: Any) -> None:
 
 
 def size(given: Any) -> int:
-    """A number of bytes, such as 2GB or 512MiB."""
+    """Parse a number of bytes, such as 2GB or 512MiB."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))
     if match is None:
         raise UsageError(f"{brief(given)} is no size: write 2GB, 500MB or a number of bytes")
@@ -68,7 +68,7 @@ def size(given: Any) -> int:
 
 
 def auto(given: Any) -> int:
-    """A number from 1 on, or `auto`, which is 0."""
+    """Parse a number from 1 on, or `auto`, which is 0."""
     text = str(given)  # True is no number here
     if text in ("0", "auto"):
         return 0
@@ -78,8 +78,11 @@ def auto(given: Any) -> int:
 
 
 def names(given: Any) -> tuple[str, ...]:
-    """Names with commas between them; also as a list of JSON or Python, as img2dataset takes it, or
-    as one without its quotes, which a shell removes."""
+    """Parse names with commas between them, or a list of names.
+
+    img2dataset takes a list of JSON or Python, also without its quotes, which a shell removes:
+    so does this.
+    """
     if isinstance(given, str):
         text = given.strip()
         with suppress(ValueError, SyntaxError):
@@ -104,7 +107,7 @@ Counting = Callable[[int, int], None]  # is told how many are done, of how many
 
 
 def unheard(_done: int, _of: int) -> None:
-    """Counting that nobody listens to."""
+    """Ignore a count that nobody listens to."""
 
 
 def human_bytes(nbytes: float) -> str:
@@ -124,7 +127,7 @@ def human_time(seconds: float) -> str:
 
 
 def human_counts(counts: Mapping[str, int], most: int = 4) -> str:
-    """The largest of some counts by name: `truncated 12, too_small 3`."""
+    """List the largest of some counts by name: `truncated 12, too_small 3`."""
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     more = ", ..." if len(ranked) > most else ""
     return ", ".join(f"{name} {number:,}" for name, number in ranked[:most]) + more
@@ -135,7 +138,7 @@ def plural(number: int, noun: str, many: str = "") -> str:
 
 
 def command(*words: str) -> str:
-    """A command of ours as a message names it: what is between the double quotes can be pasted."""
+    """Return a command of ours for a message. What is between the double quotes can be pasted."""
     return f'"wdsprep {shlex.join(words)}"'
 
 
@@ -143,7 +146,7 @@ EXAMPLES = 3
 
 
 def examples(names: Sequence[str]) -> str:
-    """The first of some names: `a, b, c, ...`."""
+    """List the first of some names: `a, b, c, ...`."""
     return ", ".join(names[:EXAMPLES]) + ", ..." * (len(names) > EXAMPLES)
 
 
@@ -163,13 +166,13 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 
 def shortened(text: str) -> str:
-    """A text of somebody else's as a message has it."""
+    """Return somebody else's text for a message, on one line and not too long."""
     text = without_secrets(text)
     return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 
 
 def brief(value: object) -> str:
-    """A value of somebody else's, as Python writes it, in one line of few characters."""
+    """Return somebody else's value for a message, as Python writes it, on one short line."""
     if isinstance(value, bytes | bytearray | memoryview):
         value = bytes(value[:LONGEST])
     elif isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write some
@@ -178,7 +181,7 @@ def brief(value: object) -> str:
 
 
 def columns(names: Sequence[str]) -> str:
-    """What a table has, in few words: of many columns the first, and of long ones the start."""
+    """List the columns of a table in few words: the first ones, and the start of long names."""
     some = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
     more = [f"and {len(names) - COLUMNS:,} more"] if len(names) > COLUMNS else []
     return ", ".join([*some, *more]) or "no columns"
@@ -195,12 +198,12 @@ def one_line(text: str) -> str:
 
 
 def printed(lines: Iterable[str]) -> str:
-    """The lines as a text, of which each is one."""
+    """Join lines into a text. Each stays one line."""
     return "\n".join(map(one_line, lines))
 
 
 def harmless(text: str) -> str:
-    """A text of many lines as it may be printed."""
+    """Return a text of many lines without characters that could control a terminal."""
     return printed(text.split("\n"))
 
 
@@ -213,7 +216,10 @@ _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, f
 
 
 def shown(name: str) -> str:
-    """A file name as text that any reader can take: bytes that are no UTF-8 are replaced."""
+    """Return a file name as text that any reader can take.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     if name.isascii():
         return name
     name = _NO_CHARACTER.sub("\ufffd", name)
