@@ -111,7 +111,7 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """Its name in messages and on a command line; of `load`, which is no command, in Python."""
+        """Return its name in messages: as a command line has it, or as Python has it for `load`."""
         if not self.is_command:
             return self.name
         return self.name.upper() if self.is_argument else self.about.spelling or self.dashed
