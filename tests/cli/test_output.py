@@ -35,6 +35,7 @@ from wdsprep.cli.output import (
     complain,
     fitted,
     rejects_lines,
+    wrapped,
 )
 from wdsprep.cli.select import SelectShow
 from wdsprep.runners.job import JobStatus
@@ -336,3 +337,13 @@ def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_togethe
     assert count == "1 reject (tar_scattered 1): see out/rejects/"
     assert advice.startswith("of 1 sample the members stand apart in the tar, so captions may")
     assert "tar --sort=name" in advice
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_a_long_line_breaks_between_words_and_a_command_not_at_all(width: int) -> None:
+    line = "12 images in a folder, of which 3 are broken, and 漢字 漢字 漢字 in their captions"
+    rows = wrapped(line, width).split("\n")
+    assert " ".join(rows) == line
+    assert all(cells(row) <= width for row in rows)
+    command = f"next: wdsprep encode {'photos/' * 20} --resolution 256"
+    assert wrapped(command, width) == command

@@ -64,3 +64,21 @@ def test_what_is_packed_already_is_refused_unless_its_tars_are_meant(
     assert main(["pack", out, more, "--buckets", "32"]) == 2
     assert f'{out} is packed already: "wdsprep encode {out}' in capfd.readouterr().err
     assert main(["pack", out, more, "--buckets", "32", "--input-format", "tars"]) == 0
+
+
+@pytest.mark.parametrize("text", ["a photo of a cat\n", ""])
+def test_a_caption_is_no_list_of_urls(tmp_path: Path, text: str) -> None:
+    write_files(tmp_path, {"a.jpg": jpeg(1), "a.txt": text, "u.txt": "http://e.org/1.jpg\n"})
+    with pytest.raises(SourceError, match=r"a\.txt is no list of URLs .* the folder"):
+        names(tmp_path / "a.txt", "auto")
+    assert names(tmp_path / "u.txt", "auto") == ["u.txt[0:1]"]
+
+
+def test_an_image_that_is_not_there_is_told_from_one_that_is(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.jpg": jpeg(1)})
+    with pytest.raises(SourceError, match="is one image: give the folder"):
+        names(tmp_path / "a.jpg", "auto")
+    with pytest.raises(SourceError, match="is not there: look at the path"):
+        names(tmp_path / "b.jpg", "auto")
+    with pytest.raises(SourceError, match="is a pattern of images: give the folder"):
+        names(f"{tmp_path}/*.jpg", "auto")

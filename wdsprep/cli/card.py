@@ -25,6 +25,6 @@ def show_card(card: Card, *, as_json: bool) -> list[str]:
         return [f"{card.output}: look it over{todo}", *steps]
     echo(card.text.rstrip("\n"))
     line = ProgressLine()
-    for step in steps:
+    for step in (*steps, "next: the same with -o README.md writes the card to a file"):
         line.say(step)
     return []

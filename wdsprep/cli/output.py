@@ -20,6 +20,7 @@ What several commands show alike while they run and when they end is here too.
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
 FEWEST_COLUMNS = 20
 CLEAR = "\r\x1b[J"
+COMMAND = re.compile(r"next: |\"wdsprep |^ {2,}")
+"""What lines hold that are not broken: commands, and rows of tables."""
 
 Parts = str | Sequence[str]
 
@@ -97,9 +100,14 @@ class Terminal:
         logging.getLogger("wdsprep").setLevel(logging.INFO)
 
     def write(self, text: str, *, err: bool = False, out: TextIO | None = None) -> None:
+        text = without_secrets(text)
+        stream = out or (sys.stderr if err else sys.stdout)
+        if stream.isatty():
+            width = columns(stream)
+            text = "\n".join(wrapped(line, width) for line in text.split("\n"))
         with self._lock:
             self.clear()
-            click.echo(without_secrets(text), file=out, err=err)
+            click.echo(text, file=out, err=err)
 
     def draw(self, out: TextIO, parts: Parts) -> None:
         with self._lock:
@@ -184,6 +192,22 @@ def _cells_of(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def wrapped(line: str, width: int) -> str:
+    """Break a line that is too long between words.
+
+    A line with a command stays whole, so that it can be copied: the terminal breaks it.
+    """
+    if cells(line) <= width or COMMAND.search(line):
+        return line
+    rows = [""]
+    for word in line.split(" "):
+        if rows[-1] and cells(f"{rows[-1]} {word}") > width:
+            rows.append(word)
+        else:
+            rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+    return "\n".join(rows)
 
 
 def fitted(parts: Parts, width: int) -> str:

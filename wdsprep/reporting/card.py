@@ -189,9 +189,11 @@ def _uploads(placed: Sequence[Placed], repo: str, output: str) -> Iterator[str]:
     for one in placed:
         if _on_hub(one.given.url)[0] != repo:
             yield upload(one.given.shown, one.folder or ".")
+    if not output:
+        return
     is_in_one = len(placed) == 1 and not placed[0].folder and _lies_in(output, placed[0].given)
     if not is_in_one and _on_hub(output) != (repo, CARD):
-        yield upload(output or CARD, CARD)
+        yield upload(output, CARD)
 
 
 def _on_disk(place: str) -> str:

@@ -174,8 +174,10 @@ def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
         return _folder(url, columns, rows_per_item)
     kind = table_kind(url)
     if extension(url) in IMAGES:
+        if not GLOB.search(url) and not _is_file(url):
+            raise SourceError(f"{url} is not there: look at the path, and give the images' folder")
         what = "a pattern of images" if GLOB.search(url) else "one image"
-        raise SourceError(f"{url} is {what}, or none is there: give the folder that it is in")
+        raise SourceError(f"{url} is {what}: give the folder that it is in")
     if not kind and (is_tar(url) or GLOB.search(url)):
         folder, pattern = _split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
@@ -184,6 +186,11 @@ def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
         return _tables(folder, pattern, frozenset({kind}), columns, rows_per_item)
     if kind and _is_file(url):
         store, name = split_url(url)
+        if kind in LISTS and not _begins_with_a_url(store.url, name):
+            raise SourceError(
+                f"{url} is no list of URLs by its first line: give one, or for a caption the "
+                "folder that its image is in"
+            )
         return _tables(store.url, name, frozenset({kind}), columns, rows_per_item)
     return _folder(url, columns, rows_per_item)
 
