@@ -10,7 +10,7 @@ from PIL import Image
 
 from wdsprep.cli.demo.drawings import PictureSize, draw
 
-PICTURES = 240
+PICTURES = 60
 FOLDERS = ("holiday", "scans", "web")
 SIDES = (260, 280, 300, 340, 384, 440, 480, 520, 640)
 SHAPES = (1.0, 1.0, 1.33, 1.5, 0.75, 0.67, 1.78)
@@ -112,7 +112,7 @@ def _write_broken(folder: Path) -> int:
     broken = {f"cut-{number}.jpg": jpg(whole.image)[: 4000 * (number + 1)] for number in range(3)}
     broken |= {"cut.png": png(whole.image)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
     broken |= {f"moved-{number}.jpg": page for number in range(3)}
-    broken |= {f"small-{number}.jpg": jpg(small.image) for number in range(8)}
+    broken |= {f"small-{number}.jpg": jpg(small.image) for number in range(3)}
     broken |= {f"foreign-{number}.jpg": jpg(whole.image) for number in range(2)}
     for name, data in broken.items():
         (folder / name).write_bytes(data)
