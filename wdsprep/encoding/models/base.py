@@ -30,7 +30,7 @@ TENSORS = {
 
 
 class Part(Flag):
-    """Of a sample."""
+    """The part of a sample: its image, its text, or both."""
 
     IMAGE = auto()
     TEXT = auto()
@@ -38,7 +38,7 @@ class Part(Flag):
 
     @classmethod
     def of(cls, fields: Sequence[Field]) -> "Part":
-        """What these arrays are made of."""
+        """Return the part of a sample that these arrays are made of."""
         if is_of_text(fields):
             return cls.TEXT
         return cls.BOTH if text_fields(fields) else cls.IMAGE
@@ -60,8 +60,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a network made: by field, (B, *shape). Where captions are of different lengths, what is
-    behind a row's own `lengths` is of no meaning."""
+    """The output of a network for a batch: for each field (B, *shape).
+
+    Where captions have different lengths, what is behind a row's own `lengths` has no meaning.
+    """
 
     arrays: dict[str, Tensor]
     lengths: Tensor | None = None
@@ -70,21 +72,24 @@ class Rows:
 class TextEncoder(Protocol):
     @property
     def batch_size(self) -> int:
-        """Of captions at a time; 0: as many as images."""
+        """Return how many captions make a batch; 0 means as many as images."""
 
     @property
     def has_shapes(self) -> bool:
-        """Whether captions are of several."""
+        """Return whether captions have several shapes."""
 
     @property
     def network(self) -> "InTwoPrecisions[Any] | None":
-        """What takes memory on the device."""
+        """Return the network that takes memory on the device."""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once."""
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        """Of captions of one shape; in fp32 if `exact`. So may this."""
+        """Encode captions of one shape, in fp32 if `exact`.
+
+        A result may be in fp32 without it too.
+        """
 
     def empty(self, *, exact: bool) -> Rows:
         """One row: what stands for a caption that is left out."""
@@ -120,7 +125,10 @@ class Encoder(Protocol):
     """whether the device holds what encodes images or captions, but never both"""
 
     def bring(self, part: "Part") -> None:
-        """Where it is split: have the device hold what encodes this, and nothing else."""
+        """Have the networks for this part on the device.
+
+        Where it is split, move the others away.
+        """
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """May be called by several threads at once, as all the others may."""
@@ -132,7 +140,7 @@ class Encoder(Protocol):
         """Captions of one shape."""
 
     def empty(self) -> dict[str, Tensor]:
-        """What stands for no caption, on the host: a tensor for each field made of text."""
+        """Return the arrays of the empty caption, on the host, by field."""
 
 
 class NoRoomError(RuntimeError):
@@ -140,8 +148,10 @@ class NoRoomError(RuntimeError):
 
 
 class InTwoPrecisions(Generic[T]):
-    """Something in the precision that it works in, and in fp32: each is loaded when wanted. What
-    there was no room for in fp32 is not tried again: it may be 19 GB."""
+    """A network in its usual precision and in fp32, each loaded when it is first used.
+
+    If there was no room for it in fp32, this is not tried again: it may be 19 GB.
+    """
 
     def __init__(
         self, load: Callable[[str], T], dtype: str, prepare: Callable[[T], T] | None = None

@@ -35,8 +35,11 @@ OF_DEVICES = re.compile("cuda|cudnn|cublas|out of memory|allocate memory|find an
 
 
 def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
-    """On the CPU always the same, so that everybody's bytes are; on a GPU what fits. Of a GPU that
-    others use as well, no more than its share: they may not have begun."""
+    """Return the number of images in a batch.
+
+    On the CPU it is always the same, so that everybody's bytes are. On a GPU it is what fits.
+    Of a GPU that others use as well, it fills no more than its share: they may not have begun.
+    """
     if encoder.device.type != "cuda":
         return CPU_BATCH
     free, total = torch.cuda.mem_get_info(encoder.device)
@@ -50,13 +53,15 @@ def fitting(nbytes: float, resolution: int, itemsize: int) -> int:
 
 
 def in_shape(size: int, resolution: int, pixels: int) -> int:
-    """What of a batch of squares fits where a shape has more pixels than they. On shapes that have
-    less nothing is gained: a batch of squares keeps a GPU busy."""
+    """Return how many images of a shape fit where so many squares do.
+
+    For shapes with fewer pixels it stays the same: a batch of squares keeps a GPU busy.
+    """
     return max(1, min(size, size * resolution**2 // pixels))
 
 
 def text_size(shape: tuple[int, ...], usual: int) -> int:
-    """How many captions of a shape a batch has."""
+    """Return how many captions of a shape make a batch."""
     return min(usual, GROUPED_BATCH) if shape else usual
 
 
@@ -69,7 +74,7 @@ def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Of a GPU, what nobody has. A CPU runs out of memory in plain words."""
+    """Return the free memory of a GPU. For a CPU there is no bound."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
 
 
@@ -80,9 +85,12 @@ def is_of_device(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException, *, free: int, wanted: int) -> bool:
-    """Libraries below torch run out of memory in words of their own. Where these may mean something
-    else, it is what is `free` that tells, beside what the batch wanted: where that is plenty, a
-    smaller batch would fail too."""
+    """Return whether an error is a lack of memory on the device.
+
+    Libraries below torch say so in words of their own. Where these may mean something else, the
+    `free` memory decides, beside what the batch `wanted`: if it is plenty, a smaller batch
+    would fail too.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error)

@@ -67,15 +67,17 @@ def _library() -> Path:
 
 
 def _is_own(part: "Component", packages: set[str]) -> bool:
-    """Whether transformers or a pipeline's package may have such a part: diffusers' other classes
-    are no text encoders and no tokenizers."""
+    """Return whether a part may be a class of transformers or of a pipeline's package.
+
+    Other classes of diffusers are no text encoders and no tokenizers.
+    """
     is_library = part.library == "transformers" or part.library in packages
     are_names = all(map(str.isidentifier, part))
     return is_library and are_names and not LOADS_OTHERS.search(part.kind)
 
 
 def is_ported(part: "Component") -> bool:
-    """Whether diffusers has the class of this part, in place of code that its authors bring."""
+    """Return whether diffusers has the class of this part, in place of its authors' code."""
     return part.library != "transformers"
 
 

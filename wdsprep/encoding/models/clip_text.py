@@ -20,8 +20,11 @@ from wdsprep.encoding.recipe import Recipe
 
 
 class ClipTokens:
-    """A CLIPTokenizer. Its library's own call sets the length on a shared object each time, which
-    threads must not do at once, so cutting and padding are done here, with the same result."""
+    """A CLIPTokenizer that threads may share.
+
+    Its library's own call sets the length on a shared object each time, which threads must not
+    do at once. So cutting and padding are done here, with the same result.
+    """
 
     def __init__(self, model: Model) -> None:
         from transformers import CLIPTokenizer
@@ -86,7 +89,10 @@ class _States(nn.Module):
         return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
 
     def _mask(self, ids: Tensor) -> Tensor:
-        """What the tokenizer would have said: all up to the end token, which may be the padding."""
+        """Return the mask that the tokenizer would give.
+
+        It has all up to the end token, which may be the padding too.
+        """
         places = torch.arange(ids.shape[1], device=ids.device)
         last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
         return (places <= last).long()

@@ -56,8 +56,10 @@ class CompiledNetwork:
 
 @contextlib.contextmanager
 def _at_most(variants: int) -> Iterator[None]:
-    """Let torch compile a function so often, and raise an error instead of more. A trainer in this
-    process keeps its own limits. In torch 2.6 they had other names."""
+    """Let torch compile a function so often, and raise an error instead of more.
+
+    A trainer in this process keeps its own limits. In torch 2.6 they had other names.
+    """
     config: Any = torch._dynamo.config
     names = NAMES if hasattr(config, NAMES[0]) else OLD_NAMES
     limits = {name: max(variants, getattr(config, name)) for name in names[:2]}

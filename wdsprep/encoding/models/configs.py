@@ -35,7 +35,7 @@ NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a JSON object says, by type and range."""
+    """A JSON object of a stranger, whose values are checked by type and range."""
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -104,8 +104,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_part(config: Config, *, is_ported: bool = False) -> None:
-    """Check a config of a part that a library will load, be it a network or a tokenizer. The code
-    that it brings is not run where diffusers `is_ported` to have it, so it may be named there."""
+    """Check the config of a network or a tokenizer that a library will load.
+
+    It must not bring code that would be run. Where diffusers `is_ported` to have that code, it
+    is not run, and may be named.
+    """
     for name, value in _each_value(config.values):
         if name == "auto_map" and value and not is_ported:
             raise UsageError(
@@ -148,8 +151,10 @@ def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> No
 
 
 def _is_elsewhere(folder: Path, value: object) -> bool:
-    """Whether it is the path of a file here that is not in the folder. Authors leave paths of
-    their own machines, which name nothing here."""
+    """Return whether a value is the path of an existing file that is not in the folder.
+
+    Authors leave paths of their own machines, which name nothing here.
+    """
     if not isinstance(value, str) or "\0" in value or not value:
         return False
     try:

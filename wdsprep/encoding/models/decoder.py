@@ -27,7 +27,7 @@ class Decoder:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device).view(-1, 1, 1)
 
     def decode(self, latent: Any) -> Any:
-        """A latent as a trainer takes it, to levels (height, width, 3)."""
+        """Decode a latent, as a trainer takes it, to levels (height, width, 3)."""
         stored = torch.as_tensor(latent, dtype=torch.float32, device=self._device)
         values = _unpatched(stored / self._scale + self._shift, self._model.patch)[None]
         is_video = self._model.vae_kind in VIDEO_KINDS
@@ -39,7 +39,7 @@ class Decoder:
 
 
 def _unpatched(stored: torch.Tensor, patch: int) -> torch.Tensor:
-    """What was a square of places back in its place, in the order of Flux.2's pipelines."""
+    """Put the channels of each patch back into their square of places, in the order of Flux.2."""
     channels, height, width = stored.shape
     squares = stored.view(channels // patch**2, patch, patch, height, width)
     rows = squares.permute(0, 3, 1, 4, 2)

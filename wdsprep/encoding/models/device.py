@@ -54,7 +54,10 @@ class ImageBatch:
 
     @classmethod
     def of(cls, pixels: torch.Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
-        """Of samples with these keys. What `pixels` has more is padding."""
+        """Make a batch of samples with these keys.
+
+        If `pixels` has more rows, the rest is padding.
+        """
         noise = torch.zeros(len(pixels), dtype=torch.int64)
         noise[: len(keys)] = noise_keys(seed, keys)
         return cls(len(keys), pixels, noise)
@@ -74,7 +77,7 @@ class ImageBatch:
         return tuple(self.pixels.shape)
 
     def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
-        """Some of the rows, padded with the first of them."""
+        """Return some of the rows, padded with the first of them."""
         index = torch.tensor(_padded(rows, size))
         return ImageBatch(len(rows), self.pixels[index], self.noise[index])
 
@@ -125,10 +128,13 @@ def _parts(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
 
 @dataclass(slots=True)
 class Stats:
-    """What the device has done; `wall_s` runs from the first launch to the last batch's end, and
-    `launch_s` is what the host needed to tell a GPU what to do. `text_s` is the part of `busy_s`
-    that captions took; `samples` are images, or captions where they are all there is. Sizes are
-    those of the batches of images and of captions by now."""
+    """The work of a device so far.
+
+    `wall_s` runs from the first launch to the last batch's end, and `launch_s` is what the host
+    needed to tell a GPU what to do. `text_s` is the part of `busy_s` that captions took.
+    `samples` are images, or captions where there are no images. The sizes are those of the
+    batches of images and of captions by now.
+    """
 
     samples: int = 0
     batches: int = 0
@@ -142,7 +148,7 @@ class Stats:
 
 
 def combined(stats: "Sequence[Stats]") -> Stats:
-    """What several devices that share one machine have done, as one."""
+    """Combine the work of several devices that share one machine."""
     return Stats(
         samples=sum(each.samples for each in stats),
         batches=sum(each.batches for each in stats),
@@ -187,7 +193,7 @@ class Device:
 
     @property
     def size(self) -> int:
-        """Of a batch of images, or of squares where shapes differ in what fits."""
+        """Return the size of a batch of images; where shapes differ in what fits, of squares."""
         return self.stats.batch_size
 
     @property
@@ -195,7 +201,7 @@ class Device:
         return self.stats.text_size
 
     def size_of(self, shape: Size) -> int:
-        """Of a batch of images of this width and height."""
+        """Return the size of a batch of images of this width and height."""
         return (
             in_shape(self.size, self._encoder.resolution, prod(shape)) if self._fits else self.size
         )
@@ -255,7 +261,7 @@ class Device:
         return self._warms_up and not has_length and not known
 
     def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
-        """The second time is without what comes but once."""
+        """Run a batch twice, and time the second run, which has no one-time costs."""
         began = time.monotonic()
         for _ in range(2):
             seconds = _seconds(self._launch(batch, exact=exact))
@@ -295,7 +301,7 @@ class Device:
         return event
 
     def finish(self, launched: Sequence[Launched]) -> list[Arrays | None]:
-        """The arrays of every wanted row, in order; None where they cannot be had."""
+        """Return the arrays of every wanted row, in order; None where they cannot be computed."""
         return [row for one in launched for row in self._finish(one, may_retry=True)]
 
     def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
@@ -315,7 +321,10 @@ class Device:
         return rows
 
     def _row(self, one: Launched, row: int) -> Arrays:
-        """A copy of what is but a part of its row: that would hold on to all of the batch."""
+        """Return the arrays of a row. An array that is a part of its row is copied.
+
+        Otherwise it would keep the memory of the whole batch.
+        """
         found = {name: made[row] for name, made in one.arrays.items()}
         if one.lengths is not None:
             for name in self._variable & found.keys():
@@ -323,7 +332,7 @@ class Device:
         return found
 
     def _worked(self, one: Launched) -> float:
-        """Its part of the busy time: on a CPU all of it."""
+        """Return the busy time of a batch. On a CPU it is all of its time."""
         seconds, shape = _seconds(one), (one.batch.kind, one.is_exact)
         if not self._is_cuda or shape not in self._of_late:
             return seconds
@@ -331,8 +340,10 @@ class Device:
         return min(self._of_late[shape])
 
     def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
-        """One batch after the other, in memory that is all but taken. Where that holds no network
-        in fp32, there is nothing to be had."""
+        """Compute rows once more in fp32, one batch after the other, as memory is nearly full.
+
+        If there is no room for a network in fp32, there is no result.
+        """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
         size = self._size_of(batch, exact=True)
@@ -353,7 +364,7 @@ class Device:
 
 
 def _seconds(one: Launched) -> float:
-    """How long the device worked on it, once it has ended."""
+    """Return how long the device worked on a batch, once it has ended."""
     if isinstance(one.began, float) or isinstance(one.ended, float):
         return one.ended - one.began  # type: ignore[operator]
     one.ended.synchronize()
@@ -361,7 +372,7 @@ def _seconds(one: Launched) -> float:
 
 
 def check_age(device: torch.device) -> None:
-    """A GPU for which this torch has no code says so at its first kernel, in words of CUDA."""
+    """Refuse a GPU for which this torch has no code, before CUDA does so in its own words."""
     if device.type != "cuda" or not (built := torch.cuda.get_arch_list()):
         return
     major, minor = torch.cuda.get_device_capability(device)

@@ -55,9 +55,11 @@ SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 
 
 def asked(model: Model, recipe: Recipe) -> Model:
-    """The model with what its pipeline gives for a caption, if it has one: an array for each of
-    `Model.outputs`, which are fields, and the settings that decide it. Without text there are what
-    is made of sizes, which are the image's."""
+    """Return the model with the fields that its pipeline makes of a caption.
+
+    It also gets the settings that decide them. Without text there are only the arrays that are
+    made of sizes, which are the image's.
+    """
     if model.pipeline is None:
         return replace(model, outputs=_sizes_of(model.pipeline_kind))
     silence()
@@ -134,18 +136,18 @@ def _fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
 
 
 def _stored(dtype: torch.dtype) -> str:
-    """What holds the numbers of a half precision without loss, or a mixture of both."""
+    """Return the dtype that stores a half precision, or a mixture of both, without loss."""
     return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
 def _sizes_of(name: str) -> tuple[Field, ...]:
-    """The same of a class that need not be known here: images alone are encoded without it."""
+    """Return the arrays made of sizes, for a class that may be unknown to this diffusers."""
     kind = known_class(name)
     return () if kind is None else _sizes(kind)
 
 
 def _sizes(kind: Any) -> tuple[Field, ...]:
-    """The arrays made of sizes that the denoiser wants, by the arguments of `__call__`."""
+    """Return the arrays made of sizes that the denoiser wants, by the arguments of `__call__`."""
     if not inspect.signature(kind.__call__).parameters.keys() >= SIZE_ARGUMENTS:
         return ()
     together, *each = OF_SIZES
@@ -156,7 +158,7 @@ def _sizes(kind: Any) -> tuple[Field, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of a tokenizer: what it was given, and what it gave."""
+    """A call of a tokenizer: its arguments and its result."""
 
     name: str
     texts: list[str]
@@ -168,7 +170,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an encoder was given for one caption, and what is known of where it came from."""
+    """The input of an encoder for one caption, and what is known of its origin."""
 
     ids: list[int]
     mask: list[int]
@@ -218,8 +220,11 @@ class DryRun:
             return [self._tokens(caption) for caption in captions]
 
     def tokens_of_any(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the same for captions of strangers. One over which the pipeline's code fails has
-        no tokens, so its sample is a reject: with other captions that code has worked before."""
+        """Return the tokens of captions of strangers.
+
+        If the pipeline's code fails over one, it has no tokens, and its sample becomes a
+        reject: with other captions that code has worked before.
+        """
         with self._lock:
             return [self._tokens_or_none(caption) for caption in captions]
 
@@ -242,7 +247,7 @@ class DryRun:
         return found if lengths is None else self._cut(found, int(lengths[0]))
 
     def _cut(self, found: Tokens, length: int) -> Tokens:
-        """Some pipelines cut what their encoder gives once more, besides a template before it."""
+        """Note whether the pipeline cuts the caption once more, after its encoder."""
         return replace(found, cut=found.cut or found.count - self._template_length > length)
 
     @cached_property
@@ -254,8 +259,10 @@ class DryRun:
         return max(0, given.count - (0 if lengths is None else int(lengths[0])))
 
     def template(self) -> str:
-        """A digest of what the tokenizers are given for one caption: other words around it, or
-        another way to clean it, are another model of text."""
+        """Return a digest of the tokenizers' input for one caption.
+
+        Other words around it, or another way to clean it, make another model of text.
+        """
         with self._lock:
             self._asked(SHORT)
             asked = [(one.name, one.texts, _listed(one.made["input_ids"])) for one in self._calls]
@@ -298,7 +305,10 @@ class DryRun:
 
 
 def _is_of(call: Call, ids: Tensor) -> bool:
-    """Whether they are what the call gave: of one text it may be a list, of several a tensor."""
+    """Return whether ids are the result of a call.
+
+    Of one text it may be a list, of several a tensor.
+    """
     made = _listed(call.made["input_ids"])
     rows = made if made and isinstance(made[0], list) else [made]
     return bool(rows == ids.tolist())
@@ -320,7 +330,10 @@ def _listed(ids: Any) -> Any:
 
 
 def _tokens(caption: str, given: Sequence[Given]) -> Tokens:
-    """Those of the encoder that takes the most say how many they are, and whether any were cut."""
+    """Return the tokens of a caption.
+
+    The encoder that takes the most tokens tells how many they are, and whether any were cut.
+    """
     largest = max(given, key=lambda one: one.most)
     return Tokens(
         caption=caption,
@@ -332,7 +345,7 @@ def _tokens(caption: str, given: Sequence[Given]) -> Tokens:
 
 
 def _ids(given: Sequence[Given]) -> dict[str, list[int]]:
-    """By the members that would hold them, as long for each caption."""
+    """Return the ids by the members that would hold them, of one length for all captions."""
     found = {}
     for one in given:
         if one.tokenizer:
@@ -393,7 +406,7 @@ class Layers(tuple[Tensor, ...]):
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What an encoder gives, by the names that transformers has for it."""
+    """The output of an encoder, under the names that transformers uses."""
 
     first: Tensor
     last_hidden_state: Tensor
@@ -406,7 +419,7 @@ class States:
 
 
 def calling(tokenizer: Any, around: Callable[..., Any]) -> Any:
-    """The same tokenizer, with something done around each call: pipelines look at its class."""
+    """Return the same tokenizer with a function around each call. Pipelines look at its class."""
     kind = type(tokenizer)
 
     def called(self: Any, *words: Any, **options: Any) -> Any:

@@ -100,7 +100,7 @@ class LatentEncoder:
         return self._stored(self.text_rows(texts, exact=exact))
 
     def image_rows(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Rows:
-        """The same before it is stored."""
+        """Encode images to fp32 latents, before they are stored."""
         with self._whole(exact=exact), torch.inference_mode():
             moments = self._moments.get(exact=exact)(pixels)
             return Rows({LATENT: self._rule(moments, noise)})
@@ -128,7 +128,10 @@ class LatentEncoder:
         return array[: int(made.lengths[row])] if has_length else array  # type: ignore[index]
 
     def _stored(self, rows: Rows) -> Encoded:
-        """With zeros behind what is shorter: what stood there may be no number."""
+        """Convert rows to their stored form, with zeros behind shorter captions.
+
+        What stood there may be no number.
+        """
         with torch.inference_mode():
             return self._in_storage(rows)
 
@@ -153,7 +156,7 @@ class LatentEncoder:
 
 
 def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
-    """For each row, whether all of it is finite and can be stored; NaN is less than nothing."""
+    """Return for each row whether all of it is finite and can be stored."""
     return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
 
 
@@ -179,8 +182,10 @@ def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Mom
 
 
 def _check_made(model: Model, moments: Moments) -> None:
-    """Check on a small image, and on the CPU still, that the network makes what its config says, by
-    which the shapes of all latents were told."""
+    """Check on a small image that the network makes the shape that its config says.
+
+    The shapes of all latents were derived from the config. The check runs on the CPU.
+    """
     side, places = 2 * model.factor, 2 * model.patch
     channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)
     with torch.inference_mode():

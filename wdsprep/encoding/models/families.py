@@ -44,7 +44,7 @@ FIRST = "prompt_embeds"
 
 
 def is_embedding(name: str) -> bool:
-    """Whether a parameter of `__call__` stands for something that `encode_prompt` makes."""
+    """Return whether a parameter of `__call__` stands for an output of `encode_prompt`."""
     wanted = re.search(r"prompt_(embeds|attention_mask|embeds_mask)|^attention_mask$", name)
     return wanted is not None and not name.startswith(("negative_", "ip_adapter"))
 
@@ -54,7 +54,7 @@ def is_mask(name: str) -> bool:
 
 
 def member_of(name: str, first: str) -> str:
-    """The member that holds an output: `first` is the name of the first embedding."""
+    """Return the member that holds an output; `first` is the name of the first embedding."""
     if name == first:
         return "emb.npy"
     if is_mask(name):
@@ -73,6 +73,9 @@ def _number(name: str) -> str:
 
 
 def half_of(network: str) -> str:
-    """The half precision that a network of this class may run in. Beyond CLIP, activations leave
-    the range of fp16: T5's are clipped there, and Gemma's documentation forbids it."""
+    """Return the half precision that a network of this class may run in.
+
+    Beyond CLIP, activations leave the range of fp16: T5's are clipped there, and Gemma's
+    documentation forbids it.
+    """
     return "fp16" if network.startswith("CLIP") else "bf16"

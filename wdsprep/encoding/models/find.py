@@ -120,7 +120,7 @@ class Model:
 
 
 class Wanted(NamedTuple):
-    """What of a model is to work."""
+    """The networks of a model that are to be used."""
 
     text: str
     vae: bool = True
@@ -134,9 +134,11 @@ def find_model(
     is_offline: bool = False,
     listener: Callable[[str], None] = lambda _line: None,
 ) -> Model:
-    """The model that a user named, with all of its files on this machine: where `has_vae` is not
-    asked for, those that text takes alone, and the VAE's config, which decides their dtype. Where
-    it is offline, they have to be here already."""
+    """Return the model that a user named, with all of its files on this machine.
+
+    Without `has_vae` these are the files that text takes, and the VAE's config, which decides
+    their dtype. If it `is_offline`, they have to be here already.
+    """
     wanted = Wanted(text, has_vae)
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
@@ -170,7 +172,10 @@ def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
 def _from_hub(
     name: str, repo: str, revision: str, wanted: Wanted, listener: Callable[[str], None]
 ) -> Model:
-    """A commit never changes, so one that is here is not asked for; a branch may have moved."""
+    """Return a model of the hub.
+
+    A commit never changes, so one that is here is not asked for; a branch may have moved.
+    """
     what = repo if repo == name.partition("@")[0] else f"{name} ({repo})"
     cached = find_cached(what, repo, revision)
     has = parts_of(cached, wanted.text, has_vae=wanted.vae) if cached else None
@@ -311,7 +316,7 @@ def _tower(what: str, folder: Path, text: str) -> Tower:
 
 
 def rule_of(model: Model) -> dict[str, Any]:
-    """How what the VAE gives becomes what is stored, in the words of the settings."""
+    """Return the settings that say how the VAE's output becomes what is stored."""
     patch = {"patch": model.patch} if model.patch > 1 else {}
     lists = {
         name: list(value) if isinstance(value, tuple) else value
@@ -321,16 +326,16 @@ def rule_of(model: Model) -> dict[str, Any]:
 
 
 def hashed_with(model: Model, kind: DigestKind) -> Model:
-    """The same known by another digest."""
+    """Return the model with its digest of another kind."""
     if kind is model.kind:
         return model
     return replace(model, weights=weights_digest(Path(model.folder), model.files, kind), kind=kind)
 
 
 def check_weights(model: Model) -> Model:
-    """The driver's model as this node has it; an error where it has another, or none.
+    """Return the driver's model as this node has it. Raise an error where it has another, or none.
 
-    What came from the hub is looked for in this node's own cache, and fetched where there is none.
+    A model of the hub is looked up in this node's own cache, and fetched where it is missing.
     """
     folder = TINY if model.name == "tiny" else Path(model.folder)
     if not folder.is_dir() and model.revision:
@@ -353,7 +358,7 @@ def check_weights(model: Model) -> Model:
 
 
 def _text_of(model: Model) -> str:
-    """What its files are enough for."""
+    """Return which form of text the model's files suffice for."""
     if not model.towers and model.pipeline is None:
         return "none"
     weights = {file.rpartition("/")[0] for file in model.files if file.endswith(".safetensors")}
@@ -368,7 +373,7 @@ def check_resolution(model: Model, resolution: int) -> None:
 
 
 def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
-    """The same of each side of each shape."""
+    """Check that the model can encode each shape: its sides must be multiples of a number."""
     for size in sizes:
         for side in size:
             if side % model.multiple:

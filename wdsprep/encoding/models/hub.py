@@ -28,7 +28,7 @@ class ModelFiles(Protocol):
 
     @property
     def what(self) -> str:
-        """How messages call the model."""
+        """Return the model's name for messages."""
 
     @property
     def revision(self) -> str:
@@ -37,7 +37,7 @@ class ModelFiles(Protocol):
     def names(self) -> frozenset[str]: ...
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """The folder that these files are in, by then."""
+        """Fetch these files, and return their folder."""
 
 
 class UnreachableError(WorkError):
@@ -53,7 +53,7 @@ class Folder:
     revision: str = ""
 
     def names(self) -> frozenset[str]:
-        """The files in it and one folder down, where all of a pipeline's are."""
+        """Return the files in the folder and one folder down, where all of a pipeline's are."""
         found = (*self.path.glob("*"), *self.path.glob("*/*"))
         return frozenset(str(path.relative_to(self.path)) for path in found if path.is_file())
 
@@ -102,7 +102,7 @@ class Repository:
 
 
 def find_cached(what: str, repo: str, revision: str) -> Folder | None:
-    """What the cache holds of a repository, be it all or a part; the network is not asked."""
+    """Return what the cache holds of a repository, all or a part. The network is not asked."""
     from huggingface_hub import snapshot_download
 
     try:  # with no pattern nothing is missing, so a folder that lacks files is found as well
@@ -171,7 +171,10 @@ class _Translated:
 
 
 def _is_network_error(error: Exception) -> bool:
-    """The client's HTTP library has had two names; its root error is known by its heir."""
+    """Return whether the HTTP library failed.
+
+    It has had two names; its root error is found by its heir.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     roots = [base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError"]
@@ -184,5 +187,5 @@ def _line(error: Exception) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name can only be meant for a folder."""
+    """Return whether a name can only mean a folder."""
     return name.startswith((".", "~", os.sep)) or name.count("/") != 1

@@ -99,8 +99,10 @@ def load_config(model: Model, kind: Any, folder: str) -> Any:
 
 @contextlib.contextmanager
 def library_at_work(path: Path, kind: Any) -> Iterator[None]:
-    """Turn whatever a library raises over the files of a part into one line that names them: what
-    a stranger has written there may make it raise anything."""
+    """Turn whatever a library raises over a model's files into one line that names them.
+
+    A stranger wrote these files, and may make the library raise anything.
+    """
     try:
         yield
     except WdsprepError:
@@ -114,7 +116,7 @@ def library_at_work(path: Path, kind: Any) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust gave up, which is no Exception."""
+    """Return whether a library written in Rust gave up, which is no Exception."""
     return type(error).__name__ == "PanicException"
 
 
@@ -134,9 +136,11 @@ def cause_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def held_to_weights(files: Sequence[Path]) -> Iterator[None]:
-    """Refuse a network in this thread that is built larger than what its files hold: a number in
-    a config would take all memory, or never end, before anything is read. Embeddings may be built
-    twice and tied."""
+    """Refuse a network that is built larger in this thread than its files are.
+
+    A number in a config could take all memory, or never end, before anything is read.
+    Embeddings may be built twice and tied.
+    """
     from torch.nn.modules import module
 
     tensors = [entry for file in files for entry in tensors_in(file)]

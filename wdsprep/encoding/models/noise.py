@@ -34,7 +34,7 @@ _COS = tuple((-1) ** (n // 2) / factorial(n) for n in (14, 12, 10, 8, 6, 4, 2, 0
 
 
 def noise_keys(seed: int, keys: Sequence[str]) -> torch.Tensor:
-    """The 64 bits, as int64, that stand for each key under this seed."""
+    """Return 64 bits for each key under this seed, as int64."""
     digests = (
         blake2b(f"{seed}:{key}".encode(errors="surrogateescape"), digest_size=8).digest()
         for key in keys
@@ -44,7 +44,10 @@ def noise_keys(seed: int, keys: Sequence[str]) -> torch.Tensor:
 
 
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Standard normals, float32 (len(keys), *shape) on the keys' device; each row is its key's."""
+    """Draw standard normals, float32 (len(keys), *shape) on the keys' device.
+
+    Each row depends on its key alone.
+    """
     count = prod(shape)
     pairs = (count + 1) // 2
     out = torch.empty((len(keys), pairs, 2), dtype=torch.float32, device=keys.device)
@@ -73,10 +76,11 @@ def _mixed(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _box_muller(bits: torch.Tensor, out: torch.Tensor) -> None:
-    """The high 32 bits make the radius, the low 30 the angle in a quarter, two more the signs.
+    """Turn 64 bits into two normals.
 
-    With the angle taken from the middle of the quarter, pi / 4 + x, cosine and sine are
-    (cos x - sin x) / sqrt(2) and (cos x + sin x) / sqrt(2), and the sqrt(2) cancels the one in the
+    The high 32 bits make the radius, the low 30 the angle in a quarter, two more the signs.
+    With the angle taken from the middle of the quarter, pi / 4 + x, cosine and sine are (cos x
+    - sin x) / sqrt(2) and (cos x + sin x) / sqrt(2), and the sqrt(2) cancels the one in the
     radius, sqrt(-2 ln u).
     """
     radius = _minus_log((bits >> 32) & 0xFFFFFFFF).sqrt_()
@@ -114,7 +118,7 @@ def _polynomial(x: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
 
 
 def _with_sign(value: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """The value, its sign flipped where the highest of the bits is set."""
+    """Flip the sign of values where the highest of the bits is set."""
     bits &= _signed(_SIGN)
     bits ^= value.view(torch.int64)
     return bits.view(torch.float64)

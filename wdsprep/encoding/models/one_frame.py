@@ -29,8 +29,10 @@ class FrameConv(nn.Conv2d):
 
 
 def flatten_frames(network: nn.Module) -> list[str]:
-    """Replace the convolutions of videos by those of one frame, in place. Return the names of those
-    that are something else, which stay as they are."""
+    """Replace the convolutions of videos by those of one frame, in place.
+
+    Return the names of those that are something else, which stay as they are.
+    """
     kept = []
     for name, module in list(network.named_modules()):
         if not isinstance(module, nn.Conv3d):
@@ -52,7 +54,7 @@ def flatten_frames(network: nn.Module) -> list[str]:
 
 
 def _frame(conv: nn.Conv3d) -> Tensor:
-    """Some pixels that the convolution has room for, drawn without the trainer's random numbers."""
+    """Draw some pixels that the convolution has room for, without the trainer's random numbers."""
     height, width = (
         size * dilation + 2
         for size, dilation in zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
@@ -62,8 +64,11 @@ def _frame(conv: nn.Conv3d) -> Tensor:
 
 
 def _flattened(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
-    """The last moment of a convolution. Subclasses pad by themselves, so how much is told by the
-    size of what one has `made` of a frame."""
+    """Return the last moment of a convolution of videos as one of images.
+
+    Subclasses pad by themselves, so their padding is told by the size of what one has `made` of
+    a frame.
+    """
     if made.shape[2] != 1 or conv.padding_mode != "zeros":
         return None
 

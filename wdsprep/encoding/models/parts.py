@@ -42,13 +42,13 @@ class Component(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether it is a network, and no tokenizer or processor."""
+        """Return whether it is a network, and no tokenizer or processor."""
         return not re.search("tokenizer|processor", f"{self.name} {self.kind}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPipeline:
-    """What a pipeline of diffusers needs to encode a prompt."""
+    """The parts of a pipeline of diffusers that encode a prompt."""
 
     kind: str
     """the class"""
@@ -78,7 +78,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelParts:
-    """What a model consists of, by the names of its files and its index alone."""
+    """The parts of a model, by the names of its files and its index alone."""
 
     index: Mapping[str, Any]
     """empty where there is none"""
@@ -98,7 +98,7 @@ class ModelParts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but a VAE and one CLIPTextModel is run, with no code of a pipeline."""
+        """Return whether only a VAE and one CLIPTextModel are run, with no code of a pipeline."""
         parts = _text_parts(self.index)
         return not self.index or _is_stable_diffusion(self.kind, self.index, parts)
 
@@ -108,7 +108,7 @@ class ModelParts:
 
 
 def variant_of(files: Iterable[str]) -> str | None:
-    """The libraries' word for weights of half precision, where these files are such."""
+    """Return the libraries' word for weights of half precision, where these files are such."""
     halves = (half for file in files for half in HALVES if f"{half}." in file or f"{half}-" in file)
     return next(halves, "").lstrip(".") or None
 
@@ -151,8 +151,10 @@ def _files_of_tower(names: frozenset[str], text: str) -> list[str]:
 
 
 def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Iterator[str]:
-    """Of a pipeline's text encoders and tokenizers. Shapes are in the configs of the former, so
-    these are needed for tokens too."""
+    """Yield the files of a pipeline's text encoders and tokenizers.
+
+    Shapes are in the configs of the encoders, so these are needed for tokens too.
+    """
     for part in pipeline.components:
         if not part.has_weights:
             yield from _tokenizer_files(names, part)
@@ -165,7 +167,7 @@ def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Ite
 
 
 def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
-    """All of its folder but weights, and what it cannot do without where that is not there."""
+    """Yield all files of a tokenizer's folder but weights, and the needed ones that it lacks."""
     split = (name.partition("/") for name in names if name.endswith(TOKENIZER_SUFFIXES))
     inside = {name for folder, _, name in split if folder == part.name}
     yield from (f"{part.name}/{name}" for name in inside)
@@ -180,8 +182,11 @@ def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
 
 
 def _weights(names: frozenset[str], stem: str) -> list[str]:
-    """One file, or an index and the parts that it is of. Half precision only where there is nothing
-    else: fp32 is computed from the same files."""
+    """Return the file of weights, or the index and the files that it lists.
+
+    Half precision is chosen only where there is nothing else: fp32 is computed from the same
+    files.
+    """
     whole = f"{stem}.safetensors"
     for half in ("", *HALVES):
         if (one := f"{stem}{half}.safetensors") in names:
@@ -192,7 +197,7 @@ def _weights(names: frozenset[str], stem: str) -> list[str]:
 
 
 def _numbered(names: frozenset[str], stem: str) -> list[str]:
-    """All that the name of one tells of."""
+    """Return all numbered files of weights that the name of one of them tells of."""
     named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
     there = [match[1] for name in names if (match := named.fullmatch(name))]
     of = max(there, default="00001")
@@ -201,7 +206,7 @@ def _numbered(names: frozenset[str], stem: str) -> list[str]:
 
 
 def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
-    """None where one CLIPTextModel is all there is, which needs no code of a pipeline."""
+    """Return the text pipeline. One CLIPTextModel alone needs none."""
     if not index:
         _check_one_tower(place)
         return None
@@ -233,7 +238,7 @@ def _text_parts(index: Mapping[str, Any]) -> list[Component]:
 
 
 def _is_part(value: object) -> bool:
-    """A pipeline's index names a library and a class for each part, and nulls for one left out."""
+    """Return whether a value of the index is a part: a library and a class, or two nulls."""
     words = value if isinstance(value, list) else []
     return len(words) == 2 and all(word is None or isinstance(word, str) for word in words)
 

@@ -35,8 +35,11 @@ FRIENDS = ("a photo of a cat", "a photo of a dog")
 
 
 class ThreadPipelines:
-    """A pipeline for each thread. They share the text encoders, but not the tokenizers: fast ones
-    keep length and padding in themselves, and pipelines call them in several ways."""
+    """A pipeline for each thread.
+
+    They share the text encoders, but not the tokenizers: fast ones keep length and padding in
+    themselves, and pipelines call them in several ways.
+    """
 
     def __init__(self, whole: Any, tokenizers: Sequence[str]) -> None:
         self._whole, self._tokenizers = whole, tokenizers
@@ -110,8 +113,11 @@ class PipelineText:
                 )
 
     def _check(self) -> None:
-        """What a caption becomes must be the same whatever it shares a batch with. What is no
-        number is compared as zero: it will be computed again, or a reject."""
+        """Check that a caption's arrays do not depend on its companions in the batch.
+
+        What is no number is compared as zero: it will be computed again, or becomes a
+        reject.
+        """
         one, other = self._dry_run.tokens(FRIENDS)
         if one.shape != other.shape:
             other = one

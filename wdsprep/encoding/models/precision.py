@@ -14,7 +14,10 @@ import torch
 
 
 class _WholeFp32:
-    """What was set is put back when the last of the threads that overlap has left."""
+    """A block in which fp32 is not shortened.
+
+    The settings are put back when the last of the threads that overlap has left.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +45,10 @@ class _WholeFp32:
 
 
 def _put_back(operator: Any, name: str, value: str | bool) -> None:
-    """Nothing of its own where that is what it had: then it follows what is set for several."""
+    """Restore a setting.
+
+    If it equals the common one, it follows that again and has none of its own.
+    """
     if name == "fp32_precision":
         operator.fp32_precision = "none"
         if operator.fp32_precision == value:
@@ -51,9 +57,12 @@ def _put_back(operator: Any, name: str, value: str | bool) -> None:
 
 
 def _settings() -> tuple[str, str | bool, list[Any]]:
-    """Those of single operators go before all that is set for several. cuDNN's other one is among
-    them, since torch refuses to tell `allow_tf32` where the two differ. Until torch 2.9 there was
-    nothing but `allow_tf32`."""
+    """Return the name of the setting, its value for whole fp32, and the operators to set.
+
+    Settings of single operators override common ones. cuDNN's other one is among them, since
+    torch refuses to tell `allow_tf32` where the two differ. Until torch 2.9 there was only
+    `allow_tf32`.
+    """
     backends: Any = torch.backends
     if not hasattr(backends.cudnn, "conv"):
         return "allow_tf32", False, [backends.cuda.matmul, backends.cudnn]

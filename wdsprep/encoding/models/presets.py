@@ -42,11 +42,11 @@ class TextTower:
 
     @property
     def nbytes(self) -> float:
-        """In half precision."""
+        """Return the bytes of its weights in half precision."""
         return 2 * self.parameters
 
     def operations(self, tokens: int) -> float:
-        """Of a caption; a multiplication and an addition are two."""
+        """Return the operations for a caption. A multiplication and an addition are two."""
         return 2 * self.multiplied * tokens + 4 * self.attended * tokens**2
 
 

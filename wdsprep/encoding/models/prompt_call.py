@@ -53,7 +53,7 @@ Row = tuple[Tensor, Tensor | None]
 
 
 class PromptCall:
-    """How the `encode_prompt` of a class is called, and what is kept of what it gives."""
+    """The way to call the `encode_prompt` of a class, and the part of its output that is kept."""
 
     def __init__(self, kind: Any, length: int) -> None:
         """`length` 0 is the usual one."""
@@ -92,7 +92,10 @@ class PromptCall:
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
 
     def _named(self, method: Any) -> list[str]:
-        """The outputs, as the last `return` names them; a single one as `__call__` does."""
+        """Return the names of the outputs, as the last `return` has them.
+
+        A single output has the name that `__call__` gives it.
+        """
         tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
         returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
         last = max(returns, key=lambda node: node.lineno).value
@@ -116,7 +119,7 @@ class PromptCall:
             )
 
     def _is_of_batch(self, name: str) -> bool:
-        """Whether it stands for a prompt, as it has a negative twin, and is no array of one."""
+        """Return whether an argument is given for each prompt, as its negative twin tells."""
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
         return (
             is_for_prompt and not is_embedding(name) and re.fullmatch(r"prompt_\d+", name) is None
@@ -157,7 +160,10 @@ class PromptCall:
     def outputs(
         self, pipeline: Any, captions: Sequence[str], *, guided: bool = False
     ) -> dict[str, Any]:
-        """By name. The list is for them alone: some pipelines write to it."""
+        """Return the outputs by name.
+
+        Each call gets a list of its own: some pipelines write to it.
+        """
         ours = {
             "prompt": list(captions),
             "device": pipeline.device,
@@ -171,7 +177,7 @@ class PromptCall:
             return dict(zip(self._outputs, made, strict=True))
 
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
-        """What is kept, the batch being the first axis."""
+        """Return the outputs that are kept, with the batch as their first axis."""
         with pipeline_at_work(self.name):
             return self._rows(made)
 
@@ -193,7 +199,7 @@ class PromptCall:
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether what is kept of an embedding is as long as its caption is."""
+        """Return whether an embedding is kept only as long as its caption."""
         return self.is_masked or self.name in BY_ZEROS
 
     @property
@@ -201,7 +207,10 @@ class PromptCall:
         return bool(self._mask) and self.name in BY_MASK
 
     def negative(self, pipeline: Any) -> dict[str, Row]:
-        """What stands for no caption: the pipeline's own way if it has one, else the empty one."""
+        """Return the arrays for no caption.
+
+        They are the pipeline's own if it has any, or the empty caption's.
+        """
         made = self.outputs(pipeline, [""], guided=True)
         names = [*self.kept, self._mask] if self._mask else self.kept
         own = {name: made.get(f"negative_{name}") for name in names}
@@ -225,7 +234,10 @@ def _batched(value: Any, axis: int) -> Row:
 
 
 def _compact(value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the mask keeps of each row, at its start: a template may go on behind the padding."""
+    """Move what the mask keeps to the start of each row.
+
+    A template may continue behind the padding.
+    """
     if mask is None:
         return value, all_of(value)
     order = (mask <= 0).long().argsort(dim=1, stable=True)
@@ -244,7 +256,7 @@ def pipeline_of(model: Model) -> TextPipeline:
 
 
 def known_class(kind: str) -> Any:
-    """The pipeline's class; None where this diffusers does not have it."""
+    """Return the pipeline's class; None where this diffusers does not have it."""
     import diffusers
 
     return getattr(diffusers, kind, None)
@@ -268,8 +280,10 @@ def pipeline_class(model: Model) -> Any:
 
 
 def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
-    """Return the pipeline with what is for text alone. `load` is given each part and its class, all
-    of which are checked before the first is loaded."""
+    """Return the pipeline with the parts for text alone.
+
+    `load` is given each part and its class. All classes are checked before the first is loaded.
+    """
     kind, pipeline = pipeline_class(model), pipeline_of(model)
     classes = {part: class_of(part) for part in pipeline.components}
     parts = {part.name: load(part, found) for part, found in classes.items()}
@@ -282,8 +296,11 @@ def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
 
 @contextmanager
 def pipeline_at_work(name: str) -> Iterator[None]:
-    """Turn what a pipeline's own code raises into one line, but for what a device lacks or how it
-    fails: a stranger has chosen the class, its arguments and its parts."""
+    """Turn what a pipeline's own code raises into one line.
+
+    A stranger has chosen the class, its arguments and its parts. A device that fails or lacks
+    memory is raised as it is.
+    """
     try:
         yield
     except WdsprepError:

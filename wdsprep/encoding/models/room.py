@@ -16,7 +16,10 @@ from wdsprep.text import human_bytes
 
 
 def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
-    """Of a GPU that has room for the one or the other alone; an error where it has not."""
+    """Return whether a GPU has room for images or for text alone.
+
+    Raise an error if not even for that.
+    """
     if device.type != "cuda":
         return False
     images = 0
@@ -56,7 +59,7 @@ def dtype_of_vae(model: Model, dtype: str) -> str:
 
 
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
-    """What the weights in a folder of the model take, by the heads of their files."""
+    """Return the bytes of the weights in a folder of the model, by the headers of their files."""
     names = [name for name in model.files if name.rpartition("/")[0] == folder]
     files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
     return itemsize * sum(entry.numel for path in files for entry in tensors_in(path))

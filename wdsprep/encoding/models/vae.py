@@ -20,8 +20,10 @@ _log = logging.getLogger("wdsprep")
 
 
 class Moments(nn.Module):
-    """uint8 pixels to the means and log-variances of their latents, or to the latents where there
-    is no distribution. No decoder is kept."""
+    """The network from uint8 pixels to the means and log-variances of latents.
+
+    Where there is no distribution, it makes the latents. No decoder is kept.
+    """
 
     def __init__(self, vae: Any, layout: torch.memory_format) -> None:
         """`layout` is that of images on the device; a network that needs videos cannot have it."""
@@ -52,7 +54,7 @@ class Moments(nn.Module):
 
 
 class Rule:
-    """From moments to latents, in fp32."""
+    """The step from moments to latents, in fp32."""
 
     def __init__(self, model: Model, kept: str) -> None:
         self._model, self._kept = model, kept

@@ -41,7 +41,7 @@ UNPACKED_FACTOR = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaeRule:
-    """What a `Model` says of its VAE."""
+    """The facts about a VAE that a `Model` has."""
 
     kind: str
     channels: int
@@ -54,7 +54,7 @@ class VaeRule:
 
     @property
     def own_factor(self) -> int:
-        """Of z, before it is patchified."""
+        """Return the factor of z, before it is patchified."""
         return self.factor // self.patch
 
 
@@ -131,8 +131,11 @@ RULES: Mapping[str, Callable[[Config], VaeRule]] = {
 
 
 def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> VaeRule:
-    """What a VAE's config says of it; that of a batch norm is `normed` once its weights are here.
-    A VAE alone has the `pipeline` ""."""
+    """Return the facts that a VAE's config tells.
+
+    Those of a batch norm are added by `normed` once its weights are here. A VAE alone has the
+    `pipeline` "".
+    """
     kind = config.get("_class_name", "no class")
     if not isinstance(kind, str) or kind not in RULES:
         raise UsageError(
@@ -160,7 +163,7 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
 
 
 def _by_channel(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
-    """By the means and deviations that a config lists."""
+    """Add the means and deviations of channels that a config lists."""
     means, deviations = config.reals("latents_mean"), config.reals("latents_std")
     if not len(means) == len(deviations) == rule.channels:
         raise UsageError(
@@ -174,8 +177,10 @@ def _by_channel(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
 
 
 def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
-    """What the sides of an image have to be multiples of. A transformer makes one token of 2 x 2
-    places, but where there are as few places already."""
+    """Return the number that the sides of an image have to be multiples of.
+
+    A transformer makes one token of 2 x 2 places, except where there are as few places already.
+    """
     if pipeline in FOUR_FOLD:
         return 4 * rule.factor
     is_packed = has_transformer and rule.own_factor < UNPACKED_FACTOR
@@ -183,7 +188,7 @@ def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
 
 
 def normed(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
-    """With the batch norm that lies among the weights of `AutoencoderKLFlux2`."""
+    """Add the batch norm that is among the weights of `AutoencoderKLFlux2`."""
     if rule.kind != "AutoencoderKLFlux2":
         return rule
     epsilon = NORM_EPSILONS.get(pipeline) or config.real("batch_norm_eps", NORM_EPSILON)
@@ -199,7 +204,7 @@ def normed(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) 
 
 
 def _tensor(files: Sequence[Path], name: str) -> tuple[float, ...]:
-    """The numbers of one small tensor. Read by hand, as safetensors gives bf16 to torch alone."""
+    """Read the numbers of one small tensor, by hand. safetensors gives bf16 to torch alone."""
     for path in files:
         try:
             if (found := _read_tensor(path, name)) is not None:

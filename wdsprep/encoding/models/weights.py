@@ -32,7 +32,7 @@ SETTLED_S = 2.0
 
 
 def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
-    """What `b3sum FILES | b3sum` says."""
+    """Return the digest of files that `b3sum FILES | b3sum` prints."""
     record = _record_of(folder, kind)
     if record and sum((folder / file).stat().st_size for file in files) >= LARGE_NBYTES:
         sums = _kept_sums(record, folder, files, kind)
@@ -42,7 +42,7 @@ def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
 
 
 class TensorEntry(NamedTuple):
-    """What the header of a safetensors file says of a tensor."""
+    """A tensor as the header of a safetensors file describes it."""
 
     dtype: str
     numel: int
@@ -52,8 +52,11 @@ class TensorEntry(NamedTuple):
 
 
 def read_head(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of a safetensors file by name, and where their bytes begin; a ValueError
-    for what is no header, or claims more than the file has. Read by hand, without torch."""
+    """Return the tensors of a safetensors file by name, and where their bytes begin.
+
+    Raise ValueError for what is no header, or claims more than the file has. It is read by
+    hand, without torch.
+    """
     size = os.fstat(file.fileno()).st_size
     head = file.read(8)
     nbytes = int.from_bytes(head, "little")
@@ -104,7 +107,10 @@ def _sum(path: Path, kind: DigestKind) -> str:
 
 
 def _kept_sums(path: Path, folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
-    """Reads what is kept, and computes and keeps what is not, one process at a time."""
+    """Return the digests, of which those that are kept need not be computed.
+
+    Missing ones are computed and kept, by one process at a time.
+    """
     with _alone(path):
         record = _read(path)
         marks = {file: _mark(folder / file) for file in files}
@@ -131,8 +137,10 @@ def _mark(path: Path) -> list[int]:
 
 
 def _record_of(folder: Path, kind: DigestKind) -> Path | None:
-    """Of this folder as this machine sees it: another may have other files there. None for who has
-    no home."""
+    """Return the file that keeps digests of this folder, as this machine sees it.
+
+    Another machine may have other files there. Return None for a user without a home.
+    """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:
@@ -159,8 +167,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """As the one process here that computes this; all of them at once where files cannot be
-    locked."""
+    """Let one process of this machine compute at a time, where files can be locked."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
