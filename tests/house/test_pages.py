@@ -118,6 +118,14 @@ def test_every_command_and_option_is_in_a_page() -> None:
                 assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
 
 
+def test_the_guide_for_contributors_names_files_that_are_there() -> None:
+    guide = ROOT / "wdsprep/README.md"
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]+)`", guide.read_text())
+    assert len(named) > 30
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "wdsprep" / name).exists(), name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_tables_of_options_are_as_declared(page: Path) -> None:
     """`python -m tools.option_tables` writes them."""
