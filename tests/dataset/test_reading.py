@@ -1,0 +1,373 @@
+"""The reader of samples: what each level brings, what it costs, and what it says of damage."""
+
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from wdsprep.dataset import aio, reading
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.reading import HashedTape, NamedShard, ShardReader, near_the_end, read_shards
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.errors import DamageError, NotFoundError, ShortReadError
+from wdsprep.store import open_store
+from wdsprep.store.base import Entry, OverNetwork, Store
+
+COUNT = 60
+
+
+class Far(OverNetwork):
+    """A store that is not local, and notes what was asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._store = open_store(str(root))
+        self.url = "s3://far/data"
+        self.asked: list[tuple[str, int, int]] = []
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        return self._store.list(prefix)
+
+    def read(self, name: str, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        data = self._store.read(name, start=start, nbytes=nbytes)
+        self.asked.append((name, start, len(data)))
+        return data
+
+
+class Made(NamedTuple):
+    root: Path
+    shard: Shard
+    samples: list[TarSample]
+
+    @property
+    def tar(self) -> Path:
+        return self.root / self.shard.name
+
+    def stores(self) -> list[Any]:
+        return [open_store(str(self.root)), Far(self.root)]
+
+    def copied(self, to: Path) -> "Made":
+        return self._replace(root=Path(shutil.copytree(self.root, to)))
+
+
+def key(number: int) -> str:
+    return f"{number * 3:012d}"
+
+
+def fields(number: int, image_nbytes: int) -> list[tuple[str, bytes]]:
+    long = 9_000 if number == 7 else 10 + number
+    return [
+        ("jpg", bytes([number]) * (image_nbytes + number)),
+        ("json", b'{"number":%d,"text":"%s"}' % (number, b"x" * long)),
+        ("txt", b"caption %d" % number),
+    ]
+
+
+def make(root: Path, name: str = "64/000000.tar", image_nbytes: int = 20_000) -> Made:
+    out = io.BytesIO()
+    with TarWriter(out) as writer:
+        for number in range(COUNT):
+            writer.add(key(number), fields(number, image_nbytes))
+        written = writer.finish()
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(out.getvalue())
+    (root / index_name(name)).write_bytes(written.index)
+    shard = Shard(name=name, samples=COUNT, nbytes=len(out.getvalue()), digest=written.digest)
+    with file_tape(root / name) as tape:
+        return Made(root, shard, list(read_samples(tape, name)))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("data"))
+
+
+def asked(store: Any, shard: Shard) -> list[int]:
+    """How many bytes of the tar each request brought."""
+    return [nbytes for name, _, nbytes in store.asked if name == shard.name]
+
+
+# --- what each level brings
+
+
+def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -> None:
+    keys = [sample.key for sample in made.samples]
+    json = [sample.fields["json"] for sample in made.samples]
+    for store in made.stores():
+        with ShardReader(store, made.shard) as shard:
+            assert shard.offsets[:-1] == tuple(sample.start for sample in made.samples)
+            assert list(shard.keys()) == keys
+            assert list(shard.keys([5, 3])) == [keys[5], keys[3]]
+            blocks = list(shard.json())
+            assert [key for block in blocks for key in block.keys] == keys
+            assert [one for block in blocks for one in block.json] == json
+            assert [one.fields for one in shard.samples([9, 0])] == [
+                made.samples[9].fields,
+                made.samples[0].fields,
+            ]
+            walked = list(shard.walk(lambda name, *_: name != "jpg"))
+            assert [one.fields for one in walked] == [
+                {name: one.fields[name] for name in ("json", "txt")} for one in made.samples
+            ]
+            assert [one.start for one in walked] == [one.start for one in made.samples]
+
+
+def test_blocks_follow_each_other(made: Made) -> None:
+    with patch.object(reading, "SAMPLES_AT_ONCE", 7), patch.object(reading, "PIECE_NBYTES", 50_000):
+        for store in made.stores():
+            with ShardReader(store, made.shard) as shard:
+                blocks = list(shard.json())
+            assert len(blocks) > COUNT // 7
+            assert [block.first + n for block in blocks for n in range(len(block.keys))] == [
+                *range(COUNT)
+            ]
+
+
+def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> None:
+    """As in tars of other programs, with members in any order."""
+    out = io.BytesIO()
+    with TarWriter(out) as writer:
+        for number in range(5):
+            rest = [] if number == 3 else [("json", b'{"number":%d}' % number)]
+            writer.add(key(number), [*rest, ("jpg", bytes(20_000)), ("zip", b"z")])
+        index = writer.finish().index
+    (tmp_path / "a.tar").write_bytes(out.getvalue())
+    (tmp_path / index_name("a.tar")).write_bytes(index)
+    for is_foreign in (False, True):
+        for store in (open_store(str(tmp_path)), Far(tmp_path)):
+            shard: Any = NamedShard("a.tar", 5)
+            with ShardReader(store, shard, is_foreign=is_foreign) as reader:  # type: ignore[arg-type]
+                (block,) = reader.json()
+            assert block.keys == [key(number) for number in range(5)]
+            assert block.json == [b"" if n == 3 else b'{"number":%d}' % n for n in range(5)]
+
+
+# --- what each level costs
+
+
+def test_offsets_take_one_request_and_of_one_sample_16_bytes(made: Made) -> None:
+    store: Any = Far(made.root)
+    with ShardReader(store, made.shard) as shard:
+        assert shard.span(4)[0] == made.samples[4].start
+        assert shard.offsets is shard.offsets
+        assert shard.span(5)[0] == made.samples[5].start
+    assert [nbytes for *_, nbytes in store.asked] == [16, 8 * (COUNT + 1)]
+
+
+def test_some_members_take_no_others_bytes(made: Made) -> None:
+    for store in made.stores():
+        with ShardReader(store, made.shard) as shard:
+            found = shard.sample(30, only=("json",))
+        assert found.fields == {"json": made.samples[30].fields["json"]}
+        assert found.unread == {"jpg": 20_030, "txt": 10}
+    assert sum(asked(store, made.shard)) < 10_000
+
+
+def test_small_samples_come_whole_and_of_large_ones_the_ends(tmp_path: Path) -> None:
+    for image_nbytes in (100, 400_000):
+        made = make(tmp_path / f"{image_nbytes}", image_nbytes=image_nbytes)
+        store: Any = Far(made.root)
+        with ShardReader(store, made.shard) as shard:
+            (*_,) = shard.json()
+        if image_nbytes == 100:
+            assert asked(store, made.shard) == [shard.offsets[-1]]
+        else:
+            assert len(asked(store, made.shard)) < COUNT + 10
+            assert max(asked(store, made.shard)) < 20_000
+            store.asked.clear()
+            with ShardReader(store, made.shard) as shard:
+                assert len([*shard.walk(lambda name, *_: name == "json")]) == COUNT
+            assert len(asked(store, made.shard)) < COUNT + 10
+            assert sum(asked(store, made.shard)) < COUNT * 10_000
+
+
+# --- finding
+
+
+def test_keys_that_rise_are_found_by_halving(made: Made) -> None:
+    keys = [sample.key for sample in made.samples]
+    wanted = {12: keys[12], 13: keys[13], 59: keys[59], 0: keys[0]}
+    others = ["000000000001", "000000000037", "999999999999"]
+    for store in made.stores():
+        with ShardReader(store, made.shard) as shard:
+            assert shard.find_rising([*wanted.values(), *others]) == wanted
+            assert shard.find({*wanted.values(), *others}) == wanted
+            assert shard.find_rising([]) == {}
+            assert shard.find_rising(keys) == dict(enumerate(keys))
+
+
+def test_finding_reads_no_header_twice(made: Made) -> None:
+    for sought, most in ([key(17)], 6), (["000000000001"], 6), ([*map(key, range(COUNT))], COUNT):
+        store: Any = Far(made.root)
+        with ShardReader(store, made.shard) as shard:
+            shard.find_rising(sought)
+        starts = [start for name, start, _ in store.asked if name == made.shard.name]
+        assert len(starts) == len({*starts}) <= most
+
+
+def test_keys_are_found_in_each_run_in_which_they_rise(made: Made) -> None:
+    """As latents of several shapes stand behind each other."""
+    keys = [sample.key for sample in made.samples]
+    runs = [range(40, COUNT), range(40), range(3, 3)]
+    for wanted in ({2: keys[2], 41: keys[41]}, {39: keys[39]}, {}):
+        with ShardReader(made.stores()[0], made.shard) as shard:
+            assert shard.find_rising(wanted.values(), runs) == wanted
+
+
+def test_keys_of_more_digits_rise_too(tmp_path: Path) -> None:
+    keys = [f"{number:012d}" for number in range(999_999_999_990, 1_000_000_000_010)]
+    out = io.BytesIO()
+    with TarWriter(out) as writer:
+        for one in keys:
+            writer.add(one, [("txt", b"")])
+        index = writer.finish().index
+    (tmp_path / "a.tar").write_bytes(out.getvalue())
+    (tmp_path / index_name("a.tar")).write_bytes(index)
+    with ShardReader(open_store(str(tmp_path)), NamedShard("a.tar", len(keys))) as shard:
+        assert shard.find_rising([keys[0], keys[-1], keys[11]]) == {
+            0: keys[0],
+            11: keys[11],
+            19: keys[-1],
+        }
+
+
+# --- damage
+
+
+def test_an_index_that_cannot_be_that_of_the_shard_is_refused(made: Made, tmp_path: Path) -> None:
+    own = made.copied(tmp_path / "own")
+    index = own.root / index_name(own.shard.name)
+    whole = index.read_bytes()
+    moved = bytearray(whole)
+    moved[9] ^= 1
+    for bad in (whole[:-8], whole[:-1], bytes(moved), b"", None):
+        if bad is None:
+            index.unlink()
+        else:
+            index.write_bytes(bad)
+        for store in own.stores():
+            with (
+                ShardReader(store, own.shard) as shard,
+                pytest.raises(DamageError, match=r"000000\.tar is damaged: .* is not its index"),
+            ):
+                _ = shard.offsets
+    index.write_bytes(whole)
+    shorter = own.shard._replace(nbytes=512)
+    with pytest.raises(DamageError, match="is not its index"):
+        _ = ShardReader(own.stores()[0], shorter).offsets
+    with pytest.raises(DamageError, match="it has no sample 99"):
+        ShardReader(own.stores()[0], own.shard).span(99)
+
+
+def test_what_is_damaged_is_told_with_its_place(made: Made, tmp_path: Path) -> None:
+    own = made.copied(tmp_path / "own")
+    whole = bytearray(own.tar.read_bytes())
+    whole[own.samples[4].start : own.samples[4].start + 100] = bytes(100)
+    own.tar.write_bytes(whole)
+    looks: dict[str, Callable[[ShardReader], object]] = {
+        r"no sample begins at byte [\d,]+": lambda shard: list(shard.keys()),
+        "at byte 0 stands no tar header": lambda shard: shard.sample(4),
+        r"at byte [\d,]+ stands": lambda shard: list(shard.walk(lambda *_: False)),
+    }
+    for wrong, look in looks.items():
+        for store in own.stores():
+            with (
+                ShardReader(store, own.shard) as shard,
+                pytest.raises(DamageError, match=rf"/000000\.tar is damaged.*: {wrong}"),
+            ):
+                look(shard)
+
+
+def test_a_walk_finds_an_index_of_other_samples(made: Made, tmp_path: Path) -> None:
+    own = made.copied(tmp_path / "own")
+    offsets = np.fromfile(own.root / index_name(own.shard.name), "<u8")
+    offsets[3] += BLOCK
+    offsets.tofile(own.root / index_name(own.shard.name))
+    for store in own.stores():
+        with (
+            ShardReader(store, own.shard) as shard,
+            pytest.raises(DamageError, match=f"its index has {key(3)} at another place"),
+        ):
+            list(shard.walk(lambda *_: False))
+    np.delete(offsets, 3).tofile(own.root / index_name(own.shard.name))
+    with (
+        ShardReader(own.stores()[0], own.shard._replace(samples=COUNT - 1)) as shard,
+        pytest.raises(DamageError, match="its index has"),
+    ):
+        list(shard.walk(lambda *_: False))
+
+
+def test_what_a_cut_tar_lacks_is_none_of_its_samples(made: Made, tmp_path: Path) -> None:
+    """But of a tar that another program packed, where it is an error."""
+    own = made.copied(tmp_path / "own")
+    own.tar.write_bytes(own.tar.read_bytes()[: own.samples[-2].start + 5])
+    with ShardReader(own.stores()[0], own.shard) as shard:
+        (block,) = shard.json()
+    assert block.keys[-3:] == [key(COUNT - 3), "", ""]
+    assert block.json[-3:] == [own.samples[-3].fields["json"], None, None]
+    with (
+        ShardReader(own.stores()[0], own.shard, is_foreign=True) as shard,
+        pytest.raises(ShortReadError, match="ends before its last sample does"),
+    ):
+        list(shard.json())
+    own.tar.unlink()
+    for look in (ShardReader.json, ShardReader.keys, lambda shard: shard.walk(lambda *_: True)):
+        for store in own.stores():
+            with ShardReader(store, own.shard) as shard, pytest.raises(NotFoundError):
+                list(look(shard))
+
+
+def test_what_a_system_call_did_not_bring_is_read_again(made: Made) -> None:
+    def nothing(fds: Any, *_: Any) -> Any:
+        return np.full(len(fds), -5, np.int64)
+
+    with patch.object(aio, "read_all", nothing), ShardReader(made.stores()[0], made.shard) as shard:
+        (block,) = shard.json()
+    assert block.json == [sample.fields["json"] for sample in made.samples]
+
+
+# --- many, and every byte
+
+
+def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
+    shards = [make(tmp_path, f"64/{number:06d}.tar").shard for number in range(5)]
+    store: Store = open_store(str(tmp_path))
+    found = list(read_shards(store, shards, lambda shard: (shard.place, *shard.keys([0]))))
+    assert found == [(f"{store.url}/{shard.name}", key(0)) for shard in shards]
+
+
+def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
+    for store in made.stores():
+        with HashedTape(store, made.shard, DigestKind.BLAKE3) as tape:
+            assert [one.fields for one in read_samples(tape.at, "it")] == [
+                one.fields for one in made.samples
+            ]
+            tape.check()
+        with HashedTape(store, made.shard, DigestKind.BLAKE3) as tape:
+            tape.check()  # whoever looks at nothing
+    own = made.copied(tmp_path / "own")
+    whole = bytearray(own.tar.read_bytes())
+    whole[own.samples[3].start + 700] ^= 1
+    own.tar.write_bytes(whole)
+    for store in own.stores():
+        with HashedTape(store, own.shard, DigestKind.BLAKE3) as tape:
+            assert len([*scan(tape.at)]) == COUNT
+            with pytest.raises(DamageError, match="it is not what its receipt says"):
+                tape.check()
+
+
+def test_the_end_of_a_sample_has_its_json_only_if_it_has_all_of_it(made: Made) -> None:
+    sample = made.samples[9]
+    data = made.tar.read_bytes()[sample.start : made.samples[10].start]
+    assert near_the_end(data[-4096:]) == (sample.key, sample.fields["json"])
+    assert near_the_end(data[-1024:]) is None
+    assert near_the_end(data[:-512]) is None
+    assert near_the_end(b"") is None

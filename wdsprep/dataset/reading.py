@@ -1,0 +1,487 @@
+"""Reads the samples of a shard, on a local disk or over a network, at what each question costs.
+
+    offsets   where samples begin: the index, one request, 8 bytes a sample
+    keys      the first header of each sample: 512 bytes, over a network a request
+    find      all keys; of those that rise (`find_rising`) at most log2(n) for each that is sought
+    json      of all samples: the ends of these alone, or everything in ranges of 8 MB
+    sample    a request with all of it, or one for each of a few members
+    walk      of all samples what is wanted of their members, from header to header
+
+`HashedTape` reads every byte of a shard, and makes its digest.
+
+On a local disk the ends of samples are read alone, many in a system call: json and caption stand
+there, behind an image or arrays that nobody wants. From S3, one read costs the processor half a
+millisecond, and as long brings a megabyte of a range that is read anyway (the figures are in
+`store.s3.reads`). On a network that brings each of the threads 100 MB/s, and answers after some ten
+milliseconds, the two are even at a few hundred KB; with 32 requests at once, of 20 ms each, beside
+a stream of 400 MB/s, at `LARGE_NBYTES`. So the ends come alone where samples are larger, and else
+the whole shard.
+
+What is wrong is raised as a `DamageError` with its place; whoever reads adds what to do about it.
+"""
+
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.damage import UNLIKE_RECEIPT
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.names import index_name
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.tar import BLOCK, END, padded
+from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import BadSampleError, Tape, name_of
+from wdsprep.dataset.tar.read import TarSample, Wants, file_tape, scan, split_member
+from wdsprep.errors import DamageError, NotFoundError, ShortReadError
+from wdsprep.store.base import Chunks, Store
+from wdsprep.store.local import open_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Offsets = NDArray[np.int64]
+
+LARGE_NBYTES = 256 << 10
+"""Of a sample on average: of a shard of larger ones, over a network the ends are read alone."""
+END_NBYTES = 4 << 10
+"""Of a sample: json and caption are mostly in there."""
+TAIL_NBYTES = 8 << 10
+"""The same over a network, where a second request costs more."""
+WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
+SAMPLES_AT_ONCE = 1024
+PIECE_NBYTES = 8 << 20
+MAX_VIEW_NBYTES = 1 << 28  # a damaged header may state any size
+JSON, TXT = b".json\0", b".txt\0"
+Found = TypeVar("Found")
+
+
+class ShardSize(Protocol):
+    """A shard, or what one was; its `nbytes` are 0 where nobody knows them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class NamedShard(NamedTuple):
+    """A shard of which no receipt is at hand."""
+
+    name: str
+    samples: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBlock:
+    """The keys and the json of neighbours in a shard, the first of which is sample `first`.
+
+    A sample that cannot be read has no key and None for its json, one without a json has b"".
+    """
+
+    first: int
+    keys: list[str]
+    json: list[bytes | None]
+
+
+class ShardReader:
+    """The samples of one shard. Closing it closes the local file, which is opened once."""
+
+    def __init__(self, store: Store, shard: ShardSize, *, is_foreign: bool = False) -> None:
+        """Take a shard of a store, which `is_foreign` if another program packed it.
+
+        Nothing is known then that its index could be held against, and json may stand anywhere.
+        """
+        self._store, self._shard, self._is_foreign = store, shard, is_foreign
+        self.place = f"{store.url}/{shard.name}"
+
+    def __enter__(self) -> "ShardReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "_file" in self.__dict__:
+            os.close(self._file[0])
+            del self.__dict__["_file"]
+
+    @cached_property
+    def _file(self) -> tuple[int, int]:
+        """The open local file, and how many bytes it has."""
+        return open_file(f"{self._store.root}/{self._shard.name}")
+
+    @property
+    def _threads(self) -> int:
+        return 1 if self._store.root else self._store.readers
+
+    def _read(self, start: int, nbytes: int) -> bytes:
+        """Return so many bytes of the tar, or fewer where it ends."""
+        if self._store.root:
+            with suppress(OSError):
+                data = os.pread(self._file[0], nbytes, start)
+                if len(data) == nbytes:
+                    return data
+        return self._store.read(self._shard.name, start=start, nbytes=nbytes)  # or says why not
+
+    # --- where they are
+    @cached_property
+    def offsets(self) -> Sequence[int]:
+        """Where the samples begin, and where the last one ends."""
+        name, shard = index_name(self._shard.name), self._shard
+        try:
+            data = self._store.read(name)
+            count = len(data) // 8
+            offsets: Sequence[int] = struct.unpack(f"<{count}Q", data[: 8 * count])
+            if not self._is_foreign:
+                offsets = decode_index(data, f"{self._store.url}/{name}")
+        except (NotFoundError, DamageError):
+            offsets = ()
+        is_of_size = not shard.nbytes or not offsets or offsets[-1] + len(END) == shard.nbytes
+        if len(offsets) != shard.samples + 1 or not is_of_size:
+            raise DamageError(self.place, f"{name} is not its index")
+        return offsets
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Return where a sample begins and ends, by 16 bytes of an index that was not read yet."""
+        if "offsets" in self.__dict__:
+            return self.offsets[number], self.offsets[number + 1]
+        name = index_name(self._shard.name)
+        data = self._store.read(name, start=8 * number, nbytes=16)
+        if len(data) == 16:
+            start, end = struct.unpack("<2Q", data)
+            if start % BLOCK == 0 and start < end <= (self._shard.nbytes or end):
+                return start, end
+        raise DamageError(f"{self._store.url}/{name}", f"it has no sample {number:,}")
+
+    # --- by their keys
+    def keys(
+        self, numbers: Iterable[int] | None = None, *, one_by_one: bool = False
+    ) -> Generator[str, None, None]:
+        """Yield the keys of all samples, or of those with these numbers, in their order.
+
+        Over a network many are asked for at once, but `one_by_one`.
+        """
+        starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
+        return ahead(self._key_at, starts, 1 if one_by_one else self._threads)
+
+    def _key_at(self, start: int) -> str:
+        header = self._read(start, BLOCK)
+        split = split_member(name_of(header)) if len(header) == BLOCK else None
+        if split is None:
+            raise DamageError(self.place, f"no sample begins at byte {start:,}")
+        return split[0]
+
+    def find(self, keys: Container[str]) -> dict[int, str]:
+        """Return which of these keys the shard has, by the numbers of their samples."""
+        return {number: key for number, key in enumerate(self.keys()) if key in keys}
+
+    def find_rising(self, keys: Iterable[str], runs: Collection[range] = ()) -> dict[int, str]:
+        """Return the same where keys rise, in all of the shard or in each of these runs.
+
+        In rounds, each of which halves what is left between the headers that were read, so that no
+        header is read twice. Over a network those of a round come at once.
+        """
+        wanted = sorted(keys, key=key_order)
+        found: dict[int, str] = {}
+        every = range(self._shard.samples)
+        left = [(run, range(len(wanted))) for run in runs or [every] if run and wanted]
+        while left:
+            middles = [(run.start + run.stop) // 2 for run, _ in left]
+            halves = []
+            for middle, key, (run, some) in zip(middles, self.keys(middles), left, strict=True):
+                at = bisect_left(wanted, key_order(key), some.start, some.stop, key=key_order)
+                is_here = at < some.stop and wanted[at] == key
+                if is_here:
+                    found[middle] = key
+                halves += [
+                    (range(run.start, middle), range(some.start, at)),
+                    (range(middle + 1, run.stop), range(at + is_here, some.stop)),
+                ]
+            left = [(run, some) for run, some in halves if run and some]
+        return found
+
+    # --- some of them
+    def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
+        """Return a sample with its members, or those of `only`, for which it is walked over."""
+        start, end = self.span(number)
+        read = partial(self._read_from, start)
+        held = [] if only else [(0, read(0, end - start))]
+        tape = _PartsTape(end - start, held, read)
+        found = next(scan(tape.at, wants=lambda name, *_: not only or name in only), None)
+        if isinstance(found, TarSample):
+            return found
+        why, key = (str(found), found.key) if found else (f"sample {number:,} has no member", "")
+        raise DamageError(self.place, why, key)
+
+    def samples(self, numbers: Iterable[int]) -> Generator[TarSample, None, None]:
+        """Yield some samples whole, in their order, over a network many at once."""
+        _ = self.offsets  # one request before all others
+        return ahead(self.sample, numbers, self._threads, most=self._store.readers)
+
+    def _read_from(self, start: int, offset: int, nbytes: int) -> bytes:
+        return self._read(start + offset, nbytes)
+
+    # --- all of them, without what is large
+    def json(self) -> Iterator[SampleBlock]:
+        """Yield the keys and the json of all samples."""
+        import numpy as np
+
+        offsets = np.array(self.offsets, np.uint64).astype(np.int64)
+        first, count = 0, len(offsets) - 1
+        is_small = offsets[-1] - offsets[0] <= LARGE_NBYTES * count
+        comes_whole = self._store.root is None and is_small
+        while first < count:
+            stop = min(first + SAMPLES_AT_ONCE, count)
+            if comes_whole:
+                reached = np.searchsorted(offsets, offsets[first] + PIECE_NBYTES, side="right") - 1
+                stop = max(first + 1, min(stop, int(reached)))
+            yield self._block(first, offsets[first : stop + 1], comes_whole=comes_whole)
+            first = stop
+
+    def _block(self, first: int, offsets: "Offsets", *, comes_whole: bool) -> SampleBlock:
+        import numpy as np
+
+        sizes = np.diff(offsets)
+        is_sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
+        if (
+            self._store.root and not self._is_foreign
+        ):  # what that lacks is an error where it is read
+            is_sound &= offsets[1:] <= self._file[1]
+        sizes[~is_sound] = 0
+        ends = self._ends(offsets, sizes, comes_whole=comes_whole)
+        members = [None if self._is_foreign else near_the_end(data) for data in ends]
+        for number, member in enumerate(members):
+            if member is None and sizes[number]:
+                start, nbytes = int(offsets[number]), int(sizes[number])
+                members[number] = self._walked(start, nbytes, ends[number])
+        keys = [member[0] if member else "" for member in members]
+        return SampleBlock(first, keys, [member[1] if member else None for member in members])
+
+    def _walked(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
+        """Return the key and the json of a sample whoever wrote it; None where it is damaged."""
+        tape = _PartsTape(nbytes, [(nbytes - len(tail), tail)], partial(self._read_from, start))
+        found = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
+        if isinstance(found, TarSample):
+            return found.key, found.fields.get("json", b"")
+        return None
+
+    def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
+        """Return the last bytes of each sample, or all of them."""
+        import numpy as np
+
+        from wdsprep.dataset.aio import address_of, read_all
+
+        if comes_whole and sizes.all():
+            whole = self._read_all(int(offsets[0]), int(offsets[-1] - offsets[0]))
+            return [whole[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
+        some = np.minimum(sizes, END_NBYTES)
+        starts = offsets[1:] - some
+        if self._store.root is None:
+            return [*map(self._read_all, starts.tolist(), some.tolist())]
+        rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
+        vectors = np.empty((len(sizes), 1, 2), np.uint64)
+        vectors[:, 0, 0] = address_of(rows) + np.arange(len(sizes)) * END_NBYTES
+        vectors[:, 0, 1] = some
+        came = read_all([self._file[0]] * len(sizes), starts.tolist(), vectors)
+        ends = [row[:nbytes].tobytes() for row, nbytes in zip(rows, some.tolist(), strict=True)]
+        for number in np.flatnonzero(came != some).tolist():  # again, to learn why
+            ends[number] = self._read_all(int(starts[number]), int(some[number]))
+        return ends
+
+    def _read_all(self, start: int, nbytes: int) -> bytes:
+        data = self._store.read(self._shard.name, start=start, nbytes=nbytes)
+        if len(data) != nbytes:
+            raise ShortReadError(f"{self.place} ends before its last sample does")
+        return data
+
+    # --- all of them, from header to header
+    def walk(self, wants: Wants) -> Iterator[TarSample]:
+        """Yield all samples with those of their members that are wanted; no other one is read.
+
+        Without all bytes there is no digest to be compared with the receipt's. So index and headers
+        have to agree: where each sample begins, and how many there are. Over a network the end of
+        each sample is a request, which brings the next one's first header.
+        """
+        starts = iter(self.offsets)
+        with self._tape_of_ends() as tape:
+            for sample in scan(tape, wants=wants):
+                if isinstance(sample, BadSampleError):
+                    raise DamageError(self.place, str(sample), sample.key)
+                if sample.start != next(starts, -1):
+                    raise DamageError(self.place, f"its index has {sample.key} at another place")
+                yield sample
+        if len([*starts]) != 1:
+            raise DamageError(self.place, "its index has other samples")
+
+    @contextmanager
+    def _tape_of_ends(self) -> Iterator[Tape]:
+        if self._store.root:
+            self._store.read(self._shard.name, nbytes=0)  # says in words of ours why it cannot be
+            with file_tape(self._store.root / self._shard.name) as tape:
+                yield tape
+            return
+        ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(self.offsets)]
+        last = (self.offsets[-1], self.offsets[-1] + len(END))
+
+        def bring(part: tuple[int, int]) -> tuple[int, bytes]:
+            start, end = part
+            return start, self._read(start, end - start)
+
+        parts = ahead(bring, chain([(0, BLOCK)], ends, [last]), self._threads, most=self._threads)
+        with closing(parts):
+            yield _PartsTape(last[1], parts, self._read).at
+
+
+def read_shards(
+    store: Store,
+    shards: Iterable[ShardSize],
+    look: Callable[[ShardReader], Found],
+    *,
+    threads: int = 0,
+) -> Generator[Found, None, None]:
+    """Yield what `look` returns for each shard, in order; many are read at a time, in threads."""
+
+    def read(shard: ShardSize) -> Found:
+        with ShardReader(store, shard) as reader:
+            return look(reader)
+
+    return ahead(read, shards, threads or store.readers)
+
+
+def near_the_end(data: bytes) -> tuple[str, bytes] | None:
+    """Return key and json of a sample that ends so, if json and caption are its last members."""
+    at = data.find(JSON)
+    while at >= 0:
+        start = at & -BLOCK
+        try:
+            nbytes = int(data[start + 124 : start + 135], 8)
+            text = start + BLOCK + padded(nbytes)
+            end = text + BLOCK + padded(int(data[text + 124 : text + 135], 8))
+        except ValueError:  # no header
+            end = 0
+        if end == len(data) and data.startswith(data[start:at] + TXT, text):
+            if data[start + 345]:  # of a name that is longer
+                return None
+            facts = data[start + BLOCK : start + BLOCK + nbytes]
+            return data[start:at].decode("utf-8", "surrogateescape"), facts
+        at = data.find(JSON, at + 1)
+    return None
+
+
+class _PartsTape:
+    """A tape over parts of a file, which come one after another.
+
+    What is in none of them is read, a little more than is asked for. Behind the last byte of the
+    file it has the end of a tar.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        parts: Iterable[tuple[int, bytes]],
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        """`parts` are each with where it begins; `read` takes a start and a length."""
+        self._nbytes, self._parts, self._read = nbytes, iter(chain(parts, [(nbytes, END)])), read
+        self._part = self._window = (0, b"")
+
+    def at(self, offset: int, nbytes: int) -> bytes:
+        while offset >= self._part[0] + len(self._part[1]):
+            part = next(self._parts, None)
+            if part is None:
+                return b""
+            self._part = part
+        for start, data in (self._part, self._window):
+            inside = offset - start
+            if 0 <= inside <= len(data) - nbytes:
+                return data[inside : inside + nbytes]
+        here = max(0, min(max(nbytes, WINDOW_NBYTES), self._nbytes - offset))
+        self._window = offset, self._read(offset, here)
+        return self._window[1][:nbytes]
+
+
+class HashedTape:
+    """A tape over every byte of a shard, each of which is read once and hashed.
+
+    It reads forward, and back no further than a chunk.
+    """
+
+    def __init__(self, store: Store, shard: Shard, kind: DigestKind) -> None:
+        self._place, self._shard = f"{store.url}/{shard.name}", shard
+        self._hash = kind.new()
+        self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
+        self._before = self._chunk = b""
+        self._start = 0  # of the chunk
+
+    def __enter__(self) -> "HashedTape":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._chunks.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Read so far."""
+        return self._start + len(self._chunk)
+
+    def at(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes as `wdsprep.dataset.tar.members` asks for them."""
+        inside = offset - self._start
+        if 0 <= inside <= len(self._chunk) - nbytes:
+            return self._chunk[inside : inside + nbytes]
+        return bytes(self.view(offset, nbytes))
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return the same, without a copy where one chunk has it all."""
+        while offset >= self.nbytes and self._advance():
+            pass
+        inside = offset - self._start
+        if 0 <= inside <= len(self._chunk) - nbytes:
+            return memoryview(self._chunk)[inside : inside + nbytes]
+        return memoryview(self._across(offset, min(nbytes, MAX_VIEW_NBYTES)))
+
+    def _across(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes that lie in more than one chunk, or before the one at hand."""
+        inside = offset - self._start
+        parts = [self._before[len(self._before) + inside :]] if inside < 0 else []
+        parts.append(self._chunk[max(0, inside) : max(0, inside + nbytes)])
+        there = sum(map(len, parts))
+        while there < nbytes and self._advance():
+            parts.append(self._chunk[: nbytes - there])
+            there += len(parts[-1])
+        return b"".join(parts)[:nbytes]
+
+    def _advance(self) -> bool:
+        """Go on to the next chunk; False at the end of the file."""
+        chunk = self._chunks.next()
+        if not chunk:
+            return False
+        self._start = self.nbytes
+        self._before, self._chunk = self._chunk, chunk
+        return True
+
+    def rest(self) -> Iterator[int]:
+        """Read what is left; yield how much has been read."""
+        while self._advance():
+            yield self.nbytes
+
+    def digest(self) -> str:
+        """Return the digest of all that has been read; nothing is read after it."""
+        self._chunks.close()
+        return self._hash.hexdigest()
+
+    def check(self) -> None:
+        """Read what is left, and refuse a shard that is not what its receipt says."""
+        for _ in self.rest():
+            pass
+        if self.digest() != self._shard.digest:
+            raise DamageError(self._place, UNLIKE_RECEIPT)
