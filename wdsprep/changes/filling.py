@@ -19,9 +19,9 @@ from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
+from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed import canonical
 from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refreshed
@@ -302,8 +302,8 @@ class Out:
 
 
 def _keys_of(store: Store, shard: Shard) -> list[str]:
-    with naming_repair(store):
-        return keys_at(store, shard.name, offsets_of(store, shard)[:-1])
+    with naming_repair(store), ShardReader(store, shard) as reader:
+        return [*reader.keys()]
 
 
 def _copied(store: Store, edition: Edition, name: str) -> None:

@@ -8,8 +8,7 @@ their digest.
 """
 
 import hashlib
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,17 +16,16 @@ from typing import Any
 from wdsprep.changes.wanted import Sought, WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.keys import key_reader, keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import LATENTS, SELECTION, latent_unit
+from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
-from wdsprep.dataset.samples import key_order, parse_object
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import (
-    members_of,
     open_tape,
     scan,
 )
@@ -121,11 +119,14 @@ class Finder:
         return found
 
     def _in_images(self, place: DatasetPlace, shard: Shard, keys: Sought, found: Found) -> Numbered:
-        if self.wanted.kinds:
-            return self._walked(place, shard, keys, found)
-        numbered = rising(place.store, shard, keys)
-        for fields in samples_at(place.store, shard, numbered).values():
-            found.marks.update(self._marks(fields))
+        """Those of an image shard that are wanted for anything."""
+        with ShardReader(place.store, shard) as reader:
+            if self.wanted.kinds:
+                numbered = self._walked(reader, keys, found)
+            else:
+                numbered = reader.find_rising(keys.between(*reader.keys([0, shard.samples - 1])))
+            for sample in reader.samples(numbered):
+                found.marks.update(self._marks(sample.fields))
         return numbered
 
     def in_latents(
@@ -146,22 +147,20 @@ class Finder:
             is_current = lost is not None and receipt.input.partition(":")[0] == lost.digest
             shards = {}
             for shard in receipt.shards if keys else ():
-                if not (numbered := located(place.store, shard, keys)):
-                    continue
-                shards[shard] = numbered
-                if not is_current:
-                    with naming_place(f"{place.store.url}/{shard.name}"):
-                        found.marks |= _sources(place.store, shard, numbered)
+                with ShardReader(place.store, shard) as reader, naming_place(reader.place):
+                    if not (numbered := reader.find(keys)):
+                        continue
+                    shards[shard] = numbered
+                    if not is_current:
+                        found.marks |= _sources(reader, numbered)
             rejects = self._rejects(place, receipt, keys, found)
             _note(found, receipt.unit, shards, rejects, lost if is_current else None)
         return found
 
-    def _walked(
-        self, place: DatasetPlace, shard: Shard, keys: Container[str], found: Found
-    ) -> Numbered:
-        """Those of an image shard that are wanted for anything."""
+    def _walked(self, reader: ShardReader, keys: Container[str], found: Found) -> Numbered:
         numbered: Numbered = {}
-        with open_tape(place.store, shard.name, expected=shard.nbytes) as tape:
+        shard = reader.shard
+        with open_tape(reader.store, shard.name, expected=shard.nbytes) as tape:
             for number, sample in enumerate(scan(tape, wants=self._wants)):
                 if isinstance(sample, BadSampleError):
                     raise sample
@@ -169,8 +168,6 @@ class Finder:
                 if hits or sample.key in keys:
                     numbered[number] = sample.key
                     found.hits |= hits
-        for fields in samples_at(place.store, shard, numbered).values():
-            found.marks.update(self._marks(fields))
         return numbered
 
     def _wants(self, name: str, _nbytes: int, _before: Fields) -> bool:
@@ -268,44 +265,10 @@ def _facts(fields: Fields) -> Mapping[str, Any]:
     return {"source": "", **found}
 
 
-def _sources(store: Store, shard: Shard, numbers: Iterable[int]) -> set[bytes]:
+def _sources(reader: ShardReader, numbers: Collection[int]) -> set[bytes]:
     """Return the marks of the sources of some samples."""
-    every = (_facts(fields)["source"] for fields in samples_at(store, shard, numbers).values())
+    every = (_facts(sample.fields)["source"] for sample in reader.samples(numbers))
     return {mark_of("source", source) for source in every if source}
-
-
-# --- samples by their numbers
-def rising(store: Store, shard: Shard, keys: Sought) -> Numbered:
-    """Which of these keys are in a shard whose keys rise, and where: a dozen headers lead to each,
-    but where so many are sought that it takes less to look at all."""
-    starts = offsets_of(store, shard)[:-1]
-    with key_reader(store, shard.name) as key_at:
-        few = keys.between(key_at(starts[0]), key_at(starts[-1]))
-        if len(few) * len(starts).bit_length() >= len(starts):
-            return located(store, shard, keys)
-        found = zip((_number_of(key, starts, key_at) for key in few), few, strict=True)
-        return {number: key for number, key in found if number is not None}
-
-
-def located(store: Store, shard: Shard, keys: Container[str]) -> Numbered:
-    """The same where keys follow no rule."""
-    every = keys_at(store, shard.name, offsets_of(store, shard)[:-1])
-    return {number: key for number, key in enumerate(every) if key in keys}
-
-
-def _number_of(key: str, starts: Sequence[int], key_at: Callable[[int], str]) -> int | None:
-    at = bisect_left(starts, key_order(key), key=lambda start: key_order(key_at(start)))
-    return at if at < len(starts) and key_at(starts[at]) == key else None
-
-
-def samples_at(store: Store, shard: Shard, numbers: Iterable[int]) -> dict[int, dict[str, bytes]]:
-    """The members of some samples."""
-    offsets = offsets_of(store, shard) if numbers else ()
-    return {
-        number: dict(members_of(store.read(shard.name, start=start, nbytes=end - start)))
-        for number in numbers
-        for start, end in [(offsets[number], offsets[number + 1])]
-    }
 
 
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:

@@ -8,27 +8,25 @@ and if that leads nowhere, all headers are.
 
 import os
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, cast
 
 from wdsprep.checks.options import InspectOptions, OverviewOptions
-from wdsprep.dataset.ahead import ahead, read_each
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.counts import quantile
-from wdsprep.dataset.damage import naming_place, naming_repair
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import format_of
-from wdsprep.dataset.keys import key_in, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, latent_unit
+from wdsprep.dataset.reading import ShardReader, ShardSize, read_shards
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.samples import key_order, parse_json
+from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
 from wdsprep.dataset.state import open_dataset, phases
-from wdsprep.dataset.tar import BLOCK
-from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import TwoWays, taking
 from wdsprep.store import open_store
@@ -184,13 +182,12 @@ def _braces(store_url: str, names: list[str]) -> list[str]:
 # --- one sample
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """Where a sample is: the shard, its number in it, and the bytes from `start` to `end`; and its
-    shape, where there are several."""
+    """Where a sample is: the shard, its number in it, the byte that it begins at, and its shape,
+    where there are several."""
 
     shard: str
     number: int
     start: int
-    end: int
     shape: str = ""
 
 
@@ -264,10 +261,8 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
     """The sample with this key, or the reject; `heard` is told how many shards were looked at."""
     finder = _Finder(store, manifest, heard)
     with naming_repair(store):
-        if place := finder.find(key):
-            data = store.read(place.shard, start=place.start, nbytes=place.end - place.start)
-            with naming_place(f"{store.url}/{place.shard}"):
-                return Looked(key=key, place=place, members=tuple(members_of(data)))
+        if found := finder.find(key):
+            return found
         for reject in finder.rejects(key):
             if reject.key == key:
                 return reject
@@ -283,66 +278,63 @@ class _Finder:
         self._counts: dict[str, Mapping[str, int]] = {}  # of receipts that were asked for them
 
     @property
-    def _is_selection(self) -> bool:
-        """Whether keys say nothing of where their samples are."""
-        return self._manifest.settings.get("source") == SELECTION
+    def _is_packed(self) -> bool:
+        """Whether keys say where their samples are."""
+        is_selection = self._manifest.settings.get("source") == SELECTION
+        return self._manifest.dataset == "images" and not is_selection
 
-    def find(self, key: str) -> Located | None:
+    def find(self, key: str) -> Looked | None:
         likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
         for shard in likely:
-            if place := self._bisect(shard, key):
-                return place
-        if self._manifest.dataset == "images" and not self._is_selection:
-            return None
-        return self._among_foreign(key)
+            if found := self._among_rising(shard, key):
+                return found
+        return None if self._is_packed else self._anywhere(key)
 
-    def _among_foreign(self, key: str) -> Located | None:
+    def _anywhere(self, key: str) -> Looked | None:
+        """Look in the shard that begins before the key, then at all keys."""
         shards = self._manifest.shards
-        readers = self._store.readers
-        found = read_each(self._first, shards, readers)
-        firsts = sorted(zip(found, range(len(shards)), strict=True))
+        first_keys = read_shards(self._store, shards, ShardReader.first_key)
+        firsts = sorted(zip(first_keys, range(len(shards)), strict=True))
         at = bisect_right(firsts, (key, len(shards)))
-        if at and (place := self._bisect(shards[firsts[at - 1][1]], key)):
-            return place
-        scans = ahead(lambda shard: self._scan(shard, key), shards, readers)
-        for number, place in enumerate(scans, 1):
-            self._heard(number)
-            if place:
-                scans.close()
-                return place
+        if at and (found := self._among_rising(shards[firsts[at - 1][1]], key)):
+            return found
+
+        def scan(reader: ShardReader) -> Looked | None:
+            keys = enumerate(reader.keys(one_by_one=True))
+            numbers = (number for number, other in keys if other == key)
+            return self._looked(reader, key, numbers)
+
+        with closing(read_shards(self._store, shards, scan)) as scans:
+            for count, found in enumerate(scans, 1):
+                self._heard(count)
+                if found:
+                    return found
         return None
 
     def rejects(self, key: str) -> Iterator[Reject]:
         """Those of the units that may have had the key."""
-        is_packed = self._manifest.dataset == "images" and not self._is_selection
         for receipt in self._manifest.receipts:
-            if receipt.rejects and (not is_packed or _may_hold(receipt.unit, key)):
+            if receipt.rejects and (not self._is_packed or _may_hold(receipt.unit, key)):
                 yield from rejects_in(self._store, receipt.unit)
 
-    def _first(self, shard: Shard) -> str:
-        return self._key_at(shard, 0)
-
-    def _key_at(self, shard: Shard, offset: int) -> str:
-        head = self._store.read(shard.name, start=offset, nbytes=BLOCK)
-        return key_in(head, f"{self._store.url}/{shard.name}", offset)
-
-    def _bisect(self, shard: Shard, key: str) -> Located | None:
+    def _among_rising(self, shard: Shard, key: str) -> Looked | None:
         """Where keys rise, a dozen headers lead to the sample."""
-        offsets = offsets_of(self._store, shard)
+        with ShardReader(self._store, shard) as reader:
+            found = reader.find_rising([key], self._runs(shard).values())
+            return self._looked(reader, key, iter(found))
 
-        def order(number: int) -> tuple[int, str]:
-            return key_order(self._key_at(shard, offsets[number]))
-
-        def find(numbers: range) -> Located | None:
-            at = bisect_left(numbers, key_order(key), key=order)
-            if at < len(numbers) and self._key_at(shard, offsets[numbers[at]]) == key:
-                return self._located(shard, offsets, numbers[at])
+    def _looked(self, reader: ShardReader, key: str, numbers: Iterator[int]) -> Looked | None:
+        """Return the first sample of these."""
+        number = next(numbers, None)
+        if number is None:
             return None
+        shard, members = reader.shard, reader.sample(number).fields
+        shape = next((name for name, run in self._runs(shard).items() if number in run), "")
+        start, _ = reader.span(number)
+        place = Located(shard=shard.name, number=number, start=start, shape=shape)
+        return Looked(key=key, place=place, members=tuple(members.items()))
 
-        runs = self._runs(shard).values() or [range(len(offsets) - 1)]
-        return next(filter(None, ahead(find, runs, self._store.readers)), None)
-
-    def _runs(self, shard: Shard) -> Mapping[str, range]:
+    def _runs(self, shard: ShardSize) -> Mapping[str, range]:
         """The samples of each shape, where there are several: keys rise in each."""
         settings, unit = self._manifest.settings, latent_unit(shard.name)
         if not shapes_of(settings):
@@ -355,23 +347,6 @@ class _Finder:
                 raise lost.with_next_step(f"run {command('rebuild', self._store.url)}")
             self._counts[unit] = ledger.with_lines(lines)[0].counts
         return shape_ranges(settings, self._counts[unit])
-
-    def _scan(self, shard: Shard, key: str) -> Located | None:
-        offsets = offsets_of(self._store, shard)
-        for number, offset in enumerate(offsets[:-1]):
-            if self._key_at(shard, offset) == key:
-                return self._located(shard, offsets, number)
-        return None
-
-    def _located(self, shard: Shard, offsets: Sequence[int], number: int) -> Located:
-        found = (name for name, numbers in self._runs(shard).items() if number in numbers)
-        return Located(
-            shard=shard.name,
-            number=number,
-            start=offsets[number],
-            end=offsets[number + 1],
-            shape=next(found, ""),
-        )
 
 
 def _may_hold(name: str, key: str) -> bool:

@@ -103,7 +103,7 @@ class ShardReader:
 
         Nothing is known then that its index could be held against, and json may stand anywhere.
         """
-        self._store, self._shard, self._is_foreign = store, shard, is_foreign
+        self.store, self.shard, self._is_foreign = store, shard, is_foreign
         self.place = f"{store.url}/{shard.name}"
 
     def __enter__(self) -> "ShardReader":
@@ -117,32 +117,27 @@ class ShardReader:
     @cached_property
     def _file(self) -> tuple[int, int]:
         """The open local file, and how many bytes it has."""
-        return open_file(f"{self._store.root}/{self._shard.name}")
+        return open_file(f"{self.store.root}/{self.shard.name}")
 
     @property
     def _threads(self) -> int:
-        return 1 if self._store.root else self._store.readers
+        return 1 if self.store.root else self.store.readers
 
     def _read(self, start: int, nbytes: int) -> bytes:
         """Return so many bytes of the tar, or fewer where it ends."""
-        if self._store.root:
-            with suppress(OSError):
-                data = os.pread(self._file[0], nbytes, start)
-                if len(data) == nbytes:
-                    return data
-        return self._store.read(self._shard.name, start=start, nbytes=nbytes)  # or says why not
+        return self.store.read(self.shard.name, start=start, nbytes=nbytes)
 
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
         """Where the samples begin, and where the last one ends."""
-        name, shard = index_name(self._shard.name), self._shard
+        name, shard = index_name(self.shard.name), self.shard
         try:
-            data = self._store.read(name)
+            data = self.store.read(name)
             count = len(data) // 8
             offsets: Sequence[int] = struct.unpack(f"<{count}Q", data[: 8 * count])
             if not self._is_foreign:
-                offsets = decode_index(data, f"{self._store.url}/{name}")
+                offsets = decode_index(data, f"{self.store.url}/{name}")
         except (NotFoundError, DamageError):
             offsets = ()
         is_of_size = not shard.nbytes or not offsets or offsets[-1] + len(END) == shard.nbytes
@@ -154,13 +149,13 @@ class ShardReader:
         """Return where a sample begins and ends, by 16 bytes of an index that was not read yet."""
         if "offsets" in self.__dict__:
             return self.offsets[number], self.offsets[number + 1]
-        name = index_name(self._shard.name)
-        data = self._store.read(name, start=8 * number, nbytes=16)
+        name = index_name(self.shard.name)
+        data = self.store.read(name, start=8 * number, nbytes=16)
         if len(data) == 16:
             start, end = struct.unpack("<2Q", data)
-            if start % BLOCK == 0 and start < end <= (self._shard.nbytes or end):
+            if start % BLOCK == 0 and start < end <= (self.shard.nbytes or end):
                 return start, end
-        raise DamageError(f"{self._store.url}/{name}", f"it has no sample {number:,}")
+        raise DamageError(f"{self.store.url}/{name}", f"it has no sample {number:,}")
 
     # --- by their keys
     def keys(
@@ -173,8 +168,16 @@ class ShardReader:
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
         return ahead(self._key_at, starts, 1 if one_by_one else self._threads)
 
+    def first_key(self) -> str:
+        """Return the key that the shard begins with, for which no index is read."""
+        return self._key_at(0)
+
     def _key_at(self, start: int) -> str:
-        header = self._read(start, BLOCK)
+        header = b""
+        if self.store.root:  # opened once, for thousands of them
+            with suppress(OSError):
+                header = os.pread(self._file[0], BLOCK, start)
+        header = header or self._read(start, BLOCK)  # or says why it cannot be read
         split = split_member(name_of(header)) if len(header) == BLOCK else None
         if split is None:
             raise DamageError(self.place, f"no sample begins at byte {start:,}")
@@ -192,7 +195,7 @@ class ShardReader:
         """
         wanted = sorted(keys, key=key_order)
         found: dict[int, str] = {}
-        every = range(self._shard.samples)
+        every = range(self.shard.samples)
         left = [(run, range(len(wanted))) for run in runs or [every] if run and wanted]
         while left:
             middles = [(run.start + run.stop) // 2 for run, _ in left]
@@ -222,10 +225,11 @@ class ShardReader:
         why, key = (str(found), found.key) if found else (f"sample {number:,} has no member", "")
         raise DamageError(self.place, why, key)
 
-    def samples(self, numbers: Iterable[int]) -> Generator[TarSample, None, None]:
+    def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
         """Yield some samples whole, in their order, over a network many at once."""
-        _ = self.offsets  # one request before all others
-        return ahead(self.sample, numbers, self._threads, most=self._store.readers)
+        if numbers:
+            _ = self.offsets  # one request before all others
+        return ahead(self.sample, numbers, self._threads, most=self.store.readers)
 
     def _read_from(self, start: int, offset: int, nbytes: int) -> bytes:
         return self._read(start + offset, nbytes)
@@ -238,7 +242,7 @@ class ShardReader:
         offsets = np.array(self.offsets, np.uint64).astype(np.int64)
         first, count = 0, len(offsets) - 1
         is_small = offsets[-1] - offsets[0] <= LARGE_NBYTES * count
-        comes_whole = self._store.root is None and is_small
+        comes_whole = self.store.root is None and is_small
         while first < count:
             stop = min(first + SAMPLES_AT_ONCE, count)
             if comes_whole:
@@ -253,7 +257,7 @@ class ShardReader:
         sizes = np.diff(offsets)
         is_sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
         if (
-            self._store.root and not self._is_foreign
+            self.store.root and not self._is_foreign
         ):  # what that lacks is an error where it is read
             is_sound &= offsets[1:] <= self._file[1]
         sizes[~is_sound] = 0
@@ -285,7 +289,7 @@ class ShardReader:
             return [whole[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
         some = np.minimum(sizes, END_NBYTES)
         starts = offsets[1:] - some
-        if self._store.root is None:
+        if self.store.root is None:
             return [*map(self._read_all, starts.tolist(), some.tolist())]
         rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
         vectors = np.empty((len(sizes), 1, 2), np.uint64)
@@ -298,7 +302,7 @@ class ShardReader:
         return ends
 
     def _read_all(self, start: int, nbytes: int) -> bytes:
-        data = self._store.read(self._shard.name, start=start, nbytes=nbytes)
+        data = self._read(start, nbytes)
         if len(data) != nbytes:
             raise ShortReadError(f"{self.place} ends before its last sample does")
         return data
@@ -324,9 +328,9 @@ class ShardReader:
 
     @contextmanager
     def _tape_of_ends(self) -> Iterator[Tape]:
-        if self._store.root:
-            self._store.read(self._shard.name, nbytes=0)  # says in words of ours why it cannot be
-            with file_tape(self._store.root / self._shard.name) as tape:
+        if self.store.root:
+            self.store.read(self.shard.name, nbytes=0)  # says in words of ours why it cannot be
+            with file_tape(self.store.root / self.shard.name) as tape:
                 yield tape
             return
         ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(self.offsets)]

@@ -2,12 +2,12 @@
 made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.names import MANIFEST, index_name, is_index, rows_name
+from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.rows import (
@@ -181,7 +181,8 @@ def positions_without_rows(
     if every_key:
         told = positions_told(store, receipt)
     else:
-        is_plain = none_moved(*_ends(store, receipt, offsets_of(store, shard)[:-1]))
+        with ShardReader(store, shard) as reader:
+            is_plain = none_moved(*_ends(store, receipt, reader))
         told = ImagePositions.plain(shard.samples) if is_plain else None
     if told is None:
         what = f"{store.url}/{rows_name(shard.name)}"
@@ -197,21 +198,21 @@ def positions_told(store: Store, receipt: Receipt) -> ImagePositions | None:
     if not keys_may_tell(receipt):
         return None
     (shard,) = receipt.shards
-    offsets = offsets_of(store, shard)[:-1]
-    ends, rejected = _ends(store, receipt, offsets)
-    is_stated = rows_name(shard.name) in receipt.files
-    if not is_stated and are_packs(receipt, [*ends, *rejected]) and none_moved(ends, rejected):
-        return ImagePositions.plain(shard.samples)
-    return told_by_keys(receipt, keys_at(store, shard.name, offsets), rejected)
+    with ShardReader(store, shard) as reader:
+        ends, rejected = _ends(store, receipt, reader)
+        is_stated = rows_name(shard.name) in receipt.files
+        if not is_stated and are_packs(receipt, [*ends, *rejected]) and none_moved(ends, rejected):
+            return ImagePositions.plain(shard.samples)
+        return told_by_keys(receipt, [*reader.keys()], rejected)
 
 
-def _ends(store: Store, receipt: Receipt, offsets: Sequence[int]) -> tuple[list[str], list[str]]:
+def _ends(store: Store, receipt: Receipt, reader: ShardReader) -> tuple[list[str], list[str]]:
     """Return the first and the last key of each shape, or of all, and those of the rejects."""
-    (shard,) = receipt.shards
+    every = range(len(reader.offsets) - 1)
     rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
-    runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(offsets))]
+    runs = shape_ranges(receipt.settings, receipt.counts).values() or [every]
     ends = sorted({number for run in runs for number in (run.start, run.stop - 1)})
-    return keys_at(store, shard.name, [offsets[number] for number in ends]), rejected
+    return [*reader.keys(ends)], rejected
 
 
 def is_whole(idx: Entry | None) -> bool:
