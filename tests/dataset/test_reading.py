@@ -350,9 +350,9 @@ def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
             assert [one.fields for one in read_samples(tape.at, "it")] == [
                 one.fields for one in made.samples
             ]
-            tape.check()
+            tape.check(made.shard.digest)
         with HashedTape(store, made.shard, DigestKind.BLAKE3) as tape:
-            tape.check()  # whoever looks at nothing
+            tape.check(made.shard.digest)  # whoever looks at nothing
     own = made.copied(tmp_path / "own")
     whole = bytearray(own.tar.read_bytes())
     whole[own.samples[3].start + 700] ^= 1
@@ -361,7 +361,7 @@ def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
         with HashedTape(store, own.shard, DigestKind.BLAKE3) as tape:
             assert len([*scan(tape.at)]) == COUNT
             with pytest.raises(DamageError, match="it is not what its receipt says"):
-                tape.check()
+                tape.check(own.shard.digest)
 
 
 def test_the_end_of_a_sample_has_its_json_only_if_it_has_all_of_it(made: Made) -> None:

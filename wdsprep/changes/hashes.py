@@ -21,20 +21,21 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from wdsprep.dataset.ahead import read_each
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, readable
+from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed import ShardRemoval
 from wdsprep.dataset.state import check_kind, dated_manifest, open_dataset, refreshed
-from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.errors import AccessError, DamageError, NotFoundError, UsageError
+from wdsprep.dataset.tar.read import read_samples
+from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual
 from wdsprep.images.perceptual import NO_HASH
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.store import open_store, opened
-from wdsprep.store.base import Store, is_hidden, stream, write_bytes
+from wdsprep.store.base import Store, is_hidden, write_bytes
 from wdsprep.text import command
 
 _KEPT_AS = ("jpg", "png", "webp")
@@ -117,16 +118,11 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
 
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
     """Yield what is kept of each sample."""
-    digest = unit.kind.new()
-    store, shard = opened(unit.images), unit.shard
-    with stream(store, shard.name, watch=digest.update, expected=shard.nbytes) as tar:
-        for sample in read_samples(stream_tape(tar), unit.name):
+    with HashedTape(opened(unit.images), unit.shard, unit.kind) as tape:
+        for sample in read_samples(tape.at, unit.name):
             image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
             yield sample.key, *_looks(image)
-        while tar.read(1 << 20):
-            pass
-    if digest.hexdigest() != shard.digest:
-        raise DamageError(unit.name, UNLIKE_RECEIPT)
+        tape.check(unit.shard.digest)
 
 
 def _looks(image: bytes) -> tuple[int, int, int, int]:

@@ -2,8 +2,8 @@
 
 1. `survey` reads the manifest, all receipts and one listing: what should be there, what is.
 2. `units` takes one unit of work after another, on any number of processes. Each file of it is read
-   once (`passage`): a thread hashes while the samples are walked over (`walk`) and held against
-   the format (`rules`).
+   once (`dataset.reading`): a thread hashes while the samples are walked over (`walk`) and held
+   against the format (`rules`).
 3. `verify` puts both together; with images and their latents it also pairs them (`pairs`).
 4. `repair` takes out what they find damaged, so that `pack` or `encode` makes that again.
 5. `inspect` checks nothing: it says what a dataset is, and shows one sample of it.

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.pairs import keys_digest
-from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import array_problem, rules_of
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.checks.walk import Walked, walk
@@ -26,6 +25,7 @@ from wdsprep.dataset.names import (
     sample_key,
     taken_name,
 )
+from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
@@ -127,10 +127,10 @@ class _Checker:
         """One pass over a tar, then its index."""
         walked = Walked()
         try:
-            with Passage(self._store, shard, self._kind) as passage:
-                yield from walk(passage, rules_of(self._receipt, shard), walked)
-                yield from passage.rest()
-                digest = passage.digest()
+            with HashedTape(self._store, shard, self._kind) as tape:
+                yield from walk(tape, rules_of(self._receipt, shard), walked)
+                yield from tape.rest()
+                digest = tape.digest()
         except StoreError as error:
             self._unreadable(shard.name, error)
             return

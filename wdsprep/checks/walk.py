@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsprep.checks.passage import Passage
 from wdsprep.checks.rules import CheckRules, text_problem
+from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.members import BadSampleError, members, truncated
@@ -47,13 +47,13 @@ class Walked:
         return "; ".join(shown) + (f"; and {more:,} more" if more else "")
 
 
-def walk(passage: Passage, rules: CheckRules, found: Walked) -> Iterator[int]:
+def walk(tape: HashedTape, rules: CheckRules, found: Walked) -> Iterator[int]:
     """Look at every sample, up to where the tar is broken; yields how much has been read."""
     told = 0
     try:
-        for _ in _Walker(passage, rules, found).go():
-            if passage.nbytes > told:
-                told = passage.nbytes
+        for _ in _Walker(tape, rules, found).go():
+            if tape.nbytes > told:
+                told = tape.nbytes
                 yield told
     except BadSampleError as error:
         found.stopped = str(error)
@@ -62,18 +62,18 @@ def walk(passage: Passage, rules: CheckRules, found: Walked) -> Iterator[int]:
 class _Walker:
     """Where a walk stands: in which sample, at which of its members."""
 
-    def __init__(self, passage: Passage, rules: CheckRules, found: Walked) -> None:
-        self._passage, self._rules, self.found = passage, rules, found
+    def __init__(self, tape: HashedTape, rules: CheckRules, found: Walked) -> None:
+        self._tape, self._rules, self.found = tape, rules, found
         self._key = ""
         self._number = rules.members
         self._texts: dict[str, bytes] = {}
 
     def go(self) -> Iterator[None]:
         end = 0
-        for path, start, data_start, nbytes, _target in members(self._passage.at):
+        for path, start, data_start, nbytes, _target in members(self._tape.at):
             if not path:
                 break
-            if data_start - start != BLOCK or not _is_plain(self._passage.at(start, BLOCK)):
+            if data_start - start != BLOCK or not _is_plain(self._tape.at(start, BLOCK)):
                 self.found.note(f"the header of {path} is not as this format has it")
             key, name = split_member(path) or (path, "")
             if key != self._key or not end:
@@ -109,10 +109,10 @@ class _Walker:
         if problem := self._rules.place(self._number, name):
             return problem
         if name not in ("json", "txt"):
-            return self._rules.member(name, self._passage.view, start, nbytes)
+            return self._rules.member(name, self._tape.view, start, nbytes)
         if nbytes > MAX_TEXT_NBYTES:
             return f"{name} is too large to be one"
-        self._texts[name] = data = self._passage.at(start, nbytes)
+        self._texts[name] = data = self._tape.at(start, nbytes)
         if len(data) < nbytes:
             raise truncated(start, name)
         return ""

@@ -6,11 +6,11 @@ ask of a sample; `tar` and `arrays` are how it is stored, `latents` what an imag
 `shapes` which shape it has, `rows` which sample of an image shard it is. `reading` reads samples of
 a shard, and says what that costs, and `reindex` gives tars of others their index; `ahead` reads
 many things at a time, `open_shards` are tars in use, of which `aio` reads many places with one
-call, and `kept` is what a look at all samples found. `chance` draws by keys. A unit of work gives its files
-their names at one moment (`draft`), with a `receipts` line that lists them and its `counts`;
-`manifest` lists all receipts, sealed by a digest (`sealed`). `state` is a dataset as it lies there:
-opened, read, tidied, published. `edition` tells runs that meet from each other, and `removed` is
-what must not come back.
+call, and `kept` is what a look at all samples found. `chance` draws by keys. A unit of work gives
+its files their names at one moment (`draft`), with a `receipts` line that lists them and its
+`counts`; `manifest` lists all receipts, sealed by a digest (`sealed`). `state` is a dataset as it
+lies there: opened, read, tidied, published. `edition` tells runs that meet from each other, and
+`removed` is what must not come back.
 
 In: Samples and arrays, receipts of what was done.
 Out: A dataset: tars, indexes, rejects, receipts and the manifest; and what is known of one.

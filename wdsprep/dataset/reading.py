@@ -34,7 +34,6 @@ from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import UNLIKE_RECEIPT
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
@@ -256,9 +255,7 @@ class ShardReader:
 
         sizes = np.diff(offsets)
         is_sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
-        if (
-            self.store.root and not self._is_foreign
-        ):  # what that lacks is an error where it is read
+        if self.store.root and not self._is_foreign:  # what that lacks is an error where it is read
             is_sound &= offsets[1:] <= self._file[1]
         sizes[~is_sound] = 0
         ends = self._ends(offsets, sizes, comes_whole=comes_whole)
@@ -419,8 +416,8 @@ class HashedTape:
     It reads forward, and back no further than a chunk.
     """
 
-    def __init__(self, store: Store, shard: Shard, kind: DigestKind) -> None:
-        self._place, self._shard = f"{store.url}/{shard.name}", shard
+    def __init__(self, store: Store, shard: ShardSize, kind: DigestKind) -> None:
+        self._place = f"{store.url}/{shard.name}"
         self._hash = kind.new()
         self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
         self._before = self._chunk = b""
@@ -479,13 +476,13 @@ class HashedTape:
             yield self.nbytes
 
     def digest(self) -> str:
-        """Return the digest of all that has been read; nothing is read after it."""
+        """Return the digest of all of the shard, of which what is left is read."""
+        for _ in self.rest():
+            pass
         self._chunks.close()
         return self._hash.hexdigest()
 
-    def check(self) -> None:
-        """Read what is left, and refuse a shard that is not what its receipt says."""
-        for _ in self.rest():
-            pass
-        if self.digest() != self._shard.digest:
+    def check(self, digest: str) -> None:
+        """Refuse a shard that has another digest than its receipt says."""
+        if self.digest() != digest:
             raise DamageError(self._place, UNLIKE_RECEIPT)

@@ -12,7 +12,6 @@ A shard has all its samples from one process or it is left alone, as is one that
 `wdsprep encode` sees which receipts are missing, and makes the rest.
 """
 
-import io
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,14 +25,11 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.reading import HashedTape, ShardReader
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
-from wdsprep.dataset.tar import END
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
@@ -45,9 +41,8 @@ from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset
 from wdsprep.store import open_store
-from wdsprep.store.base import absolute, check_apart, stream
+from wdsprep.store.base import absolute, check_apart
 
-CHUNK_NBYTES = 1 << 20
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
 WRITING = 4  # whole shards that wait to be written, at most: then whoever adds waits too
 _log = logging.getLogger("wdsprep")
@@ -188,13 +183,9 @@ class Tee:
         missing = [index for index in range(shard.item.samples) if index not in come]
         if not missing:
             return found
-        store, name = open_store(self._source.url), shard.item.name
-        offsets = decode_index(store.read(index_name(name)), f"{store.url}/{index_name(name)}")
-        recipe = self._encoding.recipe
-        for index in missing:
-            start, end = offsets[index : index + 2]
-            data = store.read(name, start=start, nbytes=end - start) + END
-            (sample,) = read_samples(stream_tape(io.BytesIO(data)), name)
+        name, recipe = shard.item.name, self._encoding.recipe
+        reader = ShardReader(open_store(self._source.url), shard.item)
+        for index, sample in zip(missing, reader.samples(missing), strict=True):
             try:
                 prepared(
                     sample,
@@ -206,17 +197,14 @@ class Tee:
             except RejectedError as refused:
                 found[index] = reject_of(sample, name, refused)
             else:
-                what = f"{self._source.url}/{name}"
-                raise DamageError(what, "its json says no size of its image", sample.key)
+                what = "its json says no size of its image"
+                raise DamageError(reader.place, what, sample.key)
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
         """A receipt says what a shard was made of, so that is looked at once more."""
-        digest = shard.kind.new()
-        with stream(open_store(self._source.url), shard.item.name, watch=digest.update) as tar:
-            while tar.read(CHUNK_NBYTES):
-                pass
-        return digest.hexdigest() == shard.digest
+        with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
+            return tape.digest() == shard.digest
 
     def close(self) -> None:
         """What has not come whole is left to `encode`."""

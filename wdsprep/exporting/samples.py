@@ -10,11 +10,9 @@ away.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import (
     UNLIKE_RECEIPT,
     naming_place,
@@ -23,21 +21,18 @@ from wdsprep.dataset.damage import (
     repair_step,
 )
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.keys import offsets_of
+from wdsprep.dataset.reading import HashedTape, ShardReader
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rows import NOWHERE, ImagePositions
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.tar.members import members, truncated
-from wdsprep.dataset.tar.read import members_of, open_tape, split_member
+from wdsprep.dataset.tar.members import Tape, members, truncated
+from wdsprep.dataset.tar.read import open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import opened
-from wdsprep.store.base import Chunks
 from wdsprep.text import command
-
-"""Ranges that are on their way from a store that is far away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,39 +92,14 @@ class Reading:
 
     def _whole(self) -> Iterator["_Read"]:
         """Each byte of the shard, against its digest."""
-        source, name = self._first, self._first.shard.name
-        digest, count = source.digest.new(), 0
-        expected = source.shard.nbytes
-        chunks = Chunks(opened(source.url), name, watch=digest.update, expected=expected)
-        with closing(chunks):
-            for one in _grouped(_views(chunks), f"{source.url}/{name}", wanted=_wanted(source)):
+        source, count = self._first, 0
+        with HashedTape(opened(source.url), source.shard, source.digest) as tape:
+            for one in _grouped(tape.at, tape.view, source, _wanted(source)):
                 count += 1
                 yield one
-            while chunks.next():
-                pass
-        if digest.hexdigest() != source.shard.digest or count != source.shard.samples:
+            tape.check(source.shard.digest)
+        if count != source.shard.samples:
             raise _unlike_receipt(source)
-
-
-def _views(chunks: Chunks) -> Callable[[int, int], Buffer]:
-    """A tape that gives what is large as it lies in the chunks: to copy it takes as long as to hash
-    it."""
-    chunk, start = memoryview(b""), 0
-
-    def at(offset: int, nbytes: int) -> Buffer:
-        nonlocal chunk, start
-        parts, end = [], offset + nbytes
-        while end > start + len(chunk):
-            parts.append(chunk[max(0, offset - start) :])
-            start += len(chunk)
-            chunk = memoryview(chunks.next())
-            if not chunk:
-                break
-        last = chunk[max(0, offset - start) : end - start]
-        is_view = nbytes >= LARGE_NBYTES and not any(parts)
-        return last if is_view else b"".join((*parts, last))
-
-    return at
 
 
 @dataclass(slots=True)
@@ -146,9 +116,17 @@ def _wanted(source: UnitSource) -> frozenset[str] | None:
     return None if source.arrays is None else frozenset((*source.arrays, "json", "txt"))
 
 
-def _grouped(at: Any, what: str, *, wanted: frozenset[str] | None) -> Iterator[_Read]:
-    """The samples of a tar, with those of its members that are `wanted`."""
-    with naming_place(what):
+def _grouped(
+    at: Tape,
+    view: Callable[[int, int], Buffer],
+    source: UnitSource,
+    wanted: frozenset[str] | None,
+) -> Iterator[_Read]:
+    """Yield the samples of a tar, with those of their members that are `wanted`.
+
+    What is large is a view: to copy it takes as long as to hash it.
+    """
+    with naming_place(f"{source.url}/{source.shard.name}"):
         one: _Read | None = None
         for path, _start, data, nbytes, target in members(at):
             split = split_member(path)
@@ -162,7 +140,8 @@ def _grouped(at: Any, what: str, *, wanted: frozenset[str] | None) -> Iterator[_
             one.places[name] = (data, nbytes)
             one.end = data + nbytes
             if wanted is None or name in wanted:
-                found = one.members[name] = at(data, nbytes)
+                read = view if nbytes >= LARGE_NBYTES else at
+                found = one.members[name] = read(data, nbytes)
                 if len(found) < nbytes:
                     raise truncated(data, path)
         if one is not None:
@@ -176,7 +155,7 @@ def _heads_of(source: UnitSource) -> Iterator[_Read]:
     wanted = frozenset(("json", "txt"))
     with open_tape(store, name) as at:
         count = 0
-        for one in _grouped(at, f"{source.url}/{name}", wanted=wanted):
+        for one in _grouped(at, at, source, wanted):
             count += 1
             yield one
     if count != source.shard.samples:
@@ -235,29 +214,15 @@ def _positions(source: UnitSource) -> ImagePositions:
 
 def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
     """For each sample of the first what is beside it, if anything."""
-    store, name = opened(source.url), source.shard.name
-    offsets = offsets_of(store, source.shard)
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
-    wanted = (None if number == NOWHERE else number for number in numbers.tolist())
-
-    def read(number: int | None) -> _Read | None:
-        if number is None:
-            return None
-        start, end = offsets[number], offsets[number + 1]
-        data = store.read(name, start=start, nbytes=end - start)
-        return _one(data, source)
-
-    yield from ahead(read, wanted, 1 if store.root else store.readers, most=store.readers)
-
-
-def _one(data: bytes, source: UnitSource) -> _Read:
-    with naming_place(f"{source.url}/{source.shard.name}"):
-        whole = dict(members_of(data))
-    key = data[:100].rstrip(b"\0").decode("utf-8", "replace")
-    split = split_member(key)
-    if split is None:
-        raise _unlike_receipt(source)
     wanted = _wanted(source)
-    kept: dict[str, Buffer] = {n: d for n, d in whole.items() if wanted is None or n in wanted}
-    return _Read(split[0], kept, {})
+    with ShardReader(opened(source.url), source.shard) as shard:
+        found = shard.samples(numbers[numbers != NOWHERE].tolist())
+        for number in numbers.tolist():
+            if number == NOWHERE:
+                yield None
+                continue
+            sample = next(found)
+            members = sample.fields.items()
+            yield _Read(sample.key, {n: d for n, d in members if wanted is None or n in wanted}, {})
