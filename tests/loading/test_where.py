@@ -228,7 +228,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
 
     opened = os.open
     with (
-        patch("wdsprep.loading.facts.os.open", no_tar),
+        patch("os.open", no_tar),
         pytest.raises(StoreError, match=r"256/00000\d\.tar: permission denied: change its mode"),
     ):
         load(data, where=FINE)
@@ -243,7 +243,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
 
 def test_broken_json_does_not_move_what_stands_beside() -> None:
     members = [b'{"x":[1', b"2]}", b'{"x":3},{"x":4}', b'{"x":5}']
-    assert [*map(facts_module._parsed, members)] == [None, None, None, {"x": 5}]
+    assert [*map(facts_module.parsed, members)] == [None, None, None, {"x": 5}]
 
 
 def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:
@@ -332,7 +332,7 @@ def test_a_read_that_fails_is_an_error(data: str, cache_home: Path) -> None:
         return read(store, name, **options)
 
     read = LocalStore.read
-    with patch.object(facts_module, "read_all", nothing):
+    with patch("wdsprep.dataset.aio.read_all", nothing):
         assert set(served(data, where=FINE)) == wanted(is_fine)  # it is read again
         with (
             patch.object(LocalStore, "read", no_tar),
@@ -379,7 +379,7 @@ def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
     upload(Path(data), url)
     wanted = keys(load(data, where=FINE))
     assert keys(load(url, where=FINE)) == wanted
-    with patch.object(facts_module, "LARGE_NBYTES", 1):
+    with patch("wdsprep.dataset.reading.LARGE_NBYTES", 1):
         assert served(url, where=f"{FINE} and 1") == served(data, where=f"{FINE} and 1")
 
 

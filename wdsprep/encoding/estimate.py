@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, OF_SIZES, Field
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.reading import LARGE_NBYTES, TAIL_NBYTES
 from wdsprep.dataset.tar import BLOCK, padded
-from wdsprep.dataset.tar.ends import LARGE_NBYTES
 from wdsprep.encoding import TEXTS
 from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset
-from wdsprep.encoding.shard_texts import TAIL_NBYTES
 from wdsprep.errors import UsageError
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES

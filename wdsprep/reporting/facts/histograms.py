@@ -12,7 +12,7 @@ from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.counts import bin_name, histogram
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.sheet.picking import SheetSample, pick, read_facts
+from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.text import Counting
 
 SAMPLES = 256
@@ -68,9 +68,9 @@ class Surveyed:
 
 def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
     places = pick(given.manifest.shards, SAMPLES, seed)
-    wanted = (LATENT,) if given.manifest.kind == "latents" else ()
+    wanted = ("json", LATENT) if given.manifest.kind == "latents" else ("json",)
     read = read_each(
-        lambda place: read_facts(given.store, place, wanted=wanted),
+        lambda place: read_sample(given.store, place, only=wanted),
         places,
         given.store.readers,
         lambda done: heard(done, len(places)),

@@ -8,34 +8,23 @@ shard (`wdsprep.dataset.rows`).
 """
 
 import random
-import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 from typing import Any
 
-from wdsprep.dataset.names import index_name, latent_unit
+from wdsprep.dataset.names import latent_unit
+from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.tar import BLOCK
-from wdsprep.dataset.tar.members import members, name_of
-from wdsprep.dataset.tar.read import members_of, split_member
-from wdsprep.errors import (
-    DamageError,
-    FormatError,
-    NotFoundError,
-    ShortReadError,
-    TarError,
-    UsageError,
-)
+from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError, UsageError
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
-AHEAD_NBYTES = 4096
 DAMAGE = (FormatError, NotFoundError, ShortReadError, TarError)
 
 
@@ -74,67 +63,15 @@ def place_of(shards: Sequence[Shard], ends: Sequence[int], number: int) -> Sheet
     return SheetPlace(shard=shards[at], number=number - (ends[at - 1] if at else 0))
 
 
-def read_sample(store: Store, place: SheetPlace) -> SheetSample:
-    """All members of a sample."""
+def read_sample(store: Store, place: SheetPlace, *, only: Collection[str] = ()) -> SheetSample:
+    """Return a sample with all its members, or those of `only`."""
     try:
-        start, end = _span(store, place)
-        data = store.read(place.shard.name, start=start, nbytes=end - start)
-        return _sample(place, data[:BLOCK], tuple(members_of(data)))
+        sample = ShardReader(store, place.shard).sample(place.number, only=only)
     except DAMAGE as error:
         return SheetSample(place=place, problem=str(error))
-
-
-def read_facts(store: Store, place: SheetPlace, *, wanted: Sequence[str] = ()) -> SheetSample:
-    """A sample's json, and of the members before it those that are wanted, by positioned reads."""
-    try:
-        start, end = _span(store, place)
-        at = _tape(store, place.shard.name, start, end)
-        found = tuple(_until_json(at, wanted))
-        return _sample(place, at(0, BLOCK), found)
-    except DAMAGE as error:
-        return SheetSample(place=place, problem=str(error))
-
-
-def _until_json(
-    at: Callable[[int, int], bytes], wanted: Sequence[str]
-) -> Iterator[tuple[str, bytes]]:
-    for path, _header, start, nbytes, _target in members(at):
-        name = (split_member(path) or ("", ""))[1]
-        if name == "json" or name in wanted:
-            yield name, at(start, nbytes)
-        if name in ("json", ""):
-            return
-
-
-def _sample(place: SheetPlace, head: bytes, found: tuple[tuple[str, bytes], ...]) -> SheetSample:
-    split = split_member(name_of(head)) if len(head) == BLOCK else None
-    sample = SheetSample(place=place, key=split[0] if split else "", members=found)
-    facts = parse_object(sample.member("json"))
-    return sample if facts is None else replace(sample, facts=facts)
-
-
-def _span(store: Store, place: SheetPlace) -> tuple[int, int]:
-    name = index_name(place.shard.name)
-    data = store.read(name, start=8 * place.number, nbytes=16)
-    if len(data) == 16:
-        start, end = struct.unpack("<2Q", data)
-        if start % BLOCK == 0 and start < end <= place.shard.nbytes:
-            return start, end
-    raise DamageError(f"{store.url}/{name}", f"it has no sample {place.number:,}")
-
-
-def _tape(store: Store, name: str, start: int, end: int) -> Callable[[int, int], bytes]:
-    """The bytes of one sample as a tar walk asks for them, a little more fetched than was asked."""
-    held, first = b"", 0
-
-    def at(offset: int, nbytes: int) -> bytes:
-        nonlocal held, first
-        if not first <= offset <= offset + nbytes <= first + len(held):
-            most = min(max(nbytes, AHEAD_NBYTES), end - start - offset)
-            held, first = store.read(name, start=start + offset, nbytes=max(0, most)), offset
-        return held[offset - first : offset - first + nbytes]
-
-    return at
+    facts = parse_object(sample.fields.get("json", b"")) or {}
+    members = tuple(sample.fields.items())
+    return SheetSample(place=place, key=sample.key, members=members, facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
