@@ -31,16 +31,16 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.damage import UNLIKE_RECEIPT
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.members import BadSampleError, Tape, name_of
+from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
 from wdsprep.dataset.tar.read import TarSample, Wants, file_tape, scan, split_member
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
-from wdsprep.store.base import Chunks, Store
+from wdsprep.store.base import Chunks, Store, check_name
 from wdsprep.store.local import open_file
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class ShardReader:
     @cached_property
     def _file(self) -> tuple[int, int]:
         """The open local file, and how many bytes it has."""
-        return open_file(f"{self.store.root}/{self.shard.name}")
+        return open_file(f"{self.store.root}/{check_name(self.shard.name)}")
 
     @property
     def _threads(self) -> int:
@@ -213,16 +213,17 @@ class ShardReader:
 
     # --- some of them
     def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
-        """Return a sample with its members, or those of `only`, for which it is walked over."""
+        """Return a sample with its members, or as many of these as it begins with."""
         start, end = self.span(number)
         read = partial(self._read_from, start)
-        held = [] if only else [(0, read(0, end - start))]
-        tape = _PartsTape(end - start, held, read)
-        found = next(scan(tape.at, wants=lambda name, *_: not only or name in only), None)
-        if isinstance(found, TarSample):
-            return found
-        why, key = (str(found), found.key) if found else (f"sample {number:,} has no member", "")
-        raise DamageError(self.place, why, key)
+        tape = _PartsTape(end - start, [] if only else [(0, read(0, end - start))], read)
+        with naming_place(self.place):
+            found = _some_members(tape.at, only) if only else next(scan(tape.at), None)
+            if isinstance(found, BadSampleError):
+                raise found
+        if found is None:
+            raise DamageError(self.place, f"sample {number:,} has no member")
+        return found
 
     def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
         """Yield some samples whole, in their order, over a network many at once."""
@@ -259,13 +260,13 @@ class ShardReader:
             is_sound &= offsets[1:] <= self._file[1]
         sizes[~is_sound] = 0
         ends = self._ends(offsets, sizes, comes_whole=comes_whole)
-        members = [None if self._is_foreign else near_the_end(data) for data in ends]
-        for number, member in enumerate(members):
-            if member is None and sizes[number]:
+        found = [None if self._is_foreign else near_the_end(data) for data in ends]
+        for number, one in enumerate(found):
+            if one is None and sizes[number]:
                 start, nbytes = int(offsets[number]), int(sizes[number])
-                members[number] = self._walked(start, nbytes, ends[number])
-        keys = [member[0] if member else "" for member in members]
-        return SampleBlock(first, keys, [member[1] if member else None for member in members])
+                found[number] = self._walked(start, nbytes, ends[number])
+        keys = [one[0] if one else "" for one in found]
+        return SampleBlock(first, keys, [one[1] if one else None for one in found])
 
     def _walked(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
         """Return the key and the json of a sample whoever wrote it; None where it is damaged."""
@@ -376,6 +377,22 @@ def near_the_end(data: bytes) -> tuple[str, bytes] | None:
             return data[start:at].decode("utf-8", "surrogateescape"), facts
         at = data.find(JSON, at + 1)
     return None
+
+
+def _some_members(at: Tape, only: Collection[str]) -> TarSample | None:
+    """Return the first sample of a tape with these members, walking no further than to the last."""
+    found: TarSample | None = None
+    for path, start, data_start, nbytes, target in members(at):
+        if (split := split_member(path)) and not target:
+            key, name = split
+            found = found or TarSample(key=key, start=start, fields={})
+            if name in only:
+                found.fields[name] = data = at(data_start, nbytes)
+                if len(data) < nbytes:
+                    raise truncated(data_start, path)
+            if found.fields.keys() >= set(only):
+                break
+    return found
 
 
 class _PartsTape:
