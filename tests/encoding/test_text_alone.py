@@ -313,13 +313,13 @@ def test_one_look_tells_that_rejects_at_the_end_need_no_rows(
     reject = Reject(key=f"{int(last) + 1:0{len(last)}}", source="", code=Code.RECORD_LOST)
     (root / f"rejects/{receipt.unit}.jsonl").write_text(reject.to_json())
     looked: list[int] = []
-    real = ShardReader._key_at
+    real = ShardReader.key_at
 
     def key_at(reader: ShardReader, start: int) -> str:
         looked.append(start)
         return real(reader, start)
 
-    monkeypatch.setattr(ShardReader, "_key_at", key_at)
+    monkeypatch.setattr(ShardReader, "key_at", key_at)
     assert reindex.write_rows(open_store(str(root)), receipt) == 0
     assert len(looked) == 2
 

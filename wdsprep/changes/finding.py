@@ -119,7 +119,7 @@ class Finder:
         return found
 
     def _in_images(self, place: DatasetPlace, shard: Shard, keys: Sought, found: Found) -> Numbered:
-        """Those of an image shard that are wanted for anything."""
+        """Return the samples of an image shard that are wanted for anything."""
         with ShardReader(place.store, shard) as reader:
             if self.wanted.kinds:
                 numbered = self._walked(reader, keys, found)

@@ -182,8 +182,10 @@ def _braces(store_url: str, names: list[str]) -> list[str]:
 # --- one sample
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """Where a sample is: the shard, its number in it, the byte that it begins at, and its shape,
-    where there are several."""
+    """Where a sample is: the shard, its number in it, and the byte that it begins at.
+
+    The shape is told where there are several.
+    """
 
     shard: str
     number: int
@@ -258,7 +260,10 @@ def member_facts(name: str, data: bytes) -> dict[str, Any]:
 
 
 def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looked | Reject:
-    """The sample with this key, or the reject; `heard` is told how many shards were looked at."""
+    """Return the sample with this key, or the reject.
+
+    `heard` is told how many shards were looked at.
+    """
     finder = _Finder(store, manifest, heard)
     with naming_repair(store):
         if found := finder.find(key):
@@ -293,7 +298,7 @@ class _Finder:
     def _anywhere(self, key: str) -> Looked | None:
         """Look in the shard that begins before the key, then at all keys."""
         shards = self._manifest.shards
-        first_keys = read_shards(self._store, shards, ShardReader.first_key)
+        first_keys = read_shards(self._store, shards, ShardReader.key_at)
         firsts = sorted(zip(first_keys, range(len(shards)), strict=True))
         at = bisect_right(firsts, (key, len(shards)))
         if at and (found := self._among_rising(shards[firsts[at - 1][1]], key)):
@@ -318,7 +323,7 @@ class _Finder:
                 yield from rejects_in(self._store, receipt.unit)
 
     def _among_rising(self, shard: Shard, key: str) -> Looked | None:
-        """Where keys rise, a dozen headers lead to the sample."""
+        """Look where keys rise, so that a dozen headers lead to the sample."""
         with ShardReader(self._store, shard) as reader:
             found = reader.find_rising([key], self._runs(shard).values())
             return self._looked(reader, key, iter(found))
@@ -335,7 +340,7 @@ class _Finder:
         return Looked(key=key, place=place, members=tuple(members.items()))
 
     def _runs(self, shard: ShardSize) -> Mapping[str, range]:
-        """The samples of each shape, where there are several: keys rise in each."""
+        """Return the samples of each shape, where there are several: keys rise in each."""
         settings, unit = self._manifest.settings, latent_unit(shard.name)
         if not shapes_of(settings):
             return {}

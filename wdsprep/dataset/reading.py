@@ -165,13 +165,10 @@ class ShardReader:
         Over a network many are asked for at once, but `one_by_one`.
         """
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
-        return ahead(self._key_at, starts, 1 if one_by_one else self._threads)
+        return ahead(self.key_at, starts, 1 if one_by_one else self._threads)
 
-    def first_key(self) -> str:
-        """Return the key that the shard begins with, for which no index is read."""
-        return self._key_at(0)
-
-    def _key_at(self, start: int) -> str:
+    def key_at(self, start: int = 0) -> str:
+        """Return the key of the sample that begins there, which takes no index."""
         header = b""
         if self.store.root:  # opened once, for thousands of them
             with suppress(OSError):

@@ -91,7 +91,7 @@ class Reading:
             self.nbytes = max(self.nbytes, one.end)
 
     def _whole(self) -> Iterator["_Read"]:
-        """Each byte of the shard, against its digest."""
+        """Read each byte of the shard, and hold it against its digest."""
         source, count = self._first, 0
         with HashedTape(opened(source.url), source.shard, source.digest) as tape:
             for one in _grouped(tape.at, tape.view, source, _wanted(source)):
@@ -213,7 +213,7 @@ def _positions(source: UnitSource) -> ImagePositions:
 
 
 def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
-    """For each sample of the first what is beside it, if anything."""
+    """Yield for each sample of the first what is beside it, or None."""
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
     wanted = _wanted(source)

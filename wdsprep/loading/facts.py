@@ -37,8 +37,11 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class SomeFacts:
-    """Neighbours in a shard: their keys, and what the json of each says; None where it is damaged
-    or lacking, and no key where the sample is. `damaged` are the places of these in the lists."""
+    """The keys of neighbours in a shard, and what the json of each says.
+
+    That is None where the json is damaged or lacking; a damaged sample has no key either. `damaged`
+    are the places of these in the lists.
+    """
 
     shard: int
     first: int
@@ -72,7 +75,7 @@ def look_at_all(
 
 
 def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
-    """Of samples, by shard and number, it is not known whether they are served."""
+    """Return the error for damaged samples, by shard and number, of which nobody knows the facts."""
     shard, number = min(damaged)
     what = plural(len(damaged), "sample is", "samples are")
     return FormatError(
@@ -82,15 +85,17 @@ def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
 
 
 class FactsBeside:
-    """What the json of samples says that stand beside others, for any number of threads. A shard is
-    read as a whole: where samples have moved, neighbours there stand anywhere here."""
+    """What the json of samples says that stand beside others, for any number of threads.
+
+    A shard is read as a whole: where samples have moved, neighbours there stand anywhere here.
+    """
 
     def __init__(self, joined: "Joined") -> None:
         self._joined = joined
         self._of_shard = lru_cache(FETCHERS)(self._read_shard)
 
     def of(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
-        """By where the others are; None where there is none."""
+        """Return the facts beside these samples of the other; None where there is no sample."""
         own, places = self._joined.located(np.full(len(numbers), shard), numbers)
         if not len(own) or own[0] < 0:
             return [None] * len(numbers)
