@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -130,17 +130,16 @@ class ShardReader:
     @cached_property
     def offsets(self) -> Sequence[int]:
         """Where the samples begin, and where the last one ends."""
-        name, shard = index_name(self.shard.name), self.shard
-        try:
+        name, nbytes = index_name(self.shard.name), self.shard.nbytes
+        offsets: Sequence[int] = ()
+        with suppress(NotFoundError, DamageError):
             data = self.store.read(name)
-            count = len(data) // 8
-            offsets: Sequence[int] = struct.unpack(f"<{count}Q", data[: 8 * count])
-            if not self._is_foreign:
-                offsets = decode_index(data, f"{self.store.url}/{name}")
-        except (NotFoundError, DamageError):
-            offsets = ()
-        is_of_size = not shard.nbytes or not offsets or offsets[-1] + len(END) == shard.nbytes
-        if len(offsets) != shard.samples + 1 or not is_of_size:
+            if self._is_foreign:
+                offsets = struct.unpack_from(f"<{len(data) // 8}Q", data)
+            else:
+                offsets = decode_index(data, name)
+        is_of_size = not nbytes or offsets[-1:] == (nbytes - len(END),)
+        if len(offsets) != self.shard.samples + 1 or not is_of_size:
             raise DamageError(self.place, f"{name} is not its index")
         return offsets
 
@@ -212,8 +211,8 @@ class ShardReader:
     def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
         """Return a sample with its members, or as many of these as it begins with."""
         start, end = self.span(number)
-        read = partial(self._read_from, start)
-        tape = _PartsTape(end - start, [] if only else [(0, read(0, end - start))], read)
+        held = [] if only else [(0, self._read(start, end - start))]
+        tape = _PartsTape(end - start, held, lambda at, nbytes: self._read(start + at, nbytes))
         with naming_place(self.place):
             found = _some_members(tape.at, only) if only else next(scan(tape.at), None)
             if isinstance(found, BadSampleError):
@@ -227,9 +226,6 @@ class ShardReader:
         if numbers:
             _ = self.offsets  # one request before all others
         return ahead(self.sample, numbers, self._threads, most=self.store.readers)
-
-    def _read_from(self, start: int, offset: int, nbytes: int) -> bytes:
-        return self._read(start + offset, nbytes)
 
     # --- all of them, without what is large
     def json(self) -> Iterator[SampleBlock]:
@@ -267,7 +263,8 @@ class ShardReader:
 
     def _walked(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
         """Return the key and the json of a sample whoever wrote it; None where it is damaged."""
-        tape = _PartsTape(nbytes, [(nbytes - len(tail), tail)], partial(self._read_from, start))
+        held = [(nbytes - len(tail), tail)]
+        tape = _PartsTape(nbytes, held, lambda at, nbytes: self._read(start + at, nbytes))
         found = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
         if isinstance(found, TarSample):
             return found.key, found.fields.get("json", b"")

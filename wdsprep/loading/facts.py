@@ -75,7 +75,7 @@ def look_at_all(
 
 
 def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
-    """Return the error for damaged samples, by shard and number, of which nobody knows the facts."""
+    """Return the error for damaged samples, by shard and number, whose facts nobody knows."""
     shard, number = min(damaged)
     what = plural(len(damaged), "sample is", "samples are")
     return FormatError(
