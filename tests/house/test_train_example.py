@@ -2,25 +2,17 @@
 
 import contextlib
 import csv
-import multiprocessing
-import os
 import signal
-import socket
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.kit import example_trainer
 from tests.kit.encodes import in_this_process, packed, pictures
-from tests.kit.example_trainer import Interrupt
+from tests.kit.example_trainer import Interrupt, Trainer, running, world_of
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
 from tests.kit.trackers import curves_of
@@ -32,25 +24,9 @@ PHASES = (("latents-256", 8), ("latents-512", 16))
 STEPS = (9, 3)
 SAVED, KILLED = 4, 7
 OPTIONS = ["--steps", "9,3", "--batch", "4", "--width", "8", "--save-every", str(SAVED)]
-LIMIT_S = 300
 Losses = list[tuple[str, str, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    process: ForkServerProcess
-    said: Connection
-
-    def wait_for(self, words: str) -> None:
-        while words not in self.said.recv():
-            assert self.said.poll(LIMIT_S)
-
-    def end(self, code: int = 0) -> None:
-        self.process.join(LIMIT_S)
-        assert self.process.exitcode == code
-
-
-@contextlib.contextmanager
 def trainer(
     folder: Path,
     out: str,
@@ -58,24 +34,9 @@ def trainer(
     *,
     more: Sequence[str] = (),
     **environment: str,
-) -> Iterator[Trainer]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([example_trainer.PRELOADED])
-    ours, its = context.Pipe()
+) -> contextlib.AbstractContextManager[Trainer]:
     words = [*(name for name, _side in PHASES), "--out", out, *OPTIONS, *more]
-    arguments = (folder, words, environment, its, interrupt)
-    process = context.Process(target=example_trainer.train, args=arguments)
-    path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
-    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    with mock.patch.dict(os.environ, own, CUDA_VISIBLE_DEVICES=""):  # a GPU's sums vary
-        process.start()
-    its.close()
-    try:
-        yield Trainer(process, ours)
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+    return running("train_example", folder, words, interrupt, **environment)
 
 
 def save_as_on_a_gpu(checkpoint: Path) -> None:
@@ -175,11 +136,7 @@ def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
 def test_two_ranks_have_the_losses_of_one_and_stop_together(
     undisturbed: Losses, folder: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    world |= {"GLOO_SOCKET_IFNAME": "lo"}
+    world = world_of(2)
     for code in (130, 0):
         with trainer(folder, "ranks", RANK="1", **world) as second:
             last_saved = f"phase 0 step {SAVED} " if code else "never"
