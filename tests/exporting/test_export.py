@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
+from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, npy
 from tests.kit.packs import jpeg, pack, photos, write_files
@@ -170,6 +171,9 @@ SQUARE = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
         ("webshart", {}, "is a dataset of latents, and --to webshart takes images"),
         ("wids", {"fields": TEXT}, "takes images or latents"),
         ("wids", {"more": {"latents": "moments"}}, "--latents sample or mean"),
+        ("imagefolder", {}, "is a dataset of latents, and --to imagefolder takes images"),
+        ("kohya", {"fields": TEXT}, "is a dataset of text, and --to kohya takes latents"),
+        ("kohya", {}, "has no images, .* --join the images that it was made of"),
     ],
 )
 def test_what_a_layout_does_not_take_is_one_line(
@@ -180,6 +184,52 @@ def test_what_a_layout_does_not_take_is_one_line(
         wdsprep.export(source, tmp_path / "out", to=to)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"latents": "moments"}, "has moments or imported latents.*--latents sample or mean"),
+        ({"shapes": ((64, 64), (64, 48))}, "has the shape 64x48, for which sd-scripts has no buck"),
+    ],
+)
+def test_latents_that_sd_scripts_would_not_find_are_one_line(
+    how: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    images = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images")
+    encode_here(images, tmp_path / "latents", **how)
+    with pytest.raises(UsageError, match=said) as caught:
+        wdsprep.export(tmp_path / "latents", tmp_path / "out", to="kohya", join=images)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_images_are_joined_to_latents_of_theirs_alone(tmp_path: Path) -> None:
+    """And by layouts alone that have a place for them."""
+    images = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images")
+    others = packed(pictures(tmp_path / "other", range(1, 7)), tmp_path / "others")
+    encode_here(images, tmp_path / "latents")
+    for to, joined, said in (
+        ("kohya", others, "made of other images"),
+        ("parquet", images, "is a dataset of images"),
+        ("kohya", [images, images], "is a dataset of images"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            wdsprep.export(tmp_path / "latents", tmp_path / "out", to=to, join=joined)
+
+
+def test_a_folder_has_a_line_for_each_caption_and_no_empty_file(tmp_path: Path) -> None:
+    """sd-scripts fails on an empty file, and takes further lines for other captions."""
+    files = {f"{name}.jpg": jpeg(n, (64, 64)) for n, name in enumerate("abc")}
+    texts = {"a.txt": "one\ntwo", "b.txt": ""}
+    pack(write_files(tmp_path / "in", {**files, **texts}), tmp_path / "images")
+    done = wdsprep.export(tmp_path / "images", tmp_path / "out", to="imagefolder")
+    assert (done.samples, done.files) == (3, 7)
+    captions = [path.read_text() for path in sorted((tmp_path / "out").glob("*/*.txt"))]
+    assert captions == ["one two\n", "\n", "\n"]
+    (metadata_file,) = (tmp_path / "out").glob("*/metadata.jsonl")
+    rows = [json.loads(line) for line in metadata_file.read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["one two", "", ""]
 
 
 def test_a_place_is_of_one_export(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.joined_sets import VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field
 from tests.kit.paths import ROOT
+from tests.kit.sd_scripts import cached_images
 from wdsprep.store.base import absolute
 
 SYSTEM = pytest.mark.system
@@ -210,6 +212,86 @@ def test_datasets_reads_flux_moments_in_the_columns_of_mlperf(loaded: Any, tmp_p
         assert torch.equal(torch.cat([mean, logvar]), both)
         assert torch.equal(t5, emb)
         assert torch.equal(clip, pooled)
+
+
+@SYSTEM
+@pytest.mark.filterwarnings("ignore")
+def test_datasets_reads_folders_of_images(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the training scripts of diffusers ask for them."""
+    from PIL import Image
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    wdsprep.export(images, tmp_path / "out", to="imagefolder")
+    import datasets
+
+    found = datasets.load_dataset(
+        "imagefolder", data_dir=str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "c")
+    )
+    assert found.column_names == ["image", "text"]
+    told = sorted((row["text"], row["image"].tobytes()) for row in found)
+    kept = stored_images(images)
+    assert told == sorted(
+        (one_line(text), Image.open(io.BytesIO(data)).tobytes()) for data, text, _ in kept.values()
+    )
+    for key, (data, text, _facts) in kept.items():
+        (image,) = (tmp_path / "out").glob(f"*/{key}.jpg")
+        assert image.read_bytes() == data
+        assert image.with_suffix(".txt").read_text() == f"{one_line(text)}\n"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split("\n")).strip()
+
+
+# --- sd-scripts
+@SYSTEM
+@pytest.mark.parametrize(
+    ("kind", "pipeline"),
+    [("sd", "StableDiffusion"), ("sdxl", "StableDiffusionXL"), ("flux", "Flux")],
+)
+def test_sd_scripts_finds_latents_and_text_beside_images(
+    kind: str, pipeline: str, images: Path, family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In shapes that are its buckets, with mirror images."""
+    how = {"model": str(family(pipeline)), "shapes": "nearest:16,2", "flip": True}
+    encode_here(images, tmp_path / "latents", **how)
+    done = wdsprep.export(tmp_path / "latents", tmp_path / "out", to="kohya", join=images)
+    assert done.samples == COUNT
+    stored, kept = latents_of(tmp_path / "latents"), stored_images(images)
+    settings = json.loads((tmp_path / "latents/wdsprep.json").read_bytes())["settings"]
+    found = list(cached_images(tmp_path / "out", kind, resolution=64, step=16))
+    assert {one.key for one in found} == stored.keys()
+    assert len({one.bucket for one in found}) > 1
+    for one in found:
+        ours, (data, _text, _facts) = stored[one.key], kept[one.key]
+        assert (one.repeats, one.caption) == (1, one_line(ours["txt"]))
+        scale, shift = (1, 0) if kind == "flux" else (settings["scale"], settings["shift"])
+        for values, name in ((one.latents, "latent.npy"), (one.flipped, "latent_flipped.npy")):
+            assert np.allclose((values - shift) * scale, ours[name], atol=1e-5)
+        facts = ours["json"]
+        assert one.original_size == [facts["source_width"], facts["source_height"]]
+        assert one.crop_ltrb == facts["crop"]
+        (image,) = (tmp_path / "out").glob(f"*/{one.key}.jpg")
+        assert image.read_bytes() == data
+        check_outputs(kind, one.outputs, ours)
+
+
+def check_outputs(kind: str, outputs: Any, ours: dict[str, Any]) -> None:
+    if kind == "sd":
+        assert not outputs
+    if kind == "sdxl":
+        both = np.concatenate([outputs["hidden_state1"], outputs["hidden_state2"]], axis=1)
+        assert np.array_equal(both, ours["emb.npy"])
+        assert np.array_equal(outputs["pool2"], ours["pooled.npy"])
+    if kind == "flux":
+        values = (ours["emb.npy"].astype("<u4") << 16).view("<f4")
+        assert np.array_equal(outputs["t5_out"], values)
+        assert np.array_equal(outputs["l_pooled"], ours["pooled.npy"])
+        assert outputs["txt_ids"].shape == (len(values), 3)
+        assert outputs["t5_attn_mask"].all()
+        assert not outputs["apply_t5_attn_mask"]
 
 
 # --- webshart

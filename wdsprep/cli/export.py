@@ -15,6 +15,9 @@ OPENED = {
     "webshart": "webshart.discover_dataset(source=..., metadata={out!r})",
     "mds": "streaming.StreamingDataset(local={out!r})",
     "parquet": "datasets.load_dataset({out!r})",
+    "imagefolder": "datasets.load_dataset('imagefolder', data_dir={out!r})",
+    "kohya": "give sd-scripts --train_data_dir {out} --caption_extension .txt "
+    "--cache_latents_to_disk",
 }
 
 

@@ -16,4 +16,6 @@ In: Datasets of images, latents or text.
 Out: Folders that other programs read.
 """
 
-LAYOUTS = ("energon", "primus", "wids", "webshart", "mds", "parquet")
+LAYOUTS = ("energon", "primus", "wids", "webshart", "mds", "parquet", "imagefolder", "kohya")
+WITH_IMAGES = ("kohya",)
+"""Layouts of latents to which the images are joined."""

@@ -24,6 +24,7 @@ from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rows import may_have_rows
 from wdsprep.dataset.state import check_kind, open_dataset
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.exporting import WITH_IMAGES
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
@@ -74,7 +75,7 @@ def export(options: ExportOptions) -> Exported:
     places = [absolute(options.dataset), *map(absolute, named)]
     target = absolute(options.out) if os.fspath(options.out) else ""
     manifests = [open_dataset(place)[1] for place in places]
-    found = _exportable(places, manifests)
+    found = _exportable(places, manifests, to)
     if to == "energon":
         if named:
             raise UsageError("--to energon leaves tars as they are: Energon joins datasets itself")
@@ -112,12 +113,14 @@ class Plan:
     """What decides the bytes, but for those of the shards."""
 
 
-def _exportable(places: Sequence[str], manifests: Sequence[Manifest]) -> Exportable:
-    """Of arrays with one name the last dataset's count, and of texts those of the last that has
-    any."""
+def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:
+    """Return what is to be exported. Of arrays with one name the last dataset's count, and of texts
+    those of the last that has any."""
     first, *joined = manifests
+    has_images = to in WITH_IMAGES and [m.dataset for m in joined].count("images") == 1
     for place, manifest in zip(places[1:], joined, strict=True):
-        check_kind(open_store(place), manifest.dataset, "latents")
+        if not (has_images and manifest.dataset == "images"):
+            check_kind(open_store(place), manifest.dataset, "latents")
     if joined and first.dataset != "latents":
         raise UsageError(f"{places[0]} is a dataset of images: --join goes with latents or text")
     taken = _taken(manifests)
@@ -136,6 +139,7 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest]) -> Exporta
         settings=(with_latents or [first])[-1].settings,
         model=str((of_texts or [first])[-1].extra.get("model", "")),
         shards=tuple((shard.name, shard.samples) for shard in first.shards),
+        has_images=has_images,
     )
 
 
@@ -165,7 +169,7 @@ def _units(
     """One for each shard that all of them have, if they are made of the same images."""
     taken = _taken(manifests)
     first, *others = manifests
-    made_of = [{r.unit: r.input for r in m.receipts} for m in manifests] if others else []
+    made_of = [_images_of(m) for m in manifests] if others else []
     joins = manifests if others else []
     moved = [{r.unit: r for r in m.receipts if may_have_rows(r)} for m in joins] or [{}]
     beside = [{shard.name: shard for shard in manifest.shards} for manifest in manifests]
@@ -185,7 +189,7 @@ def _units(
                     url=place,
                     shard=there[shard.name],
                     digest=DigestKind.of(manifest.settings),
-                    arrays=_wanted(first, names, layout),
+                    arrays=_wanted(manifest, names, layout),
                     gives_caption=bool(_texts(manifest) & names),
                     receipt=units.get(unit),
                 )
@@ -196,9 +200,18 @@ def _units(
         )
 
 
-def _wanted(first: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
-    """Of images, whatever they are called."""
-    return tuple(sorted(names.intersection(layout.arrays))) if first.dataset != "images" else None
+def _images_of(manifest: Manifest) -> dict[str, str]:
+    """Return the digest of the image shard that each unit is made of, or is."""
+    if manifest.dataset == "images":
+        return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
+    return {receipt.unit: receipt.input for receipt in manifest.receipts}
+
+
+def _wanted(manifest: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
+    """Return the members that are taken: of images all, whatever they are called."""
+    if manifest.dataset == "images":
+        return None
+    return tuple(sorted(names.intersection(layout.arrays)))
 
 
 def _beside(dataset: Exportable, target: str) -> Exported:

@@ -26,6 +26,8 @@ class Exportable:
     model: str = ""
     shards: tuple[tuple[str, int], ...] = ()
     """By name, with the samples of each."""
+    has_images: bool = False
+    """Whether the images are joined to latents that were made of them."""
 
     @property
     def has_shapes(self) -> bool:

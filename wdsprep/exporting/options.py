@@ -29,7 +29,8 @@ class ExportOptions(CrewOptions):
     to: str = field(
         metadata=about(
             "Write what Megatron Energon, AMD's Primus, wids (Sana), webshart (SimpleTuner), "
-            "MosaicML's streaming (PRX) or datasets (MLPerf) reads.",
+            "MosaicML's streaming (PRX), datasets (MLPerf), what takes folders of images "
+            "(diffusers' scripts, OneTrainer, ai-toolkit) or kohya's sd-scripts reads.",
             LAYOUT,
             choices=LAYOUTS,
         )
@@ -38,7 +39,7 @@ class ExportOptions(CrewOptions):
         default=(),
         metadata=about(
             "Put the arrays of this dataset of the same images beside those of DATASET, such as "
-            "text that was encoded alone.",
+            "text that was encoded alone; for kohya the images themselves.",
             LAYOUT,
             metavar="DATASET",
             is_place=True,

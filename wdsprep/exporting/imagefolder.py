@@ -1,0 +1,84 @@
+"""Folders of images with captions beside them, which most programs that train LoRAs read.
+
+Each shard is a folder. An image has its caption in a text file of its name, for sd-scripts,
+OneTrainer and ai-toolkit, and in a line of the folder's `metadata.jsonl`, for the `imagefolder` of
+Hugging Face `datasets`, which the scripts of diffusers load. sd-scripts takes what stands before
+the underscore in the name of a folder for how often it shows each image in a pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from wdsprep.dataset.tar.write import Buffer
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportedFile,
+    ExportSample,
+    Layout,
+    Writing,
+    to_json,
+)
+from wdsprep.store.base import Store, write_bytes
+
+METADATA = "metadata.jsonl"
+
+
+def layout(*, tower: str) -> "ImageFolderLayout":
+    del tower
+    return ImageFolderLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolderLayout:
+    heads: bool = False
+    arrays: tuple[str, ...] = ()
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("imagefolder", "images")
+        return self
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        folder, files, lines = folder_of(unit), list[ExportedFile](), list[bytes]()
+        for sample in samples:
+            ((kind, data),) = sample.members.items()
+            files += write_captioned(out, folder, sample, kind, data)
+            row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
+            lines.append(to_json(row) + b"\n")
+            yield
+        if lines:
+            files.append(write_file(out, f"{folder}/{METADATA}", b"".join(lines)))
+        return files
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        del files  # each folder has its own
+        return {}
+
+
+def folder_of(unit: str) -> str:
+    return f"1_{unit.replace('/', '-')}"
+
+
+def stem_of(sample: ExportSample) -> str:
+    return sample.key.replace("/", "_")
+
+
+def caption_line(sample: ExportSample) -> str:
+    """Return the caption in one line: some readers take further lines for other captions."""
+    return " ".join(sample.caption.split("\n")).replace("\r", "").strip()
+
+
+def write_captioned(
+    out: Store, folder: str, sample: ExportSample, kind: str, image: Buffer
+) -> list[ExportedFile]:
+    """Write the image and its caption. The line is ended, since sd-scripts fails on empty files."""
+    name = f"{folder}/{stem_of(sample)}"
+    text = f"{caption_line(sample)}\n".encode()
+    return [
+        write_file(out, f"{name}.{kind}", image, samples=1),
+        write_file(out, f"{name}.txt", text),
+    ]
+
+
+def write_file(out: Store, name: str, data: Buffer, *, samples: int = 0) -> ExportedFile:
+    write_bytes(out, name, bytes(data))
+    return ExportedFile(name=name, nbytes=len(data), samples=samples)

@@ -1,0 +1,173 @@
+"""Images with the caches of kohya's sd-scripts beside them: of latents, and of text.
+
+sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`, takes the size in that name for the
+image's, and so sorts the image into the bucket of the latent without opening it. SD's and SDXL's
+latents are as the VAE gives them, Flux's as the transformer takes them; in the box of `crop_ltrb`
+and in `original_size` widths come first. What sd-scripts would make of the caption is in
+`NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`; it keeps no such file for SD.
+
+Written by what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
+`strategy_flux.py` read in February 2026 (commit 48d368fa).
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of, values_of
+from wdsprep.dataset.latents import denormalised
+from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
+from wdsprep.errors import FormatError, UsageError
+from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned, write_file
+from wdsprep.exporting.layout import Exportable, ExportedFile, ExportSample, Layout, Writing
+from wdsprep.store.base import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Arrays = dict[str, "NDArray[Any]"]
+FAMILIES = {
+    "StableDiffusionPipeline": "sd",
+    "StableDiffusionXLPipeline": "sdxl",
+    "FluxPipeline": "flux",
+}
+LATENTS = {LATENT: "latents", FLIPPED: "latents_flipped"}
+
+
+def layout(*, tower: str) -> "KohyaLayout":
+    del tower
+    return KohyaLayout()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KohyaLayout:
+    family: str = ""
+    """sd, sdxl or flux."""
+    settings: Mapping[str, Any] | None = None
+    heads: bool = False
+    arrays: tuple[str, ...] = ()
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("kohya", "latents")
+        pipeline = dataset.settings.get("pipeline", "StableDiffusionPipeline")
+        if not dataset.has_images:
+            raise UsageError(
+                f"{dataset.url} has no images, and sd-scripts looks for caches beside them: --join "
+                "the images that it was made of"
+            )
+        if pipeline not in FAMILIES:
+            raise UsageError(
+                f"{dataset.url} is of a {pipeline}: --to kohya takes latents of SD, SDXL and Flux"
+            )
+        if dataset.has_moments or dataset.settings.get("latents") == "given":
+            raise UsageError(
+                f"{dataset.url} has moments or imported latents, and sd-scripts takes one latent "
+                "of known scale for each image: encode with --latents sample or mean"
+            )
+        check_buckets(dataset)
+        family = FAMILIES[pipeline]
+        known = {field.name for field in dataset.fields}
+        texts = {EMB, POOLED} if family != "sd" and {EMB, POOLED} <= known else set[str]()
+        arrays = tuple(sorted(known & {*LATENTS, *texts}))
+        return replace(self, family=family, settings=dataset.settings, arrays=arrays)
+
+    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        folder, files = folder_of(unit), list[ExportedFile]()
+        for sample in samples:
+            ((kind, data),) = ((n, d) for n, d in sample.members.items() if n not in self.arrays)
+            files += write_captioned(out, folder, sample, kind, data)
+            for ending, arrays in self.caches(sample).items():
+                name = f"{folder}/{stem_of(sample)}{ending}"
+                files.append(write_file(out, name, to_npz(arrays)))
+            yield
+        return files
+
+    def caches(self, sample: ExportSample) -> dict[str, Arrays]:
+        """Return the arrays of each cache of a sample, by what its name ends with."""
+        values = {
+            name: values_of(field_of(name, sample.members[name]), sample.members[name])
+            for name in self.arrays
+        }
+        width, height = cut_size(sample.facts)
+        if not width:
+            raise FormatError(f"the json of {sample.key} has no crop")
+        latents = f"_{width:04d}x{height:04d}_{self.family}.npz"
+        found = {latents: self._latents(sample, values)}
+        if EMB in values and self.family == "sdxl":
+            found["_te_outputs.npz"] = text_of_sdxl(values)
+        if EMB in values and self.family == "flux":
+            found["_flux_te.npz"] = text_of_flux(values)
+        return found
+
+    def _latents(self, sample: ExportSample, values: Arrays) -> Arrays:
+        import numpy as np
+
+        is_raw = self.family != "flux"
+        latents = {LATENTS[n]: values[n].astype("<f4") for n in LATENTS if n in values}
+        if is_raw:
+            latents = {n: denormalised(v, self.settings or {}) for n, v in latents.items()}
+        height, width = latents["latents"].shape[-2:]
+        size = [sample.number("source_width"), sample.number("source_height")]
+        found = {
+            **latents,
+            "original_size": np.array(size),
+            "crop_ltrb": np.array(sample.facts["crop"]),
+        }
+        # Flux's file may hold an image at several resolutions.
+        return found if is_raw else {f"{n}_{height}x{width}": v for n, v in found.items()}
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        del files  # sd-scripts lists folders
+        return {}
+
+
+def text_of_sdxl(values: Arrays) -> Arrays:
+    """Return what both towers make of a caption. The second is as wide as the pooled vector."""
+    second = len(values[POOLED])
+    return {
+        "hidden_state1": values[EMB][:, :-second],
+        "hidden_state2": values[EMB][:, -second:],
+        "pool2": values[POOLED],
+    }
+
+
+def text_of_flux(values: Arrays) -> Arrays:
+    """Return what both towers make of a caption. T5 reads all of its length, so the mask, which
+    sd-scripts then does not look at, leaves nothing out."""
+    import numpy as np
+
+    length = len(values[EMB])
+    return {
+        "l_pooled": values[POOLED],
+        "t5_out": values[EMB],
+        "txt_ids": np.zeros((length, 3), "<f4"),
+        "t5_attn_mask": np.ones(length, "<i8"),
+        "apply_t5_attn_mask": np.array(False),
+    }
+
+
+def check_buckets(dataset: Exportable) -> None:
+    """Refuse shapes that no bucket of sd-scripts has: it would take the latents for others'."""
+    area = int(dataset.settings["resolution"]) ** 2
+    sizes = shapes_of(dataset.settings)
+    step = math.gcd(*(side for size in sizes for side in size))
+
+    def has_bucket(width: int, height: int) -> bool:
+        return height == area // width // step * step or width == area // height // step * step
+
+    for size in sizes:
+        if not has_bucket(*size):
+            raise UsageError(
+                f"{dataset.url} has the shape {shape_name(size)}, for which sd-scripts has no "
+                "bucket: encode with --shapes nearest:64,2"
+            )
+
+
+def to_npz(arrays: Arrays) -> bytes:
+    import numpy as np
+
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]
+    return out.getvalue()
