@@ -21,7 +21,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.example_trainer import Interrupt, running, world_of
 from tests.kit.families.folders import pipeline_class, quiet
-from tests.kit.paths import EXAMPLES
+from tests.kit.paths import EXAMPLES, ROOT, blocks
 
 MISSING = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 FAMILIES = {"lora_sdxl": "StableDiffusionXL", "lora_flux": "Flux"}
+PAGE = ROOT / "wdsprep/loading/fine-tuning.md"
 WEIGHTS = "pytorch_lora_weights.safetensors"
 STEPS, SAVED, KILLED = 16, 5, 8
 OPTIONS = ["--steps", str(STEPS), "--save-every", str(SAVED), "--batch", "4", "--rate", "1e-2"]
@@ -65,7 +66,8 @@ def example(
 
 
 def run(example: Example, out: str, interrupt: Interrupt | None = None) -> str:
-    """Train in two processes; return what the first one said. With an interrupt it dies of it."""
+    """Train in two processes; return what the first one said. With an interrupt it dies of that, and
+    the second is killed, unless the loss of the first has ended it."""
     world = {**WORLD, **world_of(2)}
     words = [*example.words, "--out", str(example.folder / out)]
     said = ""
@@ -90,9 +92,8 @@ def run(example: Example, out: str, interrupt: Interrupt | None = None) -> str:
             except EOFError:
                 break
         first.end(-signal.SIGKILL if interrupt else 0)
-        if interrupt:
-            second.process.kill()
-        second.end(-signal.SIGKILL if interrupt else 0)
+        if not interrupt:
+            second.end()
     return said
 
 
@@ -159,6 +160,30 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
     with Image.open(out / "samples.png") as image:
         assert image.width > image.height
         assert len(set(image.convert("L").tobytes())) > 20
+
+
+def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
+    example: Example, tmp_path: Path
+) -> None:
+    """As the page says it; the next step after loading is the one after saving."""
+    ((_kind, code),) = blocks(PAGE, "python")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/latents-256").symlink_to(example.folder / "latents")
+    (tmp_path / "page.py").write_text(code)
+    own = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "page.py"],
+        cwd=tmp_path,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    options: Any = {"global_batch": 2, "epochs": None, "drop_text": 0.1, "step": 3}
+    fourth = next(iter(wdsprep.load(example.folder / "latents", **options)))
+    assert done.stdout == f"3 {fourth['key']}\n"
 
 
 def drawn(pipeline: Any) -> Any:

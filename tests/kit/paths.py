@@ -15,8 +15,8 @@ FIND_TESTS = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
 
 
 def pages() -> list[Path]:
-    """The README, and the pages beside the code that it leads to: all that git tracks."""
-    command = ["git", "-C", str(ROOT), "ls-files", "README.md", "*/README.md"]
+    """Return the README, and the pages beside the code that it leads to: all that git tracks."""
+    command = ["git", "-C", str(ROOT), "ls-files", "README.md", "*/README.md", "wdsprep/*/*.md"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [ROOT / name for name in done.stdout.splitlines()]
 
