@@ -66,8 +66,8 @@ def example(
 
 
 def run(example: Example, out: str, interrupt: Interrupt | None = None) -> str:
-    """Train in two processes; return what the first one said. With an interrupt it dies of that, and
-    the second is killed, unless the loss of the first has ended it."""
+    """Train in two processes; return what the first one said. With an interrupt it dies of that,
+    and the second is killed, unless the loss of the first has ended it."""
     world = {**WORLD, **world_of(2)}
     words = [*example.words, "--out", str(example.folder / out)]
     said = ""
