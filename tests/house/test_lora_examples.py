@@ -21,6 +21,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.example_trainer import Interrupt, running, world_of
 from tests.kit.families.folders import pipeline_class, quiet
+from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES, ROOT, blocks
 
 MISSING = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
@@ -66,8 +67,10 @@ def example(
 
 
 def run(example: Example, out: str, interrupt: Interrupt | None = None) -> str:
-    """Train in two processes; return what the first one said. With an interrupt it dies of that,
-    and the second is killed, unless the loss of the first has ended it."""
+    """Train in two processes; return what the first one said.
+
+    With an interrupt it dies of that. The second is killed then, or ends as the first is gone.
+    """
     world = {**WORLD, **world_of(2)}
     words = [*example.words, "--out", str(example.folder / out)]
     said = ""
@@ -160,6 +163,25 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
     with Image.open(out / "samples.png") as image:
         assert image.width > image.height
         assert len(set(image.convert("L").tobytes())) > 20
+
+
+def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path) -> None:
+    fields = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
+    write_latents(str(tmp_path / "others"), (12,), fields=fields)
+    words = ["others", "--model", str(example.folder / "model"), "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{example.program}.py"), *words],
+        cwd=tmp_path,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"{example.program}: ")
+    assert "pooled" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(

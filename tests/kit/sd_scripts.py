@@ -38,8 +38,10 @@ class CachedImage:
 
 
 def cached_images(root: Path, family: str, *, resolution: int, step: int) -> Iterator[CachedImage]:
-    """Yield the images with their caches. One without a latent of its bucket's size is an error:
-    sd-scripts would encode it again, or fail on the batch."""
+    """Yield the images with their caches.
+
+    One without a latent of its bucket's size is an error: sd-scripts would encode it again, or fail
+    on the batch."""
     buckets = buckets_of(resolution, step)
     for folder in sorted(root.iterdir()):
         repeats = re.match(r"(\d+)_", folder.name)

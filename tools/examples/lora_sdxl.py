@@ -3,7 +3,6 @@
 
     wdsprep encode shards/images shards/latents-1024 --model sdxl --resolution 1024 --shapes sdxl
     accelerate launch --mixed_precision bf16 tools/examples/lora_sdxl.py shards/latents-1024
-    accelerate launch --num_processes 4 --mixed_precision bf16 tools/examples/lora_sdxl.py ...
 
 Neither the VAE nor a text encoder is in memory while it trains: latents, embeddings and sizes come
 from the shards, and dropped captions are the empty one that `encode` kept. It needs accelerate and
@@ -32,6 +31,7 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 
 import wdsprep
+from wdsprep.errors import UsageError
 
 ARRAYS = ("latent", "emb", "pooled", "time_ids")
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0")  # of each attention
@@ -168,16 +168,14 @@ class LoraTraining:
         return torch.nn.functional.mse_loss(made.float(), noise)
 
     def noise_and_times(self, latents: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Draw those of all samples of the step, and return those of this process's share. Drawn
-        on the CPU from the seed and the step, they are the same after a resume."""
+        """Return this process's share of those of the step, which are drawn anew from the seed."""
         random = torch.Generator().manual_seed(1_000_003 * self.options.seed + step)
         noise = torch.randn((self.options.batch, *latents.shape[1:]), generator=random)
         times = torch.randint(
             self.schedule.config.num_train_timesteps, (self.options.batch,), generator=random
         )
-        first = self.accelerator.process_index * len(latents)
-        share = slice(first, first + len(latents))
-        return noise[share].to(latents.device), times[share].to(latents.device)
+        mine = self.accelerator.process_index * len(latents) + torch.arange(len(latents))
+        return noise[mine].to(latents.device), times[mine].to(latents.device)
 
     def save(self, step: int) -> None:
         """Write a checkpoint under another name first: one that is there is a whole one."""
@@ -193,7 +191,6 @@ class LoraTraining:
     def resume(self) -> None:
         if self.accelerator.is_main_process:
             shutil.rmtree(self.out / "checkpoint.part", ignore_errors=True)
-        self.accelerator.wait_for_everyone()
         if found := self.checkpoints():
             self.accelerator.print(f"going on from {found[-1]}", flush=True)
             self.accelerator.load_state(str(found[-1]))
@@ -219,4 +216,7 @@ class LoraTraining:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:  # such as a dataset of another model, or of too few samples
+        raise SystemExit(f"lora_sdxl: {error}") from None

@@ -114,8 +114,10 @@ class Plan:
 
 
 def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:
-    """Return what is to be exported. Of arrays with one name the last dataset's count, and of texts
-    those of the last that has any."""
+    """Return what is to be exported.
+
+    Of arrays with one name the last dataset's count, and of texts those of the last that has any.
+    """
     first, *joined = manifests
     has_images = to in WITH_IMAGES and [m.dataset for m in joined].count("images") == 1
     for place, manifest in zip(places[1:], joined, strict=True):

@@ -70,7 +70,7 @@ def caption_line(sample: ExportSample) -> str:
 def write_captioned(
     out: Store, folder: str, sample: ExportSample, kind: str, image: Buffer
 ) -> list[ExportedFile]:
-    """Write the image and its caption. The line is ended, since sd-scripts fails on empty files."""
+    """Write the image and its caption with a line's end: sd-scripts fails on empty files."""
     name = f"{folder}/{stem_of(sample)}"
     text = f"{caption_line(sample)}\n".encode()
     return [

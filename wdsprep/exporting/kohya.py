@@ -124,7 +124,7 @@ class KohyaLayout:
 
 
 def text_of_sdxl(values: Arrays) -> Arrays:
-    """Return what both towers make of a caption. The second is as wide as the pooled vector."""
+    """Return what both towers make of a caption; the second is as wide as the pooled vector."""
     second = len(values[POOLED])
     return {
         "hidden_state1": values[EMB][:, :-second],
@@ -134,8 +134,11 @@ def text_of_sdxl(values: Arrays) -> Arrays:
 
 
 def text_of_flux(values: Arrays) -> Arrays:
-    """Return what both towers make of a caption. T5 reads all of its length, so the mask, which
-    sd-scripts then does not look at, leaves nothing out."""
+    """Return what both towers make of a caption.
+
+    The mask leaves nothing out: T5 reads all of its length here, and sd-scripts looks at the mask
+    with `--apply_t5_attn_mask` alone, for which it makes the file anew.
+    """
     import numpy as np
 
     length = len(values[EMB])
