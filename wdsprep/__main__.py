@@ -42,7 +42,7 @@ def main() -> int:
     try:
         from wdsprep.cli import main as command
     except KeyboardInterrupt:  # nothing has begun
-        sys.stderr.write("\rwdsprep: interrupted: run the same command to go on from here\n")
+        sys.stderr.write("\rwdsprep: interrupted: run the same command again\n")
         return 130
     return command()
 

@@ -7,6 +7,7 @@ WdsprepError
 ├── UsageError           the request cannot be right                       exit 2
 ├── StoreError           bytes could not be listed, read, written, deleted
 │   ├── NotFoundError
+│   ├── NotAFileError    a folder, a pipe or a device stands in the place of a file
 │   ├── ExistsError      an exclusive write found the name taken
 │   ├── AccessError      credentials, permissions, a read-only place
 │   ├── FullError        no space left
@@ -116,6 +117,10 @@ class StoreError(WdsprepError):
 
 
 class NotFoundError(StoreError):
+    pass
+
+
+class NotAFileError(StoreError):
     pass
 
 

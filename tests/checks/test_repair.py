@@ -3,12 +3,14 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import wdsprep
 from tests.kit.damaged import (
     check,
     findings,
@@ -18,6 +20,7 @@ from tests.kit.damaged import (
     restore,
     source_of_photos,
 )
+from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import Repair, carry_out, plan_repair
@@ -211,6 +214,39 @@ def test_foreign_files_are_named_and_left_alone(packed: Packed) -> None:
     assert all((images / name).exists() for name in ("32/000099.tar", "1024/000001.tar"))
     (images / "1024/000001.tar").unlink()
     (images / "1024").rmdir()
+
+
+def test_a_receipt_of_latents_costs_images_nothing(
+    packed: Packed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _source, images, whole = packed
+    (images / "receipts/32").mkdir()
+    for name in ("000001.json", "000002.json"):
+        shutil.copy(images / "receipts" / name, images / "receipts/32" / name)
+    assert main(["repair", str(images), "--yes"]) == 0
+    said = capfd.readouterr().out
+    assert "remove what is of no slice here (receipts/32/000001.json: it is" in said
+    assert said.endswith(f"repaired: {images} lacks nothing\n")
+    assert "another run" not in said
+    assert tree(images) == whole
+
+
+def test_a_receipt_of_images_costs_latents_nothing(
+    packed: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does one in the place of another make two units of one."""
+    latents = tmp_path / "latents"
+    with in_this_process():
+        wdsprep.encode(packed[1], latents, resolution=32, model="tiny")
+    whole = tree(latents)
+    for name in ("receipts/000001.json", "receipts/32/000001.json"):
+        shutil.copy(packed[1] / "receipts/000001.json", latents / name)
+    assert main(["repair", str(latents), "--yes"]) == 0
+    said = capfd.readouterr().out
+    assert "another run" not in said
+    assert "remove shard 32/000001, to be made again" in said
+    gone = {name for name in whole if "32/000001" in name}
+    assert tree(latents).keys() == whole.keys() - gone
 
 
 # --- the command

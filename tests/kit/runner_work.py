@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from wdsprep.errors import FullError, UsageError
+from wdsprep.errors import FullError, NotAFileError, UsageError
 from wdsprep.runners.base import BrokenWorkerError, HopelessError
 
 Call = Callable[[Any], Generator[Any, None, Any]]
@@ -37,6 +37,7 @@ class Square:
     kills: frozenset[int] = frozenset()
     raises: frozenset[int] = frozenset()
     fills: frozenset[int] = frozenset()
+    obstructed: frozenset[int] = frozenset()
     unpicklable: frozenset[int] = frozenset()
     exits: frozenset[int] = frozenset()
     leaves: frozenset[int] = frozenset()
@@ -74,6 +75,8 @@ class Square:
             raise ValueError(f"no square for {unit.value}")
         if unit.value in self.fills:
             raise FullError("the disk is full: make room and run again")
+        if unit.value in self.obstructed:
+            raise NotAFileError("256/000003.tar: is a folder, not a file: move it away")
         if unit.value in self.unpicklable:
             return threading.Lock()
         return unit.value**2, os.getpid()

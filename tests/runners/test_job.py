@@ -1,6 +1,8 @@
 """A job: what failed, where it stands and Ctrl-C mean the same in every command."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+import wdsprep
 from tests.kit.damaged import packing_here
+from tests.kit.hub import Hub
 from tests.kit.joined_sets import LATENTS, Images, write_part
 from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
@@ -211,6 +216,56 @@ def test_the_rest_is_done_and_what_failed_is_named_with_the_next_step(
         assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
 
 
+@pytest.mark.parametrize("command", ["duplicates", "export"])
+def test_on_the_hub_a_failed_unit_keeps_back_half_an_export_and_no_hashes(
+    command: str,
+    sets: Path,
+    tmp_path: Path,
+    failing: list[str],
+    hub: Hub,
+    hub_dataset: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is kept of each shard is whole by itself; half an export nobody can read."""
+    out = f"hf://datasets/{hub_dataset}/out"
+    words = [word.replace(str(tmp_path / "out"), out) for word in placed(command, sets, tmp_path)]
+    commits = hub.repositories[hub_dataset].trees
+    assert main(words) == 1
+    told = "as nothing is sent to the hub before all is exported" in capsys.readouterr().err
+    assert (len(commits) - 1, told) == ((1, False) if command == "duplicates" else (0, True))
+    assert len(set(failing)) > 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("command", [*COMMANDS, "encode"])
+def test_what_stands_in_the_place_of_a_shard_is_the_trouble_of_that_shard(
+    command: str, kind: str, sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for select, which lays out its shards by the keys of all."""
+    source = "latents" if command == "export" else "images"
+    shutil.copytree(sets, tmp_path / "sets")
+    tars = sorted((tmp_path / "sets" / source).rglob("*.tar"))
+    tars[1].unlink()
+    tars[1].mkdir() if kind == "folder" else os.mkfifo(tars[1])
+    if command == "encode":
+        options = {"resolution": 32, "model": "tiny", "workers": 1}
+        with patch("wdsprep.encoding.encode.runner_of", lambda *_, **__: InThisProcess()):
+            encoded = wdsprep.encode(tmp_path / "sets/images", tmp_path / "out", **options)
+        (failed,) = encoded.quarantined
+        assert len(encoded.manifest.shards) == len(tars) - 1
+        assert failed.reason.endswith("not a file: move it away, then run the same command again")
+        return
+    code = main(placed(command, tmp_path / "sets", tmp_path))
+    said = capsys.readouterr()
+    if command == "verify":
+        assert code == 3
+        assert "stands in its place: move it out of the dataset" in said.out
+    else:
+        assert code == 1
+        assert "not a file: move it away, then run the same command again" in said.err
+        assert ("1 shard could not be" in said.err) is (command != "select")
+
+
 def placed(command: str, sets: Path, root: Path) -> list[str]:
     places = {"images": sets / "images", "latents": sets / "latents"}
     places |= {name: root / name for name in ("out", "list")}
@@ -249,7 +304,10 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     )
     assert (stopped.returncode, stopped.stdout) == (128 + signal.SIGINT, "")
     last = stopped.stderr.splitlines()[-1]
-    assert last == "wdsprep: interrupted: run the same command to go on from here"
+    again = "the same command to go on from here"
+    if command == "verify":  # which keeps nothing to go on from
+        again = "the same command again"
+    assert last == f"wdsprep: interrupted: run {again}"
     assert not list(tmp_path.rglob("*.tmp*"))
     assert main([*words, "-q"]) == 0
     (tmp_path / "fresh").mkdir()

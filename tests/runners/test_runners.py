@@ -112,6 +112,14 @@ def test_a_place_that_cannot_open_is_given_up_and_the_others_do_its_work(
     assert any(line.startswith("a place is given up for now: no") for line in caplog.messages)
 
 
+def test_what_stands_in_the_place_of_a_file_costs_that_unit_alone(kind: str) -> None:
+    _, finished, quarantined = run(kind, Square(obstructed=frozenset({3})), numbers(20))
+    assert len(finished) == 19
+    (failed,) = quarantined
+    assert (failed.unit.name, failed.attempts) == ("000003", 1)
+    assert failed.reason == "256/000003.tar: is a folder, not a file: move it away"
+
+
 def test_what_no_place_can_change_ends_the_run_at_once(kind: str) -> None:
     work = Unopenable("request", frozenset({1}))
     with pytest.raises(UsageError, match="--text-length: 9 is too long"):
@@ -257,7 +265,7 @@ def test_a_hopeless_unit_is_not_tried_again_and_its_worker_lives_on(kind: str, c
 
 
 def test_units_side_by_side_fail_and_end_the_run_as_one_by_one(kind: str) -> None:
-    work = Square(raises=frozenset({1}), unpicklable=frozenset({2}), fills=frozenset({40}))
+    work = Square(raises=frozenset({1}), unpicklable=frozenset({2}), fills=frozenset({400}))
     quarantined = []
 
     def listen() -> None:

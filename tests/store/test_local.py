@@ -5,6 +5,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from wdsprep.errors import (
     AccessError,
     ExistsError,
     FullError,
+    NotAFileError,
     NotFoundError,
     StoreError,
     UsageError,
@@ -109,7 +111,7 @@ def test_pipe_is_neither_listed_nor_waited_for(local: LocalStore) -> None:
             local.read(name)
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "loop"])
 def test_what_stands_in_the_place_of_a_file_is_to_be_moved_away(
     local: LocalStore, tmp_path: Path, kind: str
 ) -> None:
@@ -119,12 +121,15 @@ def test_what_stands_in_the_place_of_a_file_is_to_be_moved_away(
         place.mkdir()
     elif kind == "pipe":
         os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(place))
     else:
         place.symlink_to("a")
-    with pytest.raises(StoreError, match=r"data/a: .*not a file: move it away, then run the same"):
+    with pytest.raises(NotAFileError, match=r"data/a: .*not a file: move it away, then"):
         local.read("a")
     if kind == "folder":
-        with pytest.raises(StoreError, match="data/a: is a folder, not a file: move it away"):
+        with pytest.raises(NotAFileError, match="data/a: is a folder, not a file: move it away"):
             write_bytes(local, "a", b"x")
 
 

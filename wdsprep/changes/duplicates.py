@@ -80,8 +80,6 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     with copy_files(os.fspath(options.output), os.fspath(options.table), images) as files:
         make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
         _look(images, make_runner, listener)
-        for one in images:
-            one.kept.publish()
         search = CopySearch(images)
         copies = search.copies(options.distance, listener.compared)
         files.write(copies)
@@ -141,5 +139,7 @@ def _look(
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples
+    for one in images:  # whatever failed: what is kept of a shard is whole by itself
+        one.kept.publish()
     step = f"run the same again, or {verify_step(*(one.shown for one in images))}"
     check_all_done(job.quarantined, "shard", "looked at", step)

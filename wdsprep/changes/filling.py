@@ -28,8 +28,9 @@ from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refre
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import CrewOptions
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import Heard
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, local_path, write_bytes
 from wdsprep.text import human_bytes, plural
@@ -122,6 +123,7 @@ class Out:
     part: str
     asked: SelectAsked
     overwrite: bool
+    track: str = ""
 
     @property
     def shown(self) -> str:
@@ -203,12 +205,16 @@ class Out:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
     def finished(self) -> Outcome:
-        return self._run([], None, lambda _status: None)
+        return self._run([], None, JobListener())
 
     def filled(
-        self, cuts: Sequence[Cut], images: Outcome | None, options: CrewOptions, status: Heard
+        self,
+        cuts: Sequence[Cut],
+        images: Outcome | None,
+        options: CrewOptions,
+        listener: JobListener,
     ) -> Outcome:
-        return self._run(list(self._units(cuts, images)), options, status)
+        return self._run(list(self._units(cuts, images)), options, listener)
 
     def _units(self, cuts: Sequence[Cut], images: Outcome | None) -> Iterator[CopyUnit]:
         """Latents are made of the image shards that were written, whatever came of these."""
@@ -247,7 +253,9 @@ class Out:
         left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
         return replace(piece, numbers=np.array(left, np.uint32)) if left else None
 
-    def _run(self, units: list[CopyUnit], options: CrewOptions | None, status: Heard) -> Outcome:
+    def _run(
+        self, units: list[CopyUnit], options: CrewOptions | None, listener: JobListener
+    ) -> Outcome:
         edition, manifest = opened_dataset(
             self.place, self.group.dataset, self.settings, overwrite=self.overwrite
         )
@@ -271,7 +279,14 @@ class Out:
         nbytes = sum(unit.nbytes for unit in pending)
         few = partial(runner_for, told=lambda _line: None, name="select")
         chosen = few(options, len(pending), nbytes) if pending and options else None
-        (outcome,) = carry_out([run], chosen, work, pending, status=status)
+        with tracked(
+            self.track if chosen else "",
+            [self.place],
+            listener,
+            settings=manifest.settings,
+            before=manifest.samples,
+        ) as status:
+            (outcome,) = carry_out([run], chosen, work, pending, status=status)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from wdsprep.errors import UsageError
 from wdsprep.options import Options, Place, about, as_places
 from wdsprep.packing.rules import ShardSizes
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions
-from wdsprep.runners.options import OUTPUT, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, overwrite
 from wdsprep.text import brief, texts, whole
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
+    track: str = field(default="", metadata=TRACK)
     listener: "JobListener | None" = None
 
     @property

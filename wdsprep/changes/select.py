@@ -98,6 +98,7 @@ def select(options: SelectOptions) -> Selected:
         asked,
         options.part(SpanCrewOptions),
         options.overwrite,
+        options.track,
         options.listener or JobListener(),
     )
 
@@ -127,6 +128,7 @@ def _selected(
     asked: "SelectAsked",
     options: CrewOptions,
     overwrite: bool,
+    track: str,
     listener: JobListener,
 ) -> Selected:
     from wdsprep.changes.filling import Out, check_room, cut_all
@@ -138,7 +140,7 @@ def _selected(
         raise UsageError(f"{out}: {SPLIT} is for --split, such as train=0.9,val=0.1")
     groups = groups_of(given, out)
     outs = [
-        Out(group=group, part=part, asked=asked, overwrite=overwrite)
+        Out(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
         for part in asked.parts or [""]
         for group in groups
     ]
@@ -161,5 +163,5 @@ def _selected(
         images = outcomes[follows.place_of(each.part)] if follows else None
         if images is not None and images.quarantined:
             continue  # what is to be made of shards that are not there
-        outcomes[each.shown] = each.filled(own, images, options, listener.status)
+        outcomes[each.shown] = each.filled(own, images, options, listener)
     return Selected(outcomes=outcomes)

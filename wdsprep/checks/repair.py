@@ -130,6 +130,12 @@ class Repair:
         return bool(self.units or mends or self.indexes or self.writes_manifest)
 
     @property
+    def redone(self) -> frozenset[str]:
+        """The units that are made again: none is for the receipt of another kind of dataset."""
+        receipt, _rest = OURS[self.survey.place.dataset]
+        return frozenset(unit for unit in self.units if receipt.fullmatch(receipt_name(unit)))
+
+    @property
     def samples(self) -> int:
         """In the shards that go, as far as their receipts can be read."""
         lost = (r for r in self.survey.receipts if r.unit in self.units)
@@ -190,7 +196,8 @@ def _names(
     rest = sorted(
         name
         for name in found.there.keys() - {*receipts, *kept}
-        if _is_ours(found, name) and (name in named or belongs_to(name) & units.keys())
+        if _is_ours(found, name)
+        and (name in named or belongs_to(name, found.place.dataset) in units)
     )
     return (*receipts, *rest), tuple(kept)
 
@@ -251,7 +258,8 @@ class _Repairer:
         self._there, self._store = repair.survey.there, repair.survey.edition.store
         self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
         for name in self._there:
-            for unit in belongs_to(name) & repair.units.keys():
+            unit = belongs_to(name, repair.survey.place.dataset)
+            if unit in self._of_unit:
                 self._of_unit[unit].add(name)
         self._done = 0
         self.changed: list[str] = []

@@ -39,7 +39,7 @@ from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
 from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
-from wdsprep.errors import DamageError, NotFoundError
+from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
@@ -73,7 +73,7 @@ class DatasetSurvey:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
     def find(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
-        if not self.removing.isdisjoint({unit} | belongs_to(name)):
+        if not self.removing.isdisjoint({unit, belongs_to(name, self.place.dataset)}):
             return
         if kind is Kind.MANIFEST and self.removing:
             return
@@ -114,7 +114,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     if complaint:
         found.find(MANIFEST, Kind.MANIFEST, complaint)
     _check_manifest(found, read.broken)
-    _check_presence(found)
+    _check_presence(found, store)
     _check_unexpected(found, store, read.broken)
     return found
 
@@ -181,7 +181,7 @@ class _Receipts:
             if mark == ours:
                 self.sound.append(receipt)
             else:
-                self.broken[receipt.unit] = "it is of another run, with other settings"
+                self.broken[receipt.unit] = "it is of another dataset, with other settings"
 
 
 def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
@@ -240,13 +240,30 @@ def expected_files(receipt: Receipt) -> Iterator[Expected]:
             yield Expected(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)
 
 
-def _check_presence(found: DatasetSurvey) -> None:
+def _is_obstructed(store: Store, name: str) -> bool:
+    """Check whether something that no listing shows, such as a folder, has the name of a file."""
+    if store.root is None:
+        return False
+    try:
+        store.read(name, nbytes=0)
+    except NotAFileError:
+        return True
+    except StoreError:
+        return False
+    return False
+
+
+def _check_presence(found: DatasetSurvey, store: Store) -> None:
     for receipt in found.receipts:
         for file in expected_files(receipt):
             entry = found.there.get(file.name)
             if entry is None:
                 kind = file.kind if file.kind is Kind.INDEX else Kind.MISSING
-                found.find(file.name, kind, "it is missing", file.unit)
+                if _is_obstructed(store, file.name):
+                    what = "a folder, a pipe or a device stands in its place"
+                    found.find(file.name, Kind.FOREIGN, what, file.unit)
+                else:
+                    found.find(file.name, kind, "it is missing", file.unit)
             elif file.nbytes not in (-1, entry.nbytes):
                 found.find(file.name, file.kind, _other_size(file.nbytes, entry.nbytes), file.unit)
         if UNSETTLED in receipt.files:
@@ -291,7 +308,7 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
     for name in sorted(found.there.keys() - known):
-        if belongs_to(name) & gone:
+        if belongs_to(name, found.place.dataset) in gone:
             continue  # what is wrong is said of the receipt
         _unexpected(found, name)
     if store.root:

@@ -50,6 +50,14 @@ def option_name(name: str) -> str:
     return name.replace("_", "-")
 
 
+class Interrupted(click.Abort):
+    """Ctrl-C, or SIGTERM, while a command ran that goes on from there, or does not."""
+
+    def __init__(self, *, resumes: bool) -> None:
+        super().__init__()
+        self.resumes = resumes
+
+
 class CommandGroup(Command, click.Group):
     """The group of all commands. Alone it prints its help: those of daily use, then the others."""
 
@@ -79,8 +87,9 @@ class CommandGroup(Command, click.Group):
         """
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise click.Abort from error
+        except (KeyboardInterrupt, click.Abort) as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            raise Interrupted(resumes=getattr(command, "resumes", True)) from error
 
 
 @click.group(
@@ -137,6 +146,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(sys.argv[1:] if arguments is None else arguments)
 
 
+def _after_interrupt(arguments: list[str], *, resumes: bool) -> str:
+    if not resumes:
+        return "run the same command again"
+    over = OVERWRITES.search(" ".join(arguments))
+    again = f"the same without {over[0]}" if over else "the same command"
+    return f"run {again} to go on from here"
+
+
 def _main(arguments: list[str]) -> int:
     try:
         found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
@@ -146,10 +163,9 @@ def _main(arguments: list[str]) -> int:
         hint = f": see {context.command_path} --help" if context else ""
         complain(f"{error.format_message().rstrip('.')}{hint}", traced=False)
         return UsageError.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        over = OVERWRITES.search(" ".join(arguments))
-        again = f"the same without {over[0]}" if over else "the same command"
-        complain(f"interrupted: run {again} to go on from here", traced=False)
+    except (KeyboardInterrupt, click.Abort) as error:
+        resumes = isinstance(error, Interrupted) and error.resumes
+        complain(f"interrupted: {_after_interrupt(arguments, resumes=resumes)}", traced=False)
         return INTERRUPTED
     except WdsprepError as error:
         complain(str(error))

@@ -127,7 +127,9 @@ def _intent(repair: Repair) -> Iterator[str]:
     for unit, findings in repair.units.items():
         why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
         more = f"; and {len(findings) - EXAMPLES:,} more" if len(findings) > EXAMPLES else ""
-        yield f"remove {noun} {unit}, to be made again ({why}{more})"
+        is_redone = unit in repair.redone
+        what = f"{noun} {unit}, to be made again" if is_redone else f"what is of no {noun} here"
+        yield f"remove {what} ({why}{more})"
     for unit, findings in repair.mended.items():
         for finding in findings:
             yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
@@ -139,7 +141,7 @@ def _intent(repair: Repair) -> Iterator[str]:
         yield "write wdsprep.json again, from the receipts"
     for finding in repair.beyond:
         yield f"leave alone {finding}"
-    if repair.units:
+    if repair.redone:
         noun = plural(len(repair.names), "file")
         yield f"{noun} with {plural(repair.samples, 'sample')} would go: {_needs(repair)}"
 
@@ -170,7 +172,7 @@ def _done(repair: Repair) -> Iterator[str]:
     if repair.changed:
         some = examples(repair.changed)
         yield Kept(f"another run has changed {some} meanwhile, which was left alone: verify again")
-    if set(repair.units) - set(repair.changed):
+    if repair.redone - set(repair.changed):
         yield f'repaired: now run the same "{place.maker}" again to make what is missing'
     elif not repair.changed:
         yield f"repaired: {place.shown} lacks nothing"

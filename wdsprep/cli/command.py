@@ -102,9 +102,12 @@ def volume() -> list[click.Parameter]:
 class Command(click.Command):
     """A command whose help shows examples first, and then its options under headings."""
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), resumes: bool = True, **options: Any
+    ) -> None:
+        """With `resumes`, the same command goes on where it was interrupted."""
         super().__init__(*args, **options)
-        self.examples = examples
+        self.examples, self.resumes = examples, resumes
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -180,8 +180,7 @@ def bucket_of(name: str) -> str:
     return found[1] if found else ""
 
 
-def belongs_to(name: str) -> set[str]:
-    """Return the units that may have written a file."""
-    stem = _FOLDER_OR_ENDING.sub("", name)
-    shard = re.fullmatch(r"\d+/(\d{6,})(_\d+)?", stem)
-    return {stem, shard[1]} if shard else {stem}
+def belongs_to(name: str, dataset: str) -> str:
+    """Return the unit that has written a file, if one of a dataset of this kind has."""
+    shard = SHARD.fullmatch(name) if dataset == "images" else None
+    return shard[2] if shard else _FOLDER_OR_ENDING.sub("", name)

@@ -34,6 +34,7 @@ from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, sized_job
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
+from wdsprep.store.places import place_scheme
 from wdsprep.text import EXAMPLES, examples, plural, shown
 
 MARKS = ".wdsprep/"
@@ -416,4 +417,7 @@ class _Export:
         with closing(job):
             for unit, mark in job.results():
                 self._done[unit.name] = mark
-        check_all_done(job.quarantined, "shard", "exported", "run the same again")
+        step = "run the same again"
+        if place_scheme(self.out) == "hf":  # half an export is of no use to its readers
+            step += ", as nothing is sent to the hub before all is exported"
+        check_all_done(job.quarantined, "shard", "exported", step)

@@ -60,6 +60,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.importing.layout import resolution_of, settings_of
     from wdsprep.importing.work import ImportWork
     from wdsprep.runners.run import Run, carry_out, opened_dataset
+    from wdsprep.runners.track import tracked
     from wdsprep.store.base import absolute, check_apart
 
     listener = options.listener or JobListener()
@@ -104,7 +105,14 @@ def import_(options: ImportOptions) -> "Outcome":
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
     )
-    (imported,) = carry_out([run], made, work, iter(pending), status=listener.status)
+    with tracked(
+        options.track if pending else "",
+        [latents],
+        listener,
+        settings=manifest.settings,
+        before=manifest.samples,
+    ) as status:
+        (imported,) = carry_out([run], made, work, iter(pending), status=status)
     return imported
 
 

@@ -8,7 +8,7 @@ from wdsprep.encoding.shape_lists import Given, checked_shapes
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import CrewOptions
-from wdsprep.runners.options import OUTPUT, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 
 if TYPE_CHECKING:
     from wdsprep.runners.job import JobListener
@@ -110,6 +110,7 @@ class ImportOptions(CrewOptions):
         default=0, metadata=limit("samples", OUTPUT, "without it the rest is done later")
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
+    track: str = field(default="", metadata=TRACK)
     listener: "JobListener | None" = None
 
     def check_together(self) -> None:

@@ -31,7 +31,7 @@ from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, how_it_
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.versions import Installed, installed, refusal
-from wdsprep.runners.worker import GRACE_S
+from wdsprep.runners.worker import GRACE_S, place_of
 from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")
@@ -99,7 +99,8 @@ class _Processes:
             self._slots[worker.pipe] = slot
         except (OSError, MemoryError) as error:
             reason = f"a worker process could not be started: {error or 'out of memory'}"
-            self._unborn.append((slot, 0, Lost(reason=reason, error=WorkError(reason))))
+            lost = Lost(reason=reason, place=self._place(slot), error=WorkError(reason))
+            self._unborn.append((slot, 0, lost))
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -109,6 +110,9 @@ class _Processes:
         gpus = self._runner.gpus
         visible = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
         return {**ONE_BLAS_THREAD, **os.environ, **visible}
+
+    def _place(self, slot: int) -> str:
+        return place_of(self._environment(slot))
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         self._watch.given(slot, order)
@@ -125,7 +129,8 @@ class _Processes:
                 if isinstance(message, tuple):  # what a worker finds instead of our version
                     message = Fatal(error=_refused(message), trace="")
             except (EOFError, OSError):
-                order, message = 0, Lost(reason=how_it_ended(self._bury(slot), self._kills))
+                reason = how_it_ended(self._bury(slot), self._kills)
+                order, message = 0, Lost(reason=reason, place=self._place(slot))
             else:
                 if isinstance(message, Lost):
                     self._bury(slot)

@@ -102,6 +102,10 @@ class Lost:
     error: WdsprepError | None = None
     """Why it could not open; raised as it is where that ends the run."""
 
+    @property
+    def where(self) -> str:
+        return f" on {self.place}" if self.place else ""
+
 
 Message: TypeAlias = Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
 SlotMessage: TypeAlias = tuple[int, int, Message]
@@ -367,8 +371,7 @@ class Schedule:
 
     def _lost(self, slot: int, message: Lost) -> Quarantined | None:
         if slot in self._starting:
-            where = f" on {message.place}" if message.place else ""
-            _log.warning("a worker could not begin%s: %s", where, message.reason)
+            _log.warning("a worker could not begin%s: %s", message.where, message.reason)
             self._starting.remove(slot)
             self._vacate(slot, message)
             return None
@@ -420,8 +423,7 @@ class Schedule:
             raise error from trace
         if is_over:
             self._false_starts[slot] -= 1  # where it is tried again, once is enough
-            where = f"no worker can begin on {message.place}" if message.place else "none begins"
-            self._give_up(slot, f"{where}: {message.reason}")
+            self._give_up(slot, f"no worker can begin{message.where}: {message.reason}")
 
     def _is_hopeless(self, message: Lost) -> bool:
         """Return whether the run is over because a worker could not start."""

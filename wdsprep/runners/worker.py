@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from wdsprep.errors import (
     BusyError,
     FingerprintError,
     FormatError,
+    NotAFileError,
     SourceError,
     UsageError,
     WdsprepError,
@@ -55,12 +56,13 @@ def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
 
 
 def _unopened(reason: str, error: WdsprepError | None = None) -> Lost:
-    return Lost(reason=reason, trace=traceback.format_exc(), place=_place(), error=error)
+    place = place_of(os.environ)
+    return Lost(reason=reason, trace=traceback.format_exc(), place=place, error=error)
 
 
-def _place() -> str:
-    """Return this machine's name, and the GPUs that the worker sees."""
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+def place_of(environment: Mapping[str, str]) -> str:
+    """Return the name of this machine, and the GPUs that a worker with this environment sees."""
+    gpus = environment.get("CUDA_VISIBLE_DEVICES", "")
     return socket.gethostname() + (f", GPU {gpus}" if gpus else "")
 
 
@@ -119,6 +121,8 @@ class Worker:
                     return
         except BusyError as error:  # whoever is in the way may not be for ever
             yield Failed(reason=_text(error), trace=traceback.format_exc())
+        except NotAFileError as error:  # of this unit alone, and there until somebody moves it
+            yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
         except WdsprepError as error:
             yield Fatal(error=_travelling(error), trace=traceback.format_exc())
         except BrokenWorkerError as error:

@@ -28,6 +28,7 @@ from wdsprep.errors import (
     AccessError,
     ExistsError,
     FullError,
+    NotAFileError,
     NotFoundError,
     ShortReadError,
     StoreError,
@@ -255,19 +256,20 @@ def open_file(path: Path | str) -> tuple[int, int]:
     except OSError as error:
         raise _store_error(error, path) from error
     try:
-        return fd, _regular_nbytes(fd)
-    except OSError as error:
+        with _translated(path):
+            return fd, _regular_nbytes(fd, path)
+    except StoreError:
         os.close(fd)
-        raise _store_error(error, path) from error
+        raise
 
 
-def _regular_nbytes(fd: int) -> int:
+def _regular_nbytes(fd: int, path: Path | str) -> int:
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
         return status.st_size
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "is a folder")
-    raise OSError(errno.EINVAL, f"is a device or a pipe, not a file: {MOVE_IT}")
+        raise _not_a_file(path, "is a folder")
+    raise _not_a_file(path, "is a device or a pipe")
 
 
 def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
@@ -458,7 +460,13 @@ def _store_error(error: OSError, path: Path | str) -> StoreError:
     if error.errno == errno.EEXIST:
         return ExistsError(f"{path}: exists already")
     if error.errno == errno.EISDIR:
-        return StoreError(f"{path}: is a folder, not a file: {MOVE_IT}")
+        return _not_a_file(path, "is a folder")
+    if error.errno == errno.ENXIO:  # a socket, which cannot even be opened
+        return _not_a_file(path, "is a device or a pipe")
     if error.errno == errno.ELOOP:
-        return StoreError(f"{path}: links that lead to each other, not a file: {MOVE_IT}")
+        return _not_a_file(path, "links that lead to each other")
     return StoreError(f"{path}: {error.strerror or error}")
+
+
+def _not_a_file(path: Path | str, what: str) -> NotAFileError:
+    return NotAFileError(f"{path}: {what}, not a file").with_next_step(MOVE_IT)

@@ -17,6 +17,7 @@ from wdsprep.text import plural
 @click.command(
     "inspect",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.checks.inspect:inspect",
     declared="wdsprep.checks.options:InspectOptions",
     headings=("Output",),
@@ -43,6 +44,7 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
 @click.command(
     "verify",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.checks.verify:verify",
     declared="wdsprep.checks.options:VerifyOptions",
     headings=("Checks", "Workers", "Output"),
@@ -71,6 +73,7 @@ def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.command(
     "repair",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.checks.repair:repair",
     declared="wdsprep.checks.options:RepairOptions",
     headings=("Checks", "Workers", "Output"),
@@ -124,7 +127,7 @@ def index_command(folder: str, as_json: bool) -> None:
     tell([Kept(json.dumps(done)) if as_json else text])
 
 
-@click.command("rebuild", cls=Command, examples=("wdsprep rebuild shards/images",))
+@click.command("rebuild", cls=Command, resumes=False, examples=("wdsprep rebuild shards/images",))
 @click.argument("dataset", type=PLACE)
 def rebuild_command(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""

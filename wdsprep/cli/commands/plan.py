@@ -13,6 +13,7 @@ from wdsprep.cli.output import echo
 @click.command(
     "plan",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.cli.plan:plan_lines",
     declared="wdsprep.cli.plan_options:PlanOptions",
     headings=("Images", "Speed", "Model", "Output"),
@@ -37,6 +38,7 @@ def plan_command(**options: Any) -> None:
 @click.command(
     "models",
     cls=Command,
+    resumes=False,
     examples=("wdsprep models", "wdsprep models --json"),
 )
 @OUTPUT

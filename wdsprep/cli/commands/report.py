@@ -13,6 +13,7 @@ from wdsprep.cli.output import tell
 @click.command(
     "report",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.reporting:report",
     declared="wdsprep.reporting.options:ReportOptions",
     headings=("Samples", "Output"),
@@ -39,6 +40,7 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.command(
     "card",
     cls=DeclaredCommand,
+    resumes=False,
     function="wdsprep.reporting.card:card",
     declared="wdsprep.reporting.options:CardOptions",
     headings=("Card", "Output"),

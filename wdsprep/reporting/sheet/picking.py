@@ -21,11 +21,18 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
-from wdsprep.errors import FormatError, NotFoundError, ShortReadError, TarError, UsageError
+from wdsprep.errors import (
+    FormatError,
+    NotAFileError,
+    NotFoundError,
+    ShortReadError,
+    TarError,
+    UsageError,
+)
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.store.base import Store
 
-DAMAGE = (FormatError, NotFoundError, ShortReadError, TarError)
+DAMAGE = (FormatError, NotAFileError, NotFoundError, ShortReadError, TarError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
