@@ -192,9 +192,10 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:
         store, manifest = open_dataset(url)
+        if manifest.dataset != "images":
+            continue
         before = {one.digest for unit in removed_from(store).units for one in unit.shards}
-        digests = before.union(shard.digest for shard in manifest.shards)
-        if manifest.dataset == "images" and not wanted.isdisjoint(digests):
+        if not wanted.isdisjoint(before.union(shard.digest for shard in manifest.shards)):
             return url
     return ""
 
