@@ -588,10 +588,10 @@ def test_killed_at_many_moments_the_same_command_ends_it(
 WAITING = """
 import sys
 import wdsprep
-from wdsprep.changes.remove import RemoveListener
+from wdsprep.runners.job import JobListener
 def planned(_removal):
     print("planned", flush=True)
-wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=RemoveListener(planned=planned))
+wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=JobListener(begun=planned))
 """
 
 

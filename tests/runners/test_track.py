@@ -15,7 +15,6 @@ import wdsprep
 from tests.kit.packs import jpeg, manifest_of, write_files
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
-from wdsprep.packing.rules import PackListener
 from wdsprep.runners import track
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.track import Tracking, tracked
@@ -33,7 +32,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos: Path) -> None:
     options: dict[str, Any] = {"buckets": "32", "samples_per_shard": 4, "track": "tensorboard"}
     told: list[str] = []
-    wdsprep.pack(photos, "out", limit=4, listener=PackListener(told=told.append), **options)
+    wdsprep.pack(photos, "out", limit=4, listener=JobListener(told=told.append), **options)
     assert told == ['--track tensorboard: "tensorboard --logdir runs"']
     (first,) = Path("runs/out").iterdir()
     points, settings = curves_of(first)
@@ -86,11 +85,11 @@ def test_select_and_import_tell_of_each_dataset_that_they_write(
 
 PROGRAM = """
 import os, wdsprep
-from wdsprep.packing.rules import PackListener
 from wdsprep.runners import track
+from wdsprep.runners.job import JobListener
 track.PACE_S = 0.0
 options = {"buckets": "32", "samples_per_shard": 4, "track": "wandb", "workers": 1}
-wdsprep.pack("photos", "out", limit=4, listener=PackListener(told=print), **options)
+wdsprep.pack("photos", "out", limit=4, listener=JobListener(told=print), **options)
 del os.environ["WANDB_MODE"]
 import wandb
 wandb.teardown()

@@ -13,7 +13,6 @@ from wdsprep.runners.options import OUTPUT, TRACK, overwrite
 from wdsprep.text import brief, texts, whole
 
 if TYPE_CHECKING:
-    from wdsprep.changes.remove import RemoveListener
     from wdsprep.runners.job import JobListener
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
@@ -97,7 +96,7 @@ class RemoveOptions(Options):
         ),
     )
     yes: bool = field(default=False, metadata=about("Remove without asking.", SAMPLES))
-    listener: "RemoveListener | None" = None
+    listener: "JobListener | None" = None
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,6 @@ UNITS_AT_ONCE = 4
 """Units that are changed at a time: one waits for the disk while another hashes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RemoveListener(JobListener):
-    """Hears how it goes; each call may be left out. `asked` is given the removal."""
-
-    found: Callable[[str, int, int], object] = lambda _place, _done, _of: None
-    planned: "Callable[[Removal], None]" = lambda _removal: None
-    done: Callable[[int, int], object] = lambda _done, _of: None
-
-
 @taking_datasets(RemoveOptions)
 def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """Take samples out of datasets, so that no `pack` or `encode` brings them back.
@@ -83,7 +74,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """
     if not datasets:
         raise UsageError("nothing to remove from: name a dataset")
-    listener = options.listener or RemoveListener()
+    listener = options.listener or JobListener()
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is named twice: name each once")
@@ -95,19 +86,19 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
-    finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.found)
+    finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
     job = _Job(places, finder)
     job.find()
     removal = job.removal(ended=ended)
     if not removal.is_needed:
         job.publish()
         return removal
-    listener.planned(removal)
+    listener.begun(removal)
     if not (options.yes or listener.asked(removal)):
         return removal
     job.mark()
     job.catch_up()
-    job.change(listener.done)
+    job.change(listener.changed)
     return replace(job.removal(ended=ended), done=True)
 
 
@@ -165,7 +156,7 @@ def _open(url: str, shown: str) -> DatasetPlace:
     return DatasetPlace(shown=shown, url=url, edition=edition, manifest=refreshed(store, manifest))
 
 
-def _end_begun(urls: Sequence[str], listener: RemoveListener) -> tuple[str, ...]:
+def _end_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
     """End what was begun before and killed, in these datasets; which of them that was in."""
     begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
     if not begun:
@@ -182,7 +173,7 @@ def _end_begun(urls: Sequence[str], listener: RemoveListener) -> tuple[str, ...]
     listener.told(f"ends a removal that was begun in {', '.join(sorted(begun))}")
     job = _Job([_open(url, url) for url in begun])
     job.take_up(begun)
-    job.change(listener.done)
+    job.change(listener.changed)
     return tuple(begun)
 
 

@@ -9,8 +9,7 @@ from wdsprep.runners.base import CrewOptions
 from wdsprep.text import Counting, unheard
 
 if TYPE_CHECKING:
-    from wdsprep.checks.repair import RepairListener
-    from wdsprep.checks.verify import VerifyListener
+    from wdsprep.runners.job import JobListener
 
 CHECKS, OUTPUT = "Checks", "Output"
 
@@ -51,7 +50,7 @@ class VerifyOptions(CrewOptions):
         default=False,
         metadata=about("Check receipts, sizes and presence alone, and read no shard.", CHECKS),
     )
-    listener: "VerifyListener | None" = None
+    listener: "JobListener | None" = None
 
 
 @dataclass(frozen=True)
@@ -66,4 +65,4 @@ class RepairOptions(CrewOptions):
         default=False, metadata=about("Look at receipts, sizes and presence alone.", CHECKS)
     )
     yes: bool = field(default=False, metadata=about("Repair without asking.", CHECKS))
-    listener: "RepairListener | None" = None
+    listener: "JobListener | None" = None

@@ -19,7 +19,7 @@ from itertools import count, islice
 from wdsprep.checks import Finding, Kind
 from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.checks.verify import VerifyListener, check_datasets
+from wdsprep.checks.verify import check_datasets
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
@@ -45,20 +45,13 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import taking
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.runners.in_process import runner_for
+from wdsprep.runners.job import JobListener
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import plural
 
 MOST_MENDED = 1_000_000
 """Inputs of a unit whose rejects are made again one by one; a receipt may say that it had more."""
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepairListener(VerifyListener):
-    """Hears how it goes; each call may be left out. `asked` is given the repair."""
-
-    planned: "Callable[[Repair], None]" = lambda _repair: None
-    done: Callable[[int], None] = lambda _files: None
 
 
 @taking(RepairOptions)
@@ -70,7 +63,7 @@ def repair(options: RepairOptions) -> "Repair":
 
     The options are those of `wdsprep repair`.
     """
-    listener = options.listener or RepairListener()
+    listener = options.listener or JobListener()
     verified = check_datasets(
         [options.dataset],
         make_runner=partial(runner_for, options, told=listener.told, name="verify"),
@@ -78,9 +71,9 @@ def repair(options: RepairOptions) -> "Repair":
         listener=listener,
     )
     found = plan_repair(verified.surveys[0])
-    listener.planned(found)
+    listener.begun(found)
     if found.is_needed and (options.yes or listener.asked(found)):
-        return carry_out(found, listener.done)
+        return carry_out(found, lambda files: listener.changed(files, 0))
     return found
 
 

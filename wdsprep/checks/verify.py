@@ -27,14 +27,6 @@ from wdsprep.text import plural
 _log = logging.getLogger("wdsprep")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyListener(JobListener):
-    """Hears how it goes; each call may be left out."""
-
-    listed: Callable[[str, int], None] = lambda _url, _receipts: None
-    """How many receipts of a dataset have been read."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verified:
     """What a verification found, by dataset; `is_quick` says that no shard was read."""
@@ -67,7 +59,7 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
-    listener = options.listener or VerifyListener()
+    listener = options.listener or JobListener()
     make_runner = partial(runner_for, options, told=listener.told, name="verify")
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 
@@ -77,11 +69,11 @@ def check_datasets(
     *,
     make_runner: Callable[[int, int], Runner],
     quick: bool = False,
-    listener: VerifyListener | None = None,
+    listener: JobListener | None = None,
 ) -> Verified:
     """Check the datasets at `urls`. Latents are held against the images among them. Shards are read
     on the workers of `make_runner(units, nbytes)`."""
-    listener = listener or VerifyListener()
+    listener = listener or JobListener()
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):
         raise UsageError("the same dataset is named twice: name each once")
@@ -97,9 +89,9 @@ def check_datasets(
     return Verified(surveys=surveys, is_quick=quick)
 
 
-def _survey(url: str, shown: str, listener: VerifyListener) -> DatasetSurvey:
+def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
-    return survey(opened(url), shown, lambda count: listener.listed(shown, count))
+    return survey(opened(url), shown, lambda count: listener.listed(shown, count, 0))
 
 
 def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, DatasetSurvey]]:
@@ -115,7 +107,7 @@ class _ByteCheck:
         self,
         surveys: Sequence[DatasetSurvey],
         pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]],
-        listener: VerifyListener,
+        listener: JobListener,
     ) -> None:
         self._surveys, self._pairs, self._listener = surveys, pairs, listener
         self._by_url = {survey.place.url: survey for survey in surveys}

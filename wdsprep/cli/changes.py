@@ -1,14 +1,12 @@
 """What `wdsprep remove` says on the way and at the end."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-import click
-
-from wdsprep.changes.remove import Removal, RemovalPlace, RemoveListener
+from wdsprep.changes.remove import Removal, RemovalPlace
 from wdsprep.cli.output import Kept, Show, echo
+from wdsprep.runners.job import JobListener
 from wdsprep.store.places import place_scheme
 from wdsprep.text import examples, human_bytes, plural, printed
 
@@ -20,17 +18,20 @@ class RemoveShow(Show[Removal]):
     was done.
     """
 
+    unit = "unit"
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json, waits=False)
-        self.listener = RemoveListener(
-            told=self.line.say,
-            found=lambda place, done, of: self.line.show(
-                f"{place}: looks for them in unit {done + 1:,} of {of:,}"
-            ),
-            planned=self._planned,
-            asked=lambda _: sys.stdin.isatty() and click.confirm("do this?", err=True),
-            done=lambda done, of: self.line.show(f"unit {done:,} of {of:,} changed"),
+        self.listener = JobListener(
+            told=self.told,
+            listed=self._searched,
+            begun=self._planned,
+            asked=self.asked,
+            changed=self.changed,
         )
+
+    def _searched(self, place: str, done: int, of: int) -> None:
+        self.line.show(f"{place}: looks for them in {self.unit} {done + 1:,} of {of:,}")
 
     def _planned(self, removal: Removal) -> None:
         """Print what would go. With --json it is part of the result at the end."""

@@ -1,18 +1,15 @@
 """What `wdsprep verify` and `wdsprep repair` say on the way and at the end."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from wdsprep.checks import Finding
-from wdsprep.checks.repair import Repair, RepairListener
+from wdsprep.checks.repair import Repair
 from wdsprep.checks.survey import DatasetSurvey
-from wdsprep.checks.verify import Verified, VerifyListener
+from wdsprep.checks.verify import Verified
 from wdsprep.cli.output import Kept, Show, echo
 from wdsprep.dataset.names import MAKERS
-from wdsprep.runners.job import JobStatus
+from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, plural, printed
 
 
@@ -23,13 +20,13 @@ class VerifyShow(Show[Verified]):
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
-        self.listener = VerifyListener(told=self.told, listed=self.listed, status=self.status)
+        self.listener = JobListener(told=self.told, listed=self.listed, status=self.status)
 
     def told(self, text: str) -> None:
         super().told(text)
         self.line.wait_for("waiting for the first worker")
 
-    def listed(self, url: str, receipts: int) -> None:
+    def listed(self, url: str, receipts: int, _of: int) -> None:
         self.line.show(f"{url}: {plural(receipts, 'receipt')} read")
 
     def details(self, status: JobStatus) -> list[str]:
@@ -96,17 +93,19 @@ def _finding(finding: Finding) -> dict[str, str]:
 class RepairShow(Show[Repair]):
     """Says what a repair will do, asks where somebody can answer, and says what has been done."""
 
+    unit = "file"
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json, waits=False)
         verifying = VerifyShow(as_json=as_json)
         self.line = verifying.line
-        self.listener = RepairListener(
+        self.listener = JobListener(
             told=verifying.told,
             listed=verifying.listed,
             status=verifying.status,
-            planned=self._planned,
-            asked=lambda _: sys.stdin.isatty() and click.confirm("do this?", err=True),
-            done=lambda count: self.line.show(f"{plural(count, 'file')} done"),
+            begun=self._planned,
+            asked=self.asked,
+            changed=self.changed,
         )
 
     def _planned(self, repair: Repair) -> None:

@@ -394,6 +394,13 @@ class Show(ABC, Generic[T]):
         """Return what one command has to tell and not the others."""
         return []
 
+    def asked(self, _what: object) -> bool:
+        """Ask whether to go on, where somebody can answer."""
+        return sys.stdin.isatty() and click.confirm("do this?", err=True)
+
+    def changed(self, done: int, of: int) -> None:
+        self.line.show(f"{self.unit} {done:,}{f' of {of:,}' if of else ''} changed")
+
     def compared(self, done: int, of: int) -> None:
         told = f"comparing {plural(of, self.touched)} with what was {self.done}"
         self.line.show(f"{told}: {done:,} so far")

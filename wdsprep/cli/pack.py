@@ -18,9 +18,9 @@ from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.options import remedies_of
 from wdsprep.packing.retry_rejected import retryable
-from wdsprep.packing.rules import PackListener, PackOptions
+from wdsprep.packing.rules import PackOptions
 from wdsprep.packing.slices import SourceSurvey
-from wdsprep.runners.job import JobStatus
+from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources import LeftOut
 from wdsprep.store.places import is_keyed, root_and_name
@@ -66,7 +66,7 @@ class PackShow(Show[Outcome]):
         super().__init__(as_json=as_json)
         self._source, self._images, self._options = source, images, options
         self._fetches = False
-        self.listener = PackListener(
+        self.listener = JobListener(
             told=self.told,
             listed=self._listed,
             begun=self._begin,
@@ -74,7 +74,7 @@ class PackShow(Show[Outcome]):
             status=self.status,
         )
 
-    def _listed(self, count: int) -> None:
+    def _listed(self, _source: str, count: int, _of: int) -> None:
         self.line.show(f"listing the source: {count:,} so far")
 
     def _begin(self, survey: SourceSurvey) -> None:

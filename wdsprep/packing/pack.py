@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
-from wdsprep.packing.rules import PackListener, PackOptions, PackRules, settings_of
+from wdsprep.packing.rules import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import settled
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.track import tracked
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def pack(options: PackOptions) -> "Outcome":
 
     source, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
     rules, fetch = options.part(PackRules), options.fetching
-    listener = options.listener or PackListener()
+    listener = options.listener or JobListener()
     found = recognise(
         source,
         columns=rules.columns,
@@ -59,7 +60,7 @@ def pack(options: PackOptions) -> "Outcome":
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
     check_apart(found.url if is_glob(source) else source, images)
-    seen = survey_source(found, options.limit, listener.listed)
+    seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.begun(seen)

@@ -4,7 +4,7 @@ The options of `pack` stand here, with the settings of a dataset that they come 
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -303,13 +303,6 @@ class PackRules(ShardSizes, ImageOptions):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackListener(JobListener):
-    """Hears how a run goes; each call may be left out."""
-
-    listed: Callable[[int], None] = lambda _count: None
-
-
 @dataclass(frozen=True)
 class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
     """Options of `pack`."""
@@ -355,7 +348,7 @@ class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))
     track: str = field(default="", metadata=TRACK)
-    listener: PackListener | None = None
+    listener: JobListener | None = None
 
     def check_together(self) -> None:
         super().check_together()
