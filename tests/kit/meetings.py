@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.kit.damaged import check, named
+from tests.kit.meeting_processes import ALIKE
 from tests.kit.packs import jpeg
 from tests.kit.paths import ROOT
 from tests.kit.sites import write_parquet
@@ -52,9 +53,11 @@ ENCODE = ("--resolution", "32", "--model", "tiny", "--device", "cpu", "--runner"
 
 
 class Stage:
-    """Starts commands in processes of their own, and strikes them."""
+    """Starts commands in processes of their own, and strikes them. Latents that two of them make
+    of one shard differ, unless they are to be `alike`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alike: bool = False) -> None:
+        self._own = {ALIKE: "1"} if alike else {}
         words = [sys.executable, "-m", "tests.kit.meeting_processes"]
         self._server = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -83,7 +86,7 @@ class Stage:
 
     def start(self, arguments: Sequence[object], log: Path) -> int:
         aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        return self._ask([[str(a) for a in arguments], str(log), aws])
+        return self._ask([[str(a) for a in arguments], str(log), aws | self._own])
 
     def end(self, process: int) -> int:
         return self._ask(process)

@@ -1,0 +1,180 @@
+"""Commands that are killed at random moments, again and again, and resumed until they are through.
+
+A `KilledJob` is a command on small datasets. It is run once undisturbed, whose files and duration
+are kept. Then it is run in a place of its own, where SIGKILL comes at any moment of it; the same
+command goes on, until it ends. After that each file has the bytes of the undisturbed run, and there
+are no others. One datasets after the other, until there were as many kills as are asked for.
+
+`house/test_chaos.py` lets each job be killed a few times, `tools/chaos --kills` any number.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.kit.damaged import packing_here
+from tests.kit.encodes import encode_here
+from tests.kit.meetings import Stage, is_over
+from tests.kit.packs import jpeg, pack, write_files
+from wdsprep.dataset.names import EDITION
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
+
+SIZES = ((40, 48), (72, 80))
+PICTURES, SLICE = 48, 6
+MARGIN = 1.2
+"""How much longer than the undisturbed run a kill may wait, so that some come to its end."""
+TOY = ("--model", "tiny", "--device", "cpu", "--runner", "local", "--batch-size", "4")
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledJob:
+    """A command; `copied` are datasets that it changes, and so is given copies of."""
+
+    words: tuple[str, ...]
+    copied: tuple[str, ...] = ()
+
+
+JOBS = {
+    "remove": KilledJob(
+        words=("remove", "{out}/images", "{out}/latents", "--keys", "{keys}", "--yes"),
+        copied=("images", "latents"),
+    ),
+    "select": KilledJob(
+        words=(
+            *("select", "{source}/images", "{source}/latents", "{out}/{{split}}/{{name}}"),
+            *("--split", "train=0.7,val=0.2", "--samples-per-shard", "8"),
+        )
+    ),
+    "export": KilledJob(words=("export", "{source}/latents", "{out}/mds", "--to", "mds")),
+    "encode": KilledJob(
+        words=(
+            *("encode", "{source}/images", "{out}/latents-{{resolution}}"),
+            *("--resolution", "32,64", *TOY),
+        )
+    ),
+    "text apart": KilledJob(
+        words=(
+            *("encode", "{source}/images", "{out}/latents", "--text-out", "{out}/text"),
+            *("--resolution", "32", *TOY),
+        )
+    ),
+}
+
+
+@dataclass
+class KilledRuns:
+    """What a job has gone through: kills, runs that ended, and what was wrong after these."""
+
+    kills: int = 0
+    complete: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+class Kills:
+    """`place` is where jobs work: a folder, or a prefix on S3."""
+
+    def __init__(self, stage: Stage, root: Path, place: str, seed: int) -> None:
+        self._stage, self._root, self._place = stage, root, place
+        self._chance = random.Random(seed)
+        self._log = root / "log"
+        self._made = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the datasets that all jobs begin with, here and at the place."""
+        files: dict[str, bytes | str] = {}
+        for number in range(PICTURES):
+            files[f"{number:04d}.jpg"] = jpeg(number, SIZES[number % 2])
+            files[f"{number:04d}.txt"] = f"picture {number}"
+        options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
+        with packing_here():
+            pack(write_files(self._root / "in", files), self._root / "source/images", *options)
+        encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
+        self._source = f"{self._place}/source"
+        if open_store(self._source).root != self._root / "source":
+            _write_all(self._source, read_all(str(self._root / "source")))
+        keys = (f"{slice_:06d}{number:06d}" for slice_ in range(0, 8, 2) for number in (1, 4))
+        self._keys = ",".join(keys)
+
+    def play(self, name: str, kills: int) -> KilledRuns:
+        """Kill a job as often."""
+        job, done = JOBS[name], KilledRuns()
+        undisturbed = self._fresh(job)
+        began = time.monotonic()
+        code = self._stage.run(self._words(job, undisturbed), self._log)
+        took_s = time.monotonic() - began
+        assert code == 0, self._log.read_text()
+        wanted = read_all(undisturbed)
+        while done.kills < kills and not done.findings:
+            out = self._fresh(job)
+            code = self._through(self._words(job, out), took_s * MARGIN, done)
+            if code:
+                said = self._log.read_text(errors="replace")
+                done.findings.append(f"{name} ended with {code} after a kill: {said}")
+            else:
+                done.complete += 1
+                done.findings += differences(read_all(out), wanted)
+                done.findings += (f"{path} is left" for path in leftovers(out))
+        return done
+
+    def _through(self, words: Sequence[str], longest_s: float, done: KilledRuns) -> int:
+        """Run a command until it is not killed; how it ended."""
+        while True:
+            self._log.write_bytes(b"")
+            process = self._stage.start(words, self._log)
+            struck_at = time.monotonic() + self._chance.random() * longest_s
+            while time.monotonic() < struck_at and not is_over(process):
+                time.sleep(0.002)
+            if not is_over(process):
+                os.kill(process, signal.SIGKILL)
+            code = self._stage.end(process)
+            if code != -signal.SIGKILL:
+                return code
+            done.kills += 1
+
+    def _fresh(self, job: KilledJob) -> str:
+        """Return another place, with copies of what the job changes."""
+        self._made += 1
+        out = f"{self._place}/{self._made:04d}"
+        for dataset in job.copied:
+            _write_all(f"{out}/{dataset}", read_all(str(self._root / "source" / dataset)))
+        return out
+
+    def _words(self, job: KilledJob, out: str) -> list[str]:
+        named = {"out": out, "source": self._source, "keys": self._keys}
+        return [word.format(**named) for word in job.words]
+
+
+def read_all(place: str) -> Files:
+    """Return what lies at a place, but for what each dataset is known by."""
+    store = open_store(place)
+    names = (entry.name for entry in store.list())
+    return {name: store.read(name) for name in names if name.rpartition("/")[2] != EDITION}
+
+
+def _write_all(place: str, files: Files) -> None:
+    store = open_store(place)
+    for name, data in files.items():
+        write_bytes(store, name, data)
+
+
+def differences(there: Files, wanted: Files) -> Iterator[str]:
+    """Yield what is missing, is too much, or has other bytes."""
+    yield from (f"{name} is missing" for name in sorted(wanted.keys() - there.keys()))
+    yield from (f"{name} is too much" for name in sorted(there.keys() - wanted.keys()))
+    for name in sorted(wanted.keys() & there.keys()):
+        if wanted[name] != there[name]:
+            yield f"{name} has other bytes"
+
+
+def leftovers(place: str) -> Iterator[Path]:
+    """Yield the temporary files that are left in a folder."""
+    root = open_store(place).root
+    if root is not None:
+        yield from root.rglob("*.tmp*")
