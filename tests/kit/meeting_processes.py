@@ -25,7 +25,6 @@ from wdsprep.encoding.models.base import Encoded
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
 
-
 ALIKE = "ENCODES_ALIKE"
 """What the environment of a process has whose latents are those of all others."""
 
