@@ -17,7 +17,10 @@ from tests.kit.damaged import findings, flip, packing_here
 from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
+from wdsprep.changes import key_lists
+from wdsprep.changes.selection import WantedKeys
 from wdsprep.cli import main
+from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
@@ -391,3 +394,19 @@ def test_from_and_to_s3(made: Path, two_places: tuple[str, str]) -> None:
 
 def _digest(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_a_list_of_keys_is_read_in_pieces_and_is_the_same_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{number:0{6 + number % 7}d}" for number in range(3_000, 0, -1)]
+    text = " \n".join(keys[:1_500]) + "\r\n\n" + "\t".join(keys[1_000:])
+    (tmp_path / "keys").write_text(text)
+    wanted = b"\n".join(sorted(key.encode() for key in keys))
+    for nbytes, names in ((4 << 20, 1 << 18), (11, 100), (1, 1)):
+        monkeypatch.setattr(key_lists, "PIECE_NBYTES", nbytes)
+        monkeypatch.setattr(key_lists, "PIECE_NAMES", names)
+        for given in (tmp_path / "keys", keys):
+            found = WantedKeys.of(given)
+            assert found.keys.tolist() == wanted.split(b"\n")
+            assert found.digest == DigestKind.BLAKE3.hex(wanted)

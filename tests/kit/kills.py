@@ -3,9 +3,9 @@
 A `KilledJob` is a command on small datasets. It is run once undisturbed, whose files and duration
 are kept. Then it is run in a place of its own, where SIGKILL comes at any moment of it; the same
 command goes on, until it ends. After that each file has the bytes of the undisturbed run, and there
-are no others. One datasets after the other, until there were as many kills as are asked for.
+are no others. One dataset after the other, until there were as many kills as are asked for.
 
-`house/test_chaos.py` lets each job be killed a few times, `tools/chaos --kills` any number.
+`house/test_kills.py` lets each job be killed twice, `tools/chaos --kills` any number.
 """
 
 import os

@@ -34,6 +34,7 @@ from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.shapes import shape_ranges
+from wdsprep.dataset.spans import Span, spans
 from wdsprep.dataset.state import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.members import name_of
@@ -285,26 +286,6 @@ def _misplaced(store: Store, name: str) -> DamageError:
 
 
 # --- their bytes
-class Span(NamedTuple):
-    """Samples that one read brings: their place among the numbers, and the bytes."""
-
-    first: int
-    last: int
-    start: int
-    end: int
-
-
-def spans(part: PlacedPart, gap_nbytes: int) -> Iterator[Span]:
-    """Neighbours together, and what lies so near that it is read over."""
-    starts, ends = (part.offsets[n].tolist() for n in (part.numbers, part.numbers + 1))
-    first = 0
-    for at in range(1, len(starts)):
-        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > READ_NBYTES:
-            yield Span(first, at, starts[first], ends[at - 1])
-            first = at
-    yield Span(first, len(starts), starts[first], ends[-1])
-
-
 def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
     """Samples in their order, some at a time."""
     most = AHEAD if store.root else AHEAD_S3
@@ -318,7 +299,8 @@ def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
         reach = list(zip(begin, end, strict=True))
         return CopiedSamples(data, reach, range(span.first, span.last), store, part.shard)
 
-    near = spans(part, GAP_NBYTES if store.root else GAP_NBYTES_S3)
+    gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
+    near = spans(part.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
     return ahead(bring, near, most, most=most)
 
 

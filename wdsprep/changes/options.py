@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, Place, about, as_places
 from wdsprep.packing.rules import ShardSizes
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
 """Bits of 64 that copies may differ in, and the most: what differs in more is another picture."""
-Asked = str | os.PathLike[str] | Iterable[str]
-"""A file with a name on each line, or names."""
 
 
-def _asked(given: Any) -> Asked:
+def _asked(given: Any) -> NameList:
     if isinstance(given, str | os.PathLike):
         return given
     if not isinstance(given, Iterable):
@@ -49,7 +48,7 @@ def _distance(given: Any) -> int:
 class RemoveOptions(Options):
     """All that `remove` is given, but for the datasets."""
 
-    keys: Asked = field(
+    keys: NameList = field(
         default="",
         metadata=about(
             "Remove these: a file with a key on each line, or keys.",
@@ -59,7 +58,7 @@ class RemoveOptions(Options):
             is_place=True,
         ),
     )
-    urls: Asked = field(
+    urls: NameList = field(
         default="",
         metadata=about(
             "Remove what was fetched from these URLs.",
@@ -69,7 +68,7 @@ class RemoveOptions(Options):
             is_place=True,
         ),
     )
-    sha256: Asked = field(
+    sha256: NameList = field(
         default="",
         metadata=about(
             "Remove images of these digests, as packed or as they came.",
@@ -79,7 +78,7 @@ class RemoveOptions(Options):
             is_place=True,
         ),
     )
-    sources: Asked = field(
+    sources: NameList = field(
         default="",
         metadata=about(
             "Remove what has these sources in its json.",
@@ -114,7 +113,7 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
         default="",
         metadata=about('Take what this is true of in the json, such as "width >= 768".', SAMPLES),
     )
-    keys: Asked = field(
+    keys: NameList = field(
         default="",
         metadata=about(
             "Take the keys in this file, one a line.",

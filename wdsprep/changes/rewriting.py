@@ -11,14 +11,14 @@ Which samples go is written down in the dataset before (`wdsprep.dataset.removed
 and digest that each shard has then.
 """
 
-from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import accumulate, pairwise
+
+import numpy as np
 
 from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
@@ -41,6 +41,7 @@ from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.rows import ImagePositions, may_have_rows
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
 from wdsprep.dataset.shapes import shape_ranges
+from wdsprep.dataset.spans import offsets_without, spans
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import members_of
@@ -366,14 +367,10 @@ class _Taken:
     """Parts the bytes of a tar: those of samples that go, and the rest."""
 
     def __init__(self, removal: ShardRemoval, offsets: Sequence[int]) -> None:
-        self._removal, self._offsets = removal, offsets
-        self._cuts: list[int] = []  # where what stays and what goes begin, in turn
-        for row in removal.rows:
-            start, end = offsets[row], offsets[row + 1]
-            if self._cuts and self._cuts[-1] == start:
-                self._cuts[-1] = end
-            else:
-                self._cuts += (start, end)
+        self._removal, self._offsets = removal, np.array(offsets, np.int64)
+        going = spans(self._offsets, np.array(removal.rows, np.uint32))
+        # where what stays and what goes begin, in turn
+        self._cuts = [edge for span in going for edge in (span.start, span.end)]
         self._gone: list[bytes] = []
 
     def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
@@ -392,20 +389,14 @@ class _Taken:
             start, at = stop, at + 1
 
     def index(self) -> bytes:
-        gone = set(self._removal.rows)
-        sizes = (
-            end - start
-            for row, (start, end) in enumerate(pairwise(self._offsets))
-            if row not in gone
-        )
-        return encode_index(array("Q", accumulate(sizes, initial=self._offsets[0])))
+        return encode_index(offsets_without(self._offsets, self._removal.rows))
 
     def samples(self, store: Store) -> Iterator[Fields]:
         """Those that go; refused where the index has led to others."""
         what = f"{store.url}/{index_name(self._removal.name)}"
         data, at = b"".join(self._gone), 0
-        for row, key in zip(self._removal.rows, self._removal.keys, strict=True):
-            nbytes = self._offsets[row + 1] - self._offsets[row]
+        sizes = np.diff(self._offsets)[list(self._removal.rows)].tolist()
+        for nbytes, key in zip(sizes, self._removal.keys, strict=True):
             sample, at = data[at : at + nbytes], at + nbytes
             with naming_place(what):
                 fields = dict(members_of(sample))

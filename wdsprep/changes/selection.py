@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.changes.key_lists import PIECE_NAMES, NameList, read_words
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.chance import draw, key_of
 from wdsprep.dataset.damage import naming_repair
@@ -25,7 +26,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Stream, load_datasets
 from wdsprep.loading.where import Subset, Where
-from wdsprep.store import opened, split_url
+from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
@@ -130,24 +131,24 @@ class WantedKeys:
     shown: str
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str] | Iterable[str]") -> "WantedKeys":
+    def of(cls, given: NameList) -> "WantedKeys":
         """From a file with a key in each line; or the keys themselves."""
+        shown = "the list of keys"
         if isinstance(given, str | os.PathLike):
             shown = os.fspath(given)
-            store, name = split_url(shown)
-            words = store.read(name).split()
-        else:
-            shown, words = (
-                "the list of keys",
-                [key.encode("utf-8", "surrogateescape") for key in given],
-            )
-        if not words:
+        some = [np.unique(np.array(words, np.bytes_)) for words in read_words(given) if words]
+        if not some:
             raise UsageError(f"{shown} has no keys: write one in each line")
-        return cls(keys=np.unique(np.array(words, np.bytes_)), shown=shown)
+        return cls(keys=np.unique(np.concatenate(some)), shown=shown)
 
     @property
     def digest(self) -> str:
-        return DigestKind.BLAKE3.hex(b"\n".join(self.keys.tolist()))
+        """The digest of the keys, one a line."""
+        found = DigestKind.BLAKE3.new()
+        for begin in range(0, len(self.keys), PIECE_NAMES):
+            some = self.keys[begin : begin + PIECE_NAMES].tolist()
+            found.update(b"\n" * (begin > 0) + b"\n".join(some))
+        return found.hexdigest()
 
     def of_shard(self, some: Some, origin: Origin, *, rise: bool) -> tuple[Some, Numbers]:
         """What of a shard is wanted, and the places of these keys in the list. A shard whose keys

@@ -4,20 +4,17 @@ A list may have 10 million lines. Keys are kept as text by the slice that they n
 marks of 16 bytes: 160 MB of either.
 """
 
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 
-from wdsprep.changes.options import Asked
+from wdsprep.changes.key_lists import NameList, is_file, read_lines
 from wdsprep.dataset.removed import Marks, mark_of
 from wdsprep.dataset.samples import key_order
 from wdsprep.errors import UsageError
-from wdsprep.store import split_url
-from wdsprep.store.base import local_path, stream
+from wdsprep.store.base import local_path
 
 OWN_KEY = re.compile(r"\d{12,}")
 DIGITS = 6  # at least, of a slice and of a number in it
@@ -85,7 +82,9 @@ class WantedSamples:
     kinds: frozenset[str]
 
     @classmethod
-    def of(cls, *, keys: Asked, urls: Asked, sha256: Asked, sources: Asked) -> "WantedSamples":
+    def of(
+        cls, *, keys: NameList, urls: NameList, sha256: NameList, sources: NameList
+    ) -> "WantedSamples":
         given = {"source": sources, "url": urls, "sha256": sha256}
         kinds = frozenset(kind for kind, asked in given.items() if asked)
         return cls(
@@ -103,41 +102,21 @@ class WantedSamples:
             yield mark
 
 
-def _keys(asked: Asked) -> Iterable[str]:
+def _keys(asked: NameList) -> Iterable[str]:
     """A file, where there is one of that name or it can be no key; else keys with commas."""
     if not isinstance(asked, str):
-        return _lines("keys", asked)
-    is_file = "://" in asked or _is_file(local_path(asked) or asked)
-    if asked and (is_file or "." in asked.rpartition("/")[2]):
-        return _lines("keys", asked)
+        return read_lines("keys", asked)
+    is_there = "://" in asked or is_file(local_path(asked) or asked)
+    if asked and (is_there or "." in asked.rpartition("/")[2]):
+        return read_lines("keys", asked)
     return [key for word in asked.split(",") if (key := word.strip())]
 
 
-def _of(kind: str, given: dict[str, Asked]) -> Iterator[str]:
-    for line in _lines(kind, given[kind]):
+def _of(kind: str, given: dict[str, NameList]) -> Iterator[str]:
+    for line in read_lines(kind, given[kind]):
         value = line.lower() if kind == "sha256" else line
         if kind == "sha256" and not SHA256.fullmatch(value):
             raise UsageError(
                 f"{line[:80]!r} is no SHA-256: give 64 hexadecimal digits on each line"
             )
         yield value
-
-
-def _is_file(path: str) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113  one of pathlib raises where a list of keys is long
-
-
-def _lines(what: str, asked: Asked) -> Iterator[str]:
-    """Without blanks around them, and without empty ones."""
-    if not isinstance(asked, str | os.PathLike):
-        yield from (line.strip() for line in asked if line.strip())
-        return
-    place = os.fspath(asked)
-    is_missing = local_path(place) is not None and not _is_file(local_path(place) or ".")
-    if is_missing:
-        raise UsageError(f"{place}: no such file: name one with a line for each of the {what}")
-    store, name = split_url(place)
-    with closing(stream(store, name)) as file:
-        for line in file:
-            if text := line.decode("utf-8", "surrogateescape").strip():
-                yield text
