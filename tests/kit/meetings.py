@@ -70,7 +70,7 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         assert self._server.stdin
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)
         assert self._server.stdout
         self._server.stdout.close()
 

@@ -136,7 +136,7 @@ class WantedKeys:
         shown = "the list of keys"
         if isinstance(given, str | os.PathLike):
             shown = os.fspath(given)
-        some = [np.unique(np.array(words, np.bytes_)) for words in read_words(given) if words]
+        some = [np.array(words, np.bytes_) for words in read_words(given) if words]
         if not some:
             raise UsageError(f"{shown} has no keys: write one in each line")
         return cls(keys=np.unique(np.concatenate(some)), shown=shown)
