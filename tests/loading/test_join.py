@@ -25,7 +25,7 @@ from tests.kit.packs import upload
 from wdsprep.encoding.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.catalog import Stream
-from wdsprep.loading.joining import DatasetPositions
+from wdsprep.loading.join_positions import DatasetPositions
 
 BATCH = 8
 IMAGES = Images()

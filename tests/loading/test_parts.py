@@ -12,47 +12,50 @@ import torch
 import wdsprep
 from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.shape_sets import write_shapes
+from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import FingerprintError
-from wdsprep.loading.catalog import Dataset, open_all
-from wdsprep.loading.parts import Positions, chosen
+from wdsprep.loading.catalog import open_all
+from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.subsets import select
 
 BATCH = 8
 
 
-def keeping(dataset: Dataset, rate: float, seed: int = 0) -> Positions:
+def keeping(dataset: Dataset, rate: float, seed: int = 0) -> SampleSelection:
     """Some samples of each shard by chance, none of the second."""
     chance = np.random.default_rng(seed)
     each = [np.flatnonzero(chance.random(size) < rate) for size in dataset.whole.sizes]
     each[1] = each[1][:0]
-    return Positions.of(each)
+    return SampleSelection.from_numbers(each)
 
 
-def load_chosen(
-    monkeypatch: pytest.MonkeyPatch, url: str, *keeps: Positions, **options: Any
+def load_selected(
+    monkeypatch: pytest.MonkeyPatch, url: str, *keeps: SampleSelection, **options: Any
 ) -> Any:
-    """A loader of what is chosen of a dataset."""
+    """A loader of what is selected of a dataset."""
 
     def opened(streams: Any, _join: Any) -> tuple[Dataset, ...]:
         found = open_all(streams)
         for keep in keeps:
-            found = tuple(left for each in found if (left := chosen(each, keep)) is not None)
+            found = tuple(left for each in found if (left := select(each, keep)) is not None)
         return found
 
     monkeypatch.setattr("wdsprep.loading.loader.open_all", opened)
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
 
 
-def stored_keys(url: str, keep: Positions | None = None) -> list[str]:
+def stored_keys(url: str, keep: SampleSelection | None = None) -> list[str]:
     """The keys of a dataset, or of what is kept, in the order of its tars."""
     (whole,) = {each.whole for each in open_all(url)}
     found = []
+    kept = list(keep.per_shard()) if keep is not None else []
     for number, name in enumerate(whole.names):
         with file_tape(Path(url, name)) as tape:
             own = [sample.key for sample in read_samples(tape, name)]
         some = range(len(own))
         if keep is not None:
-            some = keep.numbers[keep.starts[number] : keep.starts[number + 1]].tolist()
+            some = kept[number].numbers.tolist()
         found += [own[place] for place in some]
     return found
 
@@ -73,7 +76,7 @@ def test_a_part_serves_each_of_its_samples_once_a_pass_and_no_other(
     wanted = stored_keys(url, keep)
     assert 40 < len(wanted) < whole.samples // 2
     served = []
-    for batch in load_chosen(monkeypatch, url, keep, global_batch=1, threads=1):
+    for batch in load_selected(monkeypatch, url, keep, global_batch=1, threads=1):
         served += batch["key"]
         for key, latent, emb in zip(batch["key"], batch["latent"], batch["emb"], strict=True):
             assert torch.equal(latent, by_key[key][0])
@@ -81,22 +84,22 @@ def test_a_part_serves_each_of_its_samples_once_a_pass_and_no_other(
     if kind == "squares":
         assert sorted(served) == sorted(wanted)
     assert set(served) <= set(wanted)
-    raw = [s["__key__"] for s in load_chosen(monkeypatch, url, keep, global_batch=1, raw=True)]
+    raw = [s["__key__"] for s in load_selected(monkeypatch, url, keep, global_batch=1, raw=True)]
     assert raw == served
 
 
-def test_what_is_chosen_of_a_part_is_what_both_have(
+def test_what_is_selected_of_a_part_is_what_both_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_shapes(str(tmp_path)).url
     (whole,) = {each.whole for each in open_all(url)}
     one, other = keeping(whole, 0.7, 1), keeping(whole, 0.7, 2)
-    loader = load_chosen(monkeypatch, url, one, other)
+    loader = load_selected(monkeypatch, url, one, other)
     common = set(stored_keys(url, one)) & set(stored_keys(url, other))
     assert sum(stream.samples for stream in loader.plan.order.streams) == len(common)
     assert set(flat(keys(loader, 200))) <= common
-    none = Positions.of([[]] * len(whole.sizes))
-    assert chosen(open_all(url)[0], none) is None
+    none = SampleSelection.from_numbers([[]] * len(whole.sizes))
+    assert select(open_all(url)[0], none) is None
 
 
 def test_the_order_of_a_part_is_one_for_all_worlds_and_no_other_parts(
@@ -105,28 +108,28 @@ def test_the_order_of_a_part_is_one_for_all_worlds_and_no_other_parts(
     url = write_latents(str(tmp_path))
     (whole,) = open_all(url)
     keep = keeping(whole, 0.5)
-    steps = keys(load_chosen(monkeypatch, url, keep, epochs=2))
+    steps = keys(load_selected(monkeypatch, url, keep, epochs=2))
     for world in (2, 8):
         ranks = [
-            load_chosen(monkeypatch, url, keep, epochs=2, rank=rank, world_size=world)
+            load_selected(monkeypatch, url, keep, epochs=2, rank=rank, world_size=world)
             for rank in range(world)
         ]
         assert [flat(parts) for parts in zip(*map(keys, ranks), strict=True)] == steps
-    state = load_chosen(monkeypatch, url, keep, epochs=2, step=5).state_dict()
+    state = load_selected(monkeypatch, url, keep, epochs=2, step=5).state_dict()
     assert len(json.dumps(state)) < 1024
-    resumed = load_chosen(monkeypatch, url, keep, epochs=2)
+    resumed = load_selected(monkeypatch, url, keep, epochs=2)
     resumed.load_state_dict(state)
     assert keys(resumed) == steps[5:]
     for other in ([], [keeping(whole, 0.5, 3)]):
         with pytest.raises(FingerprintError, match="stream 0"):
-            load_chosen(monkeypatch, url, *other).load_state_dict(state)
+            load_selected(monkeypatch, url, *other).load_state_dict(state)
 
 
 def test_a_part_may_be_sent_to_another_process(tmp_path: Path) -> None:
     (whole,) = open_all(write_latents(str(tmp_path)))
-    part = chosen(whole, keeping(whole, 0.5))
+    part = select(whole, keeping(whole, 0.5))
     assert part is not None
     again = pickle.loads(pickle.dumps(part))
     some = np.zeros(3, np.int64), np.arange(3)
-    for one, other in zip(part.located(*some), again.located(*some), strict=True):
+    for one, other in zip(part.selection.locate(*some), again.selection.locate(*some), strict=True):
         assert one.tolist() == other.tolist()

@@ -11,13 +11,13 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import SHAPE, Dataset
+from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import short
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
 from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.loading.taking import TEXTS, check_choices, measured, shapes_of
+from wdsprep.loading.wanted_arrays import TEXTS, check_choices, measured, shapes_of
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:

@@ -1,55 +1,36 @@
-"""What a loader is given, and what a dataset holds: its shards, their sizes, a digest, the layout.
-
-A dataset is known by what its shards hold, never by where it lies, so a state of the loader
-outlives a move to another disk or bucket. Tars without a manifest are known by names and sizes.
-
-Latent shards are known by the image shards they were made of, and by how many samples these gave.
-Both are known before anything is encoded, so latents that are made on the way to the trainer come
-in the order of those that are stored, as long as encoding rejects nothing. How they were made, the
-settings say: a state carries their fingerprint.
+"""What a loader is given, opened: by the manifest of a dataset, or by the listing of other tars.
 
 A dataset with shapes becomes several, one for each of its shapes, whose sizes say how many samples
-of it each shard has: receipts count them. So the order knows nothing of shapes; a place in it is a
-shard and a number among those of the shape, and `Dataset.located` says where that is in the tar.
-The same holds for other parts of a dataset (`parts`).
+of it each shard has: receipts count them.
 """
 
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.arrays import LATENT, Field, fields_of
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.reindex import is_older, is_whole
-from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
+from wdsprep.dataset.selection import SampleSelection, digest_of_shards
+from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.loading import order
-from wdsprep.loading.grid import short
+from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.parts import DatasetPart, digest_of_shards, in_shapes, of_shards
-from wdsprep.loading.taking import givers
+from wdsprep.loading.subsets import in_shapes, of_shards
 from wdsprep.options import Options, about, suggesting
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command, plural
 
-if TYPE_CHECKING:
-    from wdsprep.loading.joining import Joined
-    from wdsprep.loading.tables import KeyedTable
-
-SHAPE = "shape"
-"""What a batch calls the shape that its images have."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -96,171 +77,6 @@ class Stream(Options):
         named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
         parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
-
-
-class ImageShape(NamedTuple):
-    """The pixels of the images that a batch is of."""
-
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
-    """An opened stream, or a part of it. `kind` is latents, images, or tars where there is no
-    manifest. `sizes` are the samples of each shard; of a part, of each that has some."""
-
-    store: Store
-    kind: str
-    names: tuple[str, ...]
-    contents: tuple[str, ...]  # what changes when a shard's bytes do
-    sizes: Ints
-    nbytes: int
-    digest: str
-    want: Want
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    images: "Dataset | None" = None
-    """What the latents are made from on the way, where they are not stored."""
-    where: str = ""
-    """The condition that samples are to meet, or that these do."""
-    part: DatasetPart | None = None
-    """Where these are some samples of an opened stream, as those of one shape."""
-    made_of: tuple[str, ...] = ()
-    """Of each shard, the digest of the image shard that it is made of, or that it is."""
-    inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of each shard, the samples of that image shard that were looked at, where something is to be
-    joined."""
-    join: tuple[str, ...] = ()
-    """Where the datasets are that are to stand beside it."""
-    joined: "tuple[Joined, ...]" = ()
-    """The datasets whose arrays stand beside these."""
-    tables: "tuple[KeyedTable, ...]" = ()
-    """The tables whose columns do."""
-
-    @cached_property
-    def fields(self) -> tuple[Field, ...]:
-        """The arrays of a sample, the first members of it; none but in latent shards."""
-        if self.kind != "latents":
-            return ()
-        if self.size is not None:
-            return fields_in_shape(self.settings, self.size)
-        return fields_of(self.settings["layout"])
-
-    @property
-    def beside(self) -> "tuple[Dataset, ...]":
-        """The datasets that its samples are of: itself, and what is joined."""
-        return self, *(joined.dataset for joined in self.joined)
-
-    @cached_property
-    def served(self) -> tuple[Field, ...]:
-        """The arrays of a sample in a batch: its own, then those of what is joined. One of a name
-        that is there already takes its place, and one of text that of all text beside it."""
-        given, _ = givers(self, "")
-        return tuple(
-            field
-            for slot, part in enumerate(self.beside)
-            for field in part.fields
-            if given.get(short(field.name)) == slot
-        )
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Those of the tables, with what they hold."""
-        return {name: kind for table in self.tables for name, kind in table.columns.items()}
-
-    @property
-    def latents(self) -> "Dataset":
-        """The one of those whose latents a batch has."""
-        names = [{field.name for field in part.fields} for part in self.beside]
-        return next(
-            (p for p, own in zip(self.beside[::-1], names[::-1], strict=True) if LATENT in own),
-            self,
-        )
-
-    @property
-    def whole(self) -> "Dataset":
-        """All of the opened stream, whose files these are."""
-        return self if self.part is None else self.part.whole
-
-    @property
-    def files(self) -> "Dataset":
-        """What is read: the whole, or the images that its latents are made from on the way."""
-        return self.whole.images or self.whole
-
-    @property
-    def size(self) -> Size | None:
-        """The shape of all these samples, where the dataset has shapes."""
-        return None if self.part is None else self.part.size
-
-    @property
-    def place(self) -> str:
-        """Which samples these are, for messages."""
-        url = self.store.url
-        return url if self.size is None else f"{url} ({shape_name(self.size)})"
-
-    @property
-    def shape(self) -> ImageShape:
-        """Of latents: that of all their images."""
-        side = self.latents.settings["resolution"]
-        width, height = self.size or (side, side)
-        return ImageShape(height, width)
-
-    def located(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Where samples lie: the number of the shard, and of the sample in its tar."""
-        return (shards, indices) if self.part is None else self.part.located(shards, indices)
-
-    @cached_property
-    def ends(self) -> Ints:
-        """Where each shard ends, if the samples of all are counted through."""
-        return np.cumsum(self.sizes)
-
-    @cached_property
-    def samples(self) -> int:
-        return int(self.sizes.sum())
-
-    @cached_property
-    def filled(self) -> int:
-        """The shards that hold samples."""
-        return int(np.count_nonzero(self.sizes))
-
-    @property
-    def sample_nbytes(self) -> int:
-        """The mean, so that reading ahead can be bounded in bytes."""
-        return max(1, self.nbytes // self.samples)
-
-    @property
-    def served_nbytes(self) -> int:
-        """The same with what stands beside."""
-        return sum(part.sample_nbytes for part in self.beside)
-
-    @property
-    def has_moments(self) -> bool:
-        return self.latents.settings.get("latents") == "moments"
-
-    @property
-    def patch(self) -> int:
-        """The cells a side that latents have as channels."""
-        return int(self.latents.settings.get("patch", 1))
-
-    def urls(self) -> list[str]:
-        """Of a folder from the root on, wherever the program goes."""
-        place = self.store.root or self.store.url
-        return [f"{place}/{name}" for name in self.names]
-
-
-def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
-    """What the order is to know of them; the shapes of a dataset have its share together."""
-    numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
-    return tuple(
-        order.OrderStream(
-            digest=dataset.digest,
-            sizes=dataset.sizes,
-            want=dataset.want,
-            place=dataset.store.url,
-            part_of=None if dataset.size is None else numbers[dataset.whole],
-        )
-        for dataset in datasets
-    )
 
 
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
@@ -346,12 +162,13 @@ def of_manifest(
         raise UsageError(
             f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
         )
+    sizes = np.array([shard.samples for shard in shards], np.int64)
     return Dataset(
         store=store,
         kind=manifest.dataset,
         names=tuple(shard.name for shard in shards),
         contents=tuple(shard.digest for shard in shards),
-        sizes=np.array([shard.samples for shard in shards], np.int64),
+        selection=SampleSelection.all_of(sizes),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=digest_of_shards(
             (shard.name, shard.samples, made_of[shard.name]) for shard in shards
@@ -457,7 +274,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         kind="tars",
         names=tuple(names),
         contents=tuple(f"{store.url}/{n} {listed[n].stamp} {listed[n].nbytes}" for n in names),
-        sizes=np.array(sizes, np.int64),
+        selection=SampleSelection.all_of(np.array(sizes, np.int64)),
         nbytes=sum(nbytes),
         digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
         want=want,
@@ -471,10 +288,3 @@ def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""
         raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} and no tars{hint}")
-
-
-def bring_back(dataset: Dataset) -> str:
-    """What to do about a shard that is missing."""
-    repair = command("repair", dataset.store.url)
-    again = f" or make it again ({repair}, then the command it is from)"
-    return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"

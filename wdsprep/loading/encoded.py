@@ -37,7 +37,7 @@ from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Arrays, Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
-from wdsprep.loading.reading import ATTEMPTS, Instead, Reader
+from wdsprep.loading.reading import Instead, Reader
 from wdsprep.loading.serving import (
     NOTHING,
     close_shelves,
@@ -46,7 +46,8 @@ from wdsprep.loading.serving import (
     open_shelves,
     wanted_of,
 )
-from wdsprep.loading.taking import TEXTS
+from wdsprep.loading.substitutes import ATTEMPTS
+from wdsprep.loading.wanted_arrays import TEXTS
 
 BEGUN = 2  # steps that the device has
 READY = 2  # finished steps that wait for the trainer
@@ -175,8 +176,8 @@ class BatchLayout:
             effects=self._effects,
             memory=Memory(pin=plan.pinned, keep=2 * (READY + 4)),
         )
-        own = (taking for takings in self._reader.takings for taking in takings[0] if taking)
-        self._own = {name for taking in own for name in taking.names}
+        own = (each for of_all in self._reader.wanted for each in of_all[0] if each)
+        self._own = {name for each in own for name in each.names}
         weakref.finalize(self, close_shelves, shelves)
 
     def batch(

@@ -11,7 +11,7 @@ manifest, which are what they hold.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,13 +23,10 @@ from wdsprep.dataset.names import index_name
 from wdsprep.dataset.reading import NamedShard, ShardReader
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.datasets import Dataset, Joined
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
-
-if TYPE_CHECKING:
-    from wdsprep.loading.joining import Joined
 
 FETCHERS = 16  # shards of S3 that are read at a time
 Found = TypeVar("Found")
@@ -90,13 +87,13 @@ class FactsBeside:
     A shard is read as a whole: where samples have moved, neighbours there stand anywhere here.
     """
 
-    def __init__(self, joined: "Joined") -> None:
+    def __init__(self, joined: Joined) -> None:
         self._joined = joined
         self._of_shard = lru_cache(FETCHERS)(self._read_shard)
 
     def of(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
         """Return the facts beside these samples of the other; None where there is no sample."""
-        own, places = self._joined.located(np.full(len(numbers), shard), numbers)
+        own, places = self._joined.positions.locate(np.full(len(numbers), shard), numbers)
         if not len(own) or own[0] < 0:
             return [None] * len(numbers)
         facts = self._of_shard(int(own[0]))

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.kept import KeptWriter, kept
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes, cut_of
-from wdsprep.loading.catalog import Dataset, to_be_encoded
+from wdsprep.loading.catalog import to_be_encoded
+from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.facts import SomeFacts, look_at_all
-from wdsprep.loading.parts import Numbers, Positions, keep_positions, without_rejects
 from wdsprep.loading.shelves.cache import CacheDir, folder_of
+from wdsprep.loading.subsets import without_rejects
 from wdsprep.text import human_bytes, plural
 
 NOWHERE = -1
@@ -57,7 +59,7 @@ def latents_of(
             f"{chosen.samples:,}",
         )
     sizes = cut.sizes if shapes else ()
-    return without_rejects(chosen, settings, sizes, counts, Positions.kept_in(found))
+    return without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(found))
 
 
 def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
@@ -76,15 +78,15 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
 
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
-    def numbers() -> Iterator[tuple[int, Numbers]]:
+    def numbers() -> Iterator[ShardSamples]:
         for shard, pieces in look_at_all(images, shapes_in):
             found = np.concatenate([np.empty(0, np.int16), *pieces])
             by_shape = np.argsort(found, kind="stable")
             own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)
             counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
-            yield shard, own
+            yield ShardSamples(shard, own)
 
-    keep_positions(writer, len(images.names), numbers())
+    keep_selection(writer, len(images.names), numbers())
     writer.add("counts", "<i4", [counts])
 
 

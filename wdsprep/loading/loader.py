@@ -45,11 +45,12 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Dataset, of_phase, open_all, order_streams
+from wdsprep.loading.catalog import of_phase, open_all
+from wdsprep.loading.datasets import Dataset, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.images_in_shapes import latents_of
-from wdsprep.loading.joining import joined
+from wdsprep.loading.join import joined
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.serving import serve, serve_raw

@@ -11,65 +11,55 @@ behind it in the sample. The header says what of that is the array: the rest is 
 wanted, and zeros take its place.
 
 Of datasets that are joined, the samples that stand beside each other are read one dataset after the
-other, into the same rows. What is taken of which is decided beforehand (`Taking`).
+other, into the same rows. What is taken of which is decided beforehand (`WantedArrays`).
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
-from wdsprep.dataset.chance import Ints, key_of
+from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.open_shards import too_short
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes, parse_json
-from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import TarSample, scan
+from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.catalog import SHAPE, Dataset
+from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.effects import Effects
 from wdsprep.loading.grid import grid_of, short
 from wdsprep.loading.memory import Batch, Blocks, Memory
+from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parsed, sample_behind
 from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf
-from wdsprep.loading.taking import TEXTS, Taking, Takings, measured, takings_of
-from wdsprep.sources.captions import caption_at
+from wdsprep.loading.substitutes import ATTEMPTS, MISSING, Fault, Substitutes
+from wdsprep.loading.wanted_arrays import (
+    TEXTS,
+    WantedArrays,
+    WantedOfAll,
+    measured,
+    wanted_of_all,
+)
 
-ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
-MISSING = "the shard is missing"
-ALL_MISSING = "all its shards are missing"
 SCRATCHES = 8  # kept, of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
 BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
-MANY = 1000  # samples, none of which has what captions= asks for
-DAMAGED_JSON = "its json is damaged"
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
 """What batches have of each kind of column of a table."""
-_log = logging.getLogger("wdsprep")
 
 
 Instead = Callable[[Batch, int], None]
 """Puts into a row the image that it is of, or another one where that is damaged."""
-
-
-class Fault(NamedTuple):
-    """Why a sample cannot be served, the tar that is to blame, and the sample's number there."""
-
-    reason: str
-    tar: str
-    number: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,18 +76,20 @@ class Reader:
     raw: bool = False
     skip_missing: bool = False
     scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
-    takings: tuple[Takings, ...] = ()
-    _told: set[tuple[str, int]] = field(default_factory=set)
-    _missing: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """The shards of each stream that are known to be missing, to rows of each choice of captions:
-    what stands beside one may be missing, and be there beside another."""
-    _lacking: dict[str, int] = field(default_factory=dict)
-    """How many samples had no text at each path of captions; -1 once one had."""
+    wanted: tuple[WantedOfAll, ...] = ()
 
     def __post_init__(self) -> None:
         names, choices = self.names, self.effects.choices
-        made = (takings_of(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
-        object.__setattr__(self, "takings", tuple(made))
+        made = (wanted_of_all(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
+        object.__setattr__(self, "wanted", tuple(made))
+
+    @cached_property
+    def _substitutes(self) -> Substitutes:
+        return Substitutes(self.datasets)
+
+    @cached_property
+    def _texts(self) -> SampleTexts:
+        return SampleTexts(self.datasets, self.effects.paths)
 
     def begin(self, batch: Batch) -> Batch:
         """Make room for what is to be read."""
@@ -143,7 +135,9 @@ class Reader:
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
         streams = {*batch.stream}
         if len(streams) == 1:
-            places = [joined.located(*own) for joined in self.datasets[streams.pop()].joined]
+            places = [
+                joined.positions.locate(*own) for joined in self.datasets[streams.pop()].joined
+            ]
         else:
             places = self._beside_mixed(np.array(batch.stream), own)
         batch.beside = [(shards.tolist(), indices.tolist()) for shards, indices in places]
@@ -153,12 +147,12 @@ class Reader:
         for number in np.unique(stream).tolist():
             here = stream == number
             for found, joined in zip(places, self.datasets[number].joined, strict=False):
-                found[0][here], found[1][here] = joined.located(own[0][here], own[1][here])
+                found[0][here], found[1][here] = joined.positions.locate(own[0][here], own[1][here])
         return places
 
     @cached_property
     def _slots(self) -> int:
-        return max(map(len, self.takings))
+        return max(map(len, self.wanted))
 
     @property
     def _flips(self) -> bool:
@@ -219,7 +213,7 @@ class Reader:
 
     def _taken(
         self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
-    ) -> Iterator[tuple[Taking, Sequence[int]]]:
+    ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
         """Of what is to be read of a slot, each kind with the rows that it is read for."""
         streams = {*batch.stream[rows.start : rows.stop]}
         is_picked = len(self.effects.choices) > 1
@@ -229,16 +223,16 @@ class Reader:
             if taking is not None:
                 yield taking, rows
             return
-        found: dict[Taking, list[int]] = {}
+        found: dict[WantedArrays, list[int]] = {}
         for row in rows:
             taking = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
             if taking is not None and row not in faults:
                 found.setdefault(taking, []).append(row)
         yield from found.items()
 
-    def _by_choice(self, stream: int, slot: int) -> tuple[Taking | None, ...]:
-        takings = self.takings[stream]
-        return takings[slot] if slot < len(takings) else (None,) * len(self.effects.choices)
+    def _by_choice(self, stream: int, slot: int) -> tuple[WantedArrays | None, ...]:
+        wanted = self.wanted[stream]
+        return wanted[slot] if slot < len(wanted) else (None,) * len(self.effects.choices)
 
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: Instead | None = None
@@ -248,11 +242,15 @@ class Reader:
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
-                self._tell(batch, row, fault)
+                self._substitutes.tell(self._kind(batch, row), batch.shard[row], fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise self._lost(batch, row, fault)
-                drawn[row] = self._substitute(batch, row, wanted[row], drawn[row])
+                    raise self._substitutes.lost(batch.stream[row], fault)
+                drawn[row], place = self._substitutes.next(
+                    self._kind(batch, row), wanted[row], drawn[row]
+                )
+                batch.shard[row], batch.index[row] = place
+                self._move_beside(batch, row)
                 if instead is not None:
                     instead(batch, row)
                     self._move_beside(batch, row)
@@ -262,7 +260,7 @@ class Reader:
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
         """The sample that takes the place of one that was read, but came to nothing later."""
-        return self.alone(batch, row, self._draw(batch.stream[row], wanted, attempt))
+        return self.alone(batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt))
 
     def alone(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
         """The sample at this place of the row's stream, as it would be in the row."""
@@ -270,22 +268,6 @@ class Reader:
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
         return one
-
-    def _substitute(self, batch: Batch, row: int, wanted: tuple[int, int], drawn: int) -> int:
-        """Put another sample there, the next that is drawn whose shard is not known to be missing;
-        how many are drawn now. What is known changes nothing: those would be drawn and missed."""
-        stream = batch.stream[row]
-        dataset, missing = self.datasets[stream], self._missing.get(self._kind(batch, row), set())
-        while len(missing) < dataset.filled:
-            shard, index = self._draw(stream, wanted, drawn)
-            drawn += 1
-            if shard not in missing:
-                batch.shard[row], batch.index[row] = shard, index
-                self._move_beside(batch, row)
-                return drawn
-        joined = " and ".join(each.dataset.store.url for each in dataset.joined)
-        what = f"each of its shards is missing, there or in {joined}" if joined else ALL_MISSING
-        raise NotFoundError(f"{dataset.place}: {what}")
 
     def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
         """The stream of a row, and which captions are picked for it."""
@@ -295,42 +277,14 @@ class Reader:
         own = np.array([batch.shard[row]]), np.array([batch.index[row]])
         joined = self.datasets[batch.stream[row]].joined
         for (shards, indices), each in zip(batch.beside, joined, strict=False):
-            shard, index = each.located(*own)
+            shard, index = each.positions.locate(*own)
             shards[row], indices[row] = int(shard[0]), int(index[0])
-
-    def _draw(self, stream: int, wanted: tuple[int, int], attempt: int) -> tuple[int, int]:
-        dataset = self.datasets[stream]
-        number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
-        spots = np.searchsorted(dataset.ends, [number], side="right")
-        shards, indices = dataset.located(
-            spots, number - (dataset.ends[spots] - dataset.sizes[spots])
-        )
-        return int(shards[0]), int(indices[0])
-
-    def _lost(self, batch: Batch, row: int, fault: Fault) -> FormatError:
-        dataset = self.datasets[batch.stream[row]]
-        part = next(p for p in dataset.beside if fault.tar.startswith(f"{p.store.url}/"))
-        next_step = "" if part.kind == "tars" else verify_step(part.store.url)
-        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
-        return FormatError(f"{part.place}: {what}").with_next_step(next_step)
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """The tar that a row is read from, and the number of the sample in it."""
         dataset = self.datasets[batch.stream[row]].beside[slot]
         shards, indices = (batch.shard, batch.index) if not slot else batch.beside[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
-
-    def _tell(self, batch: Batch, row: int, fault: Fault) -> None:
-        """Once a sample, or once for all of a missing shard."""
-        reason, name, index = fault
-        if reason == MISSING:
-            self._missing.setdefault(self._kind(batch, row), set()).add(batch.shard[row])
-        place = (name, index if reason != MISSING else -1)
-        if place in self._told:
-            return
-        self._told.add(place)
-        what = reason if reason == MISSING else f"sample {index} cannot be served ({reason})"
-        _log.warning("%s: %s: others are served in its place", name, what)
 
     def _get(
         self,
@@ -372,7 +326,7 @@ class Reader:
         return MISSING
 
     def _read_whole(
-        self, batch: Batch, rows: range, slot: int, taking: Taking, own: Sequence[int]
+        self, batch: Batch, rows: range, slot: int, taking: WantedArrays, own: Sequence[int]
     ) -> dict[int, Fault]:
         faults = {}
         came = self._get(batch, rows, slot, own, (), rest=True)
@@ -386,7 +340,9 @@ class Reader:
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
-    def _take(self, batch: Batch, row: int, slot: int, taking: Taking, sample: TarSample) -> str:
+    def _take(
+        self, batch: Batch, row: int, slot: int, taking: WantedArrays, sample: TarSample
+    ) -> str:
         """Keep what is wanted of a sample; why it cannot be, or nothing."""
         if slot:
             if sample.key != batch.keys[row]:
@@ -414,9 +370,9 @@ class Reader:
                 batch.out["pixels"][row] = self.effects.crop(image)
             except RejectedError as error:
                 return str(error)
-        return self._take_texts(batch, row, slot, taking, sample)
+        return self._texts.put(batch, row, slot, taking, sample)
 
-    def _join_raw(self, made: dict[str, Any], taking: Taking, sample: TarSample) -> str:
+    def _join_raw(self, made: dict[str, Any], taking: WantedArrays, sample: TarSample) -> str:
         """Put what is taken of a sample that stands beside among the members of the first."""
         made |= {n: data for n, data in sample.fields.items() if short(n) in taking.names}
         if taking.texts:
@@ -454,45 +410,8 @@ class Reader:
         batch.out["made"][row] = made.without_pixels()
         return ""
 
-    def _take_texts(
-        self, batch: Batch, row: int, slot: int, taking: Taking, sample: TarSample
-    ) -> str:
-        try:
-            for name in taking.texts:
-                if name in TEXTS:
-                    batch.out[name][row] = self._caption(batch, row, sample)
-                else:
-                    facts = parse_json(sample.fields.get("json", b"{}"))
-                    made = batch.out[name]
-                    made[row] = taking.facts(made[row], facts) if slot else facts
-        except (ValueError, TypeError, RecursionError):  # a hostile one is nested 1,000 deep
-            return DAMAGED_JSON
-        return ""
-
-    def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
-        """That of the sample, or what its json has in the place that was picked."""
-        if paths := self.effects.paths:
-            path = paths[batch.choice[row]]
-            found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
-            if found is not None:
-                self._lacking[path] = -1
-                return found
-            self._tell_of_path(batch, row, path)
-        return sample.fields.get("txt", b"").decode("utf-8", "replace")
-
-    def _tell_of_path(self, batch: Batch, row: int, path: str) -> None:
-        """Once, where none of many samples had anything there."""
-        count = self._lacking.get(path, 0)
-        if count < 0:
-            return
-        self._lacking[path] = count + 1
-        if count + 1 == MANY:
-            url = self.datasets[batch.stream[row]].store.url
-            what = f"of the first {MANY:,} samples none has a text at {path} in its json"
-            _log.warning("%s: %s, as captions= asks: they have their own captions", url, what)
-
     def _read_arrays(
-        self, batch: Batch, rows: range, slot: int, taking: Taking, own: Sequence[int]
+        self, batch: Batch, rows: range, slot: int, taking: WantedArrays, own: Sequence[int]
     ) -> dict[int, Fault]:
         variable = batch.variable if batch.variable in taking.names else ""
         padded = batch.padded if variable else None
@@ -542,10 +461,10 @@ class Reader:
                 held = NOTHING
                 if padded is not None:
                     held = padded.rows[row, : one.nbytes - grid.last_start]
-                sample = _rest(held, one, grid.padding(int(lengths[number])), key)
+                sample = sample_behind(held, one, grid.padding(int(lengths[number])), key)
                 fault = sample if isinstance(sample, str) else ""
                 if not isinstance(sample, str):
-                    fault = self._take_texts(batch, row, slot, taking, sample)
+                    fault = self._texts.put(batch, row, slot, taking, sample)
                 if fault:
                     faults[row] = fault
         if padded is not None:
@@ -559,18 +478,3 @@ def _of_rows(values: list[Any], rows: Sequence[int]) -> list[Any]:
     if isinstance(rows, range):
         return values[rows.start : rows.stop]
     return [values[row] for row in rows]
-
-
-def _rest(held: Bytes, came: Came, start: int, key: str) -> "TarSample | str":
-    """What is behind the arrays, some of it perhaps in the row of the last one."""
-    sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
-    if not isinstance(sample, str) and sample.key != key:
-        return "its members have different keys"
-    return sample
-
-
-def parsed(*parts: memoryview) -> "TarSample | str":
-    """The one sample in these bytes of a tar, or what is wrong with it."""
-    whole = b"".join((*parts, END))
-    found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
-    return str(found) if isinstance(found, BadSampleError) else found

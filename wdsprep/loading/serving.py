@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from wdsprep.dataset.chance import Ints
 from wdsprep.errors import UsageError
 from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
@@ -191,10 +191,10 @@ def wanted_of(
             continue
         own = samples.shard.ravel()[here], samples.index.ravel()[here]
         for slot in range(first, len(shelves)):
-            takes = np.array([taking is not None for taking in reader.takings[number][slot]])
+            takes = np.array([wanted is not None for wanted in reader.wanted[number][slot]])
             some = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
             some = np.broadcast_to(some, here.shape)
-            places = dataset.joined[slot - 1].located(*own) if slot else own
+            places = dataset.joined[slot - 1].positions.locate(*own) if slot else own
             rows = here[some], places[0][some], places[1][some]
             found.setdefault(shelves[slot], []).append(rows)
     return {shelf: _in_order(rows) for shelf, rows in found.items()}
@@ -239,8 +239,8 @@ def _groups(
 def locate(datasets: Sequence[Dataset], found: Samples) -> None:
     """What the order says of the samples of parts, as it is in their tars."""
     for number, dataset in enumerate(datasets):
-        if dataset.part is not None and (here := found.stream == number).any():
-            where = dataset.located(found.shard[here], found.index[here])
+        if dataset.part_of is not None and (here := found.stream == number).any():
+            where = dataset.selection.locate(found.shard[here], found.index[here])
             found.shard[here], found.index[here] = where
 
 

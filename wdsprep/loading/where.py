@@ -23,12 +23,12 @@ from wdsprep.dataset.chance import Ints, key_of
 from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
 from wdsprep.dataset.kept import KeptWriter, kept
 from wdsprep.dataset.samples import PathParts, at_path
+from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Dataset
+from wdsprep.loading.datasets import Dataset, Joined
 from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
-from wdsprep.loading.joining import Joined
-from wdsprep.loading.parts import Numbers, Positions, chosen, keep_positions
 from wdsprep.loading.shelves.cache import CacheDir, folder_of
+from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable, is_table, keyed_table
 from wdsprep.text import examples, human_bytes, plural
@@ -126,8 +126,8 @@ class Subset:
                 found[number] = at_path(other, name)
         return found
 
-    def positions(self, cache: CacheDir | None) -> Positions:
-        """What is served, looked for once."""
+    def selection(self, cache: CacheDir | None) -> SampleSelection:
+        """Return what is served, looked for once."""
         found = kept(folder_of(cache), self.what, self._look)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
@@ -137,7 +137,7 @@ class Subset:
             what = plural(lacking, "sample has no row", "samples have no row")
             places = examples([table.url for table in self.tables])
             _log.warning("%s: %s in %s: left out", url, what, places)
-        return Positions.kept_in(found)
+        return SampleSelection.from_file(found)
 
     def _look(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
@@ -155,15 +155,15 @@ class Subset:
         )
         seen, others = np.zeros(len(self.names), np.bool_), np.zeros(2, np.int64)
 
-        def numbers() -> Iterator[tuple[int, Numbers]]:
+        def numbers() -> Iterator[ShardSamples]:
             parses = self.condition is not None
             for shard, pieces in look_at_all(self.whole, self.left_of, parses=parses):
                 for piece in pieces:
                     seen[:] |= piece.seen
                     others[:] += piece.damaged, piece.lacking
-                    yield shard, piece.numbers
+                    yield ShardSamples(shard, piece.numbers)
 
-        keep_positions(writer, len(files.names), numbers())
+        keep_selection(writer, len(files.names), numbers())
         unknown = [name for name, is_known in zip(self.names, seen, strict=True) if not is_known]
         if unknown:
             ways = (
@@ -186,7 +186,7 @@ def those_where(
     """What is left of datasets where a condition holds, beside the one that a stream may have, and
     where all tables that are joined have a row; with these tables."""
     subsets: dict[Dataset, Subset | None] = {}
-    known: dict[Subset, Positions] = {}
+    known: dict[Subset, SampleSelection] = {}
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
@@ -196,8 +196,8 @@ def those_where(
             found.append(dataset)
             continue
         if subset not in known:
-            known[subset] = subset.positions(cache)
-        if (left := chosen(dataset, known[subset])) is not None:
+            known[subset] = subset.selection(cache)
+        if (left := select(dataset, known[subset])) is not None:
             found.append(replace(left, where=subset.shown, tables=subset.tables))
     for whole, subset in subsets.items():
         if subset is not None and all(dataset.whole is not whole for dataset in found):

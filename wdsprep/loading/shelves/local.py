@@ -21,7 +21,7 @@ from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reac
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.catalog import Dataset, bring_back
+from wdsprep.loading.datasets import Dataset, bring_back
 from wdsprep.store.local import open_file
 
 NONE = memoryview(b"")

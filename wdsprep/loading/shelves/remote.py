@@ -14,7 +14,7 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, reach, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.catalog import Dataset, bring_back
+from wdsprep.loading.datasets import Dataset, bring_back
 from wdsprep.loading.memory import Blocks
 from wdsprep.loading.shelves.cache import Cache, CacheDir
 from wdsprep.loading.shelves.local import (

@@ -1,30 +1,26 @@
-"""Which members of a batch's samples come from which of the datasets that are joined.
+"""What is wanted of the samples of each dataset: of the first, and of those that are joined.
 
-A *slot* is the number of a dataset among those of a stream: 0 is the first, which gives the order,
-and those joined to it follow. Where captions are picked by chance, each *choice* has its own
-dataset for all that is made of captions.
+It is decided once, before anything is read. Slots and choices are those of `joined_arrays`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
-from wdsprep.encoding.captions import OWN
 from wdsprep.errors import UsageError
+from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.grid import short
+from wdsprep.loading.joined_arrays import caption_name, givers
 from wdsprep.text import examples
-
-if TYPE_CHECKING:
-    from wdsprep.loading.catalog import Dataset
 
 TEXTS = ("txt", "caption")
 OF_TEXTS = (*TEXTS, "json")
 
 
 @dataclass(frozen=True, eq=False)
-class Taking:
+class WantedArrays:
     """What is read of the samples of a dataset: the arrays, and what is kept of their texts.
     `fields` are all arrays of a sample; it is read whole where that is how it is served. What the
     json of several samples says is put together; `yields` is whether others know better."""
@@ -41,49 +37,49 @@ class Taking:
 
 
 @lru_cache(512)
-def _taking(
+def _wanted(
     fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
-) -> Taking:
+) -> WantedArrays:
     """The same one for the same, so that rows of several streams are checked together."""
-    return Taking(fields, names, texts, *flags)
+    return WantedArrays(fields, names, texts, *flags)
 
 
-Takings = tuple[tuple[Taking | None, ...], ...]
+WantedOfAll = tuple[tuple[WantedArrays | None, ...], ...]
 """Of one stream, by slot and choice; None where nothing is taken."""
 
 
-def takings_of(
-    dataset: "Dataset", names: Sequence[str], choices: Sequence[str], *, raw: bool
-) -> Takings:
+def wanted_of_all(
+    dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
+) -> WantedOfAll:
     """`choices` are the names of captions, or one that is empty where nothing is picked."""
     wanted = {*names, short(FLIPPED)} if not raw else None
     if wanted is not None:
         wanted |= {short(field.name) for field in measured(dataset, names)}
     texts = tuple(name for name in OF_TEXTS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
-    by_choice = [givers(dataset, choice) for choice in choices]
+    by_choice = [givers(dataset.beside, choice) for choice in choices]
     found = []
     for slot, part in enumerate(dataset.beside):
-        row: list[Taking | None] = []
+        row: list[WantedArrays | None] = []
         for given, of_texts in by_choice:
             own = tuple(name for name, giver in given.items() if giver == slot)
             taken = own if wanted is None else tuple(name for name in own if name in wanted)
             kept = texts if slot == of_texts else facts if own or not slot else ()
             is_whole = raw or not part.fields
-            made = _taking(part.fields, taken, kept, is_whole, slot > of_texts)
+            made = _wanted(part.fields, taken, kept, is_whole, slot > of_texts)
             row.append(made if slot == 0 or taken or kept else None)
         found.append(tuple(row))
     return tuple(found)
 
 
-def measured(dataset: "Dataset", names: Sequence[str]) -> list[Field]:
+def measured(dataset: Dataset, names: Sequence[str]) -> list[Field]:
     """The arrays of true length that a batch has; where it has a mask alone, what it is of."""
     variable = [field for field in dataset.served if field.is_variable]
     wanted = [field for field in variable if short(field.name) in names]
     return wanted or (variable if short(MASK) in names else [])
 
 
-def shapes_of(dataset: "Dataset", names: Sequence[str]) -> dict[str, object]:
+def shapes_of(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
     """Return what decides the shape of each tensor of a batch, of those that are named."""
     fields = {field for field in dataset.served if short(field.name) in names}
     found: dict[str, object] = {
@@ -94,41 +90,7 @@ def shapes_of(dataset: "Dataset", names: Sequence[str]) -> dict[str, object]:
     return found | {name: kind for name, kind in dataset.columns.items() if name in names}
 
 
-def texts_served(parts: Sequence["Dataset"], choice: str = "") -> list[tuple[Field, ...]]:
-    """Of each part, those of its text arrays that are served. A part takes the place of the text of
-    an earlier one as a whole where both have an array of one name: else a sample would have arrays
-    of two captions."""
-    found: list[tuple[Field, ...]] = []
-    later: set[str] = set()
-    for part in reversed(parts):
-        own = text_fields(part.fields)
-        is_other = bool(choice) and caption_name(part.settings) != choice
-        if is_other or not later.isdisjoint(field.name for field in own):
-            own = ()
-        later |= {field.name for field in own}
-        found.append(own)
-    return found[::-1]
-
-
-def givers(dataset: "Dataset", choice: str) -> tuple[dict[str, int], int]:
-    """For each array the slot that it comes from, and the one for texts."""
-    given: dict[str, int] = {}
-    of_texts = 0
-    for slot, own in enumerate(texts_served(dataset.beside, choice)):
-        fields = dataset.beside[slot].fields
-        left_out = {*text_fields(fields)} - {*own}
-        given |= {short(field.name): slot for field in fields if field not in left_out}
-        if own:
-            of_texts = slot
-    return given, of_texts
-
-
-def caption_name(settings: Mapping[str, object]) -> str:
-    """What the captions of a dataset are called."""
-    return str(settings.get("caption_name", OWN))
-
-
-def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[str]) -> None:
+def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
     """Refuse captions that are not there, or of which there are not the same arrays."""
     there = [caption_name(part.settings) for part in dataset.beside if text_fields(part.fields)]
     for choice in choices:
@@ -142,7 +104,7 @@ def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[st
     served = text_fields(dataset.served)
     wanted = [field for field in served if short(field.name) in names or field in lengths]
     for choice in choices:
-        given, _ = givers(dataset, choice)
+        given, _ = givers(dataset.beside, choice)
         for field in wanted:
             slot = given.get(short(field.name))
             part = None if slot is None else dataset.beside[slot]
@@ -154,7 +116,7 @@ def check_choices(dataset: "Dataset", names: Sequence[str], choices: Sequence[st
                 )
 
 
-def check_once(dataset: "Dataset", choices: Sequence[str]) -> None:
+def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
     """Refuse two joined datasets that have the same array, and nothing that says which is meant."""
     for choice in choices or [""]:
         known: dict[str, str] = {}

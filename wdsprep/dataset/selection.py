@@ -1,0 +1,281 @@
+"""Some samples of some shards, in columns, whatever dataset the shards are of.
+
+A selection is a list of *runs*, each of one shard, or of one shape in it. The samples of a run are
+neighbours from one number on, or have any numbers that rise, which then lie in an array or in a
+file that is mapped. An object for each run would be 40 million for a million shards of 40 shapes.
+
+Loaders know what they serve by digests that stand in their states. So the three functions at the
+end give the same text for ever.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.digests import DigestKind
+
+if TYPE_CHECKING:
+    from wdsprep.dataset.kept import KeptFile, KeptWriter
+
+SAMPLES_AT_ONCE = 1 << 20  # of which something is computed at a time
+Numbers = NDArray[np.uint32]
+"""Of samples in their tars."""
+RunStarts = NDArray[np.int32] | Ints
+
+
+class ShardSamples(NamedTuple):
+    """Samples of one shard, by their numbers in its tar, which rise."""
+
+    shard: int
+    numbers: Numbers
+
+    def ranges(self) -> list[list[int]]:
+        """Return neighbours together: each range as its first number and the one behind it."""
+        ends = np.flatnonzero(np.diff(self.numbers.astype(np.int64)) != 1) + 1
+        first = self.numbers[np.concatenate([[0], ends])].tolist()
+        last = self.numbers[np.concatenate([ends, [len(self.numbers)]]) - 1].tolist()
+        return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class SampleSelection:
+    """Samples of a list of shards, in runs.
+
+    Of each run, `shards` says which shard of the list it is of, and `counts` how many samples it
+    has. `starts` is the number of its first sample, from which on they are neighbours; where there
+    are `numbers`, it is the place of the first among these. `file` has the numbers, where they are
+    mapped."""
+
+    shards: NDArray[np.int32]
+    starts: RunStarts
+    counts: Ints
+    numbers: Numbers | None = None
+    file: "KeptFile | None" = None
+
+    @classmethod
+    def all_of(cls, sizes: Ints) -> "SampleSelection":
+        """Return all samples of shards that have so many."""
+        shards = np.arange(len(sizes), dtype=np.int32)
+        return cls(shards=shards, starts=np.zeros_like(shards), counts=sizes)
+
+    @classmethod
+    def from_numbers(cls, each: Iterable[Numbers]) -> "SampleSelection":
+        """Return a run for each shard in turn, from the numbers of its samples."""
+        found = [np.asarray(some, np.uint32) for some in each]
+        counts = np.array([*map(len, found)], np.int64)
+        numbers = np.concatenate([np.empty(0, np.uint32), *found])
+        shards = np.arange(len(found), dtype=np.int32)
+        starts = np.cumsum(counts) - counts
+        return cls(shards=shards, starts=starts, counts=counts, numbers=numbers)
+
+    @classmethod
+    def from_file(cls, file: "KeptFile") -> "SampleSelection":
+        """Return the runs that `keep_selection` has written, one for each shard."""
+        ends = file.arrays["starts"]
+        shards = np.arange(len(ends) - 1, dtype=np.int32)
+        numbers, counts = file.arrays["numbers"], np.diff(ends)
+        return cls(shards=shards, starts=ends[:-1], counts=counts, numbers=numbers, file=file)
+
+    @property
+    def samples(self) -> int:
+        return int(self.counts.sum())
+
+    def locate(self, runs: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Return where samples lie, by their runs and places in these: the shard, and the number in
+        its tar."""
+        places = indices + self.starts[runs]
+        if self.numbers is not None:
+            places = self.numbers[places].astype(np.int64)
+        return self.shards[runs].astype(np.int64), places
+
+    def per_shard(self) -> Iterator[ShardSamples]:
+        """Yield the samples of each run."""
+        columns = (self.shards.tolist(), self.starts.tolist(), self.counts.tolist())
+        for shard, start, count in zip(*columns, strict=True):
+            if self.numbers is None:
+                yield ShardSamples(shard, np.arange(start, start + count, dtype=np.uint32))
+            else:
+                yield ShardSamples(shard, self.numbers[start : start + count])
+
+    def pick(self, runs: RunStarts | NDArray[np.bool_]) -> "SampleSelection":
+        """Return these runs alone."""
+        columns = (self.shards[runs], self.starts[runs], self.counts[runs])
+        return replace(self, shards=columns[0], starts=columns[1], counts=columns[2])
+
+    def split(self, counts: NDArray[np.int32]) -> Iterator["SampleSelection"]:
+        """Yield a selection for each column of `counts`, which has a row for each run: how many of
+        its samples go to which, one after another."""
+        starts = self.starts.copy()
+        for own in map(np.ascontiguousarray, counts.T):
+            runs = np.flatnonzero(own)
+            some = own[runs].astype(np.int64)
+            yield replace(self, shards=self.shards[runs], starts=starts[runs], counts=some)
+            starts += own
+
+    def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
+        """Return the samples for which it is true, where all are counted through; of runs that have
+        some."""
+        if mask.all():
+            return self
+        found = []
+        counts = np.zeros_like(self.counts)
+        ends = np.cumsum(self.counts)
+        for some in self.blocks():
+            begin = int(ends[some.start] - self.counts[some.start])
+            own = mask[begin : int(ends[some.stop - 1])]
+            found.append(self.flat(some)[own].astype(np.uint32))
+            runs = np.repeat(np.arange(some.stop - some.start), self.counts[some])
+            counts[some] = np.bincount(runs[own], minlength=some.stop - some.start)
+        numbers = np.concatenate([np.empty(0, np.uint32), *found])
+        starts = np.cumsum(counts) - counts
+        made = replace(self, starts=starts, counts=counts, numbers=numbers, file=None)
+        return made.pick(counts > 0)
+
+    def intersect(self, other: "SampleSelection") -> "SampleSelection":
+        """Return the samples that are in another selection too, which has numbers, in one run for
+        each shard; of runs that have some."""
+        if other.numbers is None:
+            raise ValueError("a selection of neighbours cannot be looked up in")
+        if self.numbers is None:
+            bounds = self.starts, self.starts + self.counts
+            low = other.starts[self.shards].astype(np.int64)
+            high = low + other.counts[self.shards]
+            first, last = (_bisected(other.numbers, low, high, edge) for edge in bounds)
+            made = replace(other, shards=self.shards, starts=first, counts=last - first)
+            return made.pick(made.counts > 0)
+        masks = [np.empty(0, np.bool_)]
+        for some in self.blocks():
+            counts, shards = self.counts[some], self.shards[some]
+            own, starts = self.flat(some), other.starts[shards].astype(np.int64)
+            low = np.repeat(starts, counts)
+            high = low + np.repeat(other.counts[shards], counts)
+            at = _bisected(other.numbers, low, high, own)
+            is_in = at < high
+            is_in[is_in] = other.numbers[at[is_in]] == own[is_in]
+            masks.append(is_in)
+        return self.filter(np.concatenate(masks))
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield runs that have about `SAMPLES_AT_ONCE` samples together."""
+        ends = np.cumsum(self.counts)
+        first = np.flatnonzero(np.diff(ends // SAMPLES_AT_ONCE, prepend=-1)).tolist()
+        return (slice(a, b) for a, b in pairwise([*first, len(ends)]))
+
+    def flat(self, runs: slice) -> Ints:
+        """Return the numbers of all samples of some runs, one after another."""
+        starts, counts = self.starts[runs].astype(np.int64), self.counts[runs]
+        shifts = starts - (np.cumsum(counts) - counts)
+        if self.numbers is not None and not np.diff(shifts).any():  # as they stand there
+            begin = int(shifts[0])
+            return self.numbers[begin : begin + int(counts.sum())].astype(np.int64)
+        places: Ints = np.arange(int(counts.sum())) + np.repeat(shifts, counts)
+        return places if self.numbers is None else self.numbers[places].astype(np.int64)
+
+    def places_of(self, numbers: Ints, runs: slice, counts: Ints) -> Ints:
+        """Return the places in these runs of numbers that are in them: so many in each run."""
+        first: Ints = np.repeat(self.starts[runs].astype(np.int64), counts)
+        if self.numbers is None:
+            return numbers - first
+        last: Ints = first + np.repeat(self.counts[runs], counts)
+        return _bisected(self.numbers, first, last, numbers) - first
+
+
+def _for_a_process(selection: SampleSelection) -> Any:
+    """Have numbers that are mapped mapped again by a process that is started here."""
+    columns = selection.shards, selection.starts, selection.counts
+    numbers = selection.numbers if selection.file is None else None
+    return _made_again, (*columns, numbers, selection.file)
+
+
+def _made_again(
+    shards: NDArray[np.int32],
+    starts: RunStarts,
+    counts: Ints,
+    numbers: Numbers | None,
+    file: "KeptFile | None",
+) -> SampleSelection:
+    numbers = file.arrays["numbers"] if file is not None else numbers
+    return SampleSelection(shards=shards, starts=starts, counts=counts, numbers=numbers, file=file)
+
+
+ForkingPickler.register(SampleSelection, _for_a_process)
+
+
+def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
+    """Return for each range of rising numbers, from low to high, where the first stands that is no
+    less than the wanted one: for all ranges at once."""
+    while (is_open := low < high).any():
+        middle = (low + high) // 2
+        is_less = is_open.copy()
+        is_less[is_open] = numbers[middle[is_open]] < wanted[is_open]
+        low = np.where(is_less, middle + 1, low)
+        high = np.where(is_open & ~is_less, middle, high)
+    return low
+
+
+def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
+    """Write samples of so many shards as they come: in the order of the shards, those of one all at
+    once or in parts."""
+    counts, digest = np.zeros(shards + 1, np.int64), _NumbersDigest()
+
+    def numbers() -> Iterator[Numbers]:
+        for shard, some in each:
+            counts[shard + 1] += len(some)
+            digest.update(some)
+            yield some
+
+    writer.add("numbers", "<u4", numbers())
+    starts = np.cumsum(counts)
+    writer.add("starts", "<i8", [starts])
+    writer.facts["digest"] = digest.of(starts)  # which wdsprep 0.3.0 and before reads
+
+
+class _NumbersDigest:
+    """The digest of numbers, which come in parts, and of where those of each shard start."""
+
+    def __init__(self) -> None:
+        self._numbers = DigestKind.BLAKE3.new()
+
+    def update(self, numbers: NDArray[Any]) -> None:
+        self._numbers.update(np.ascontiguousarray(numbers, "<u4").tobytes())
+
+    def of(self, starts: Ints) -> str:
+        self._numbers.update(np.ascontiguousarray(starts, "<i8").tobytes())
+        return self._numbers.hexdigest()
+
+
+# --- digests that stand in states
+def digest_of_shards(shards: Iterable[tuple[str, int, str | int]]) -> str:
+    """Return what a dataset is known by: the name of each shard, its samples, and what it is made
+    of."""
+    return hashlib.sha256(json.dumps(list(shards)).encode()).hexdigest()
+
+
+def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
+    """Return the digest of a shape's samples, from that of the dataset and how many of them each of
+    its shards has."""
+    known = f"{digest} {shape} ".encode() + counts.astype("<i4").tobytes()
+    return hashlib.sha256(known).hexdigest()
+
+
+def digest_of_selected(
+    digest: str, of: SampleSelection, selected: SampleSelection, shards: int
+) -> str:
+    """Return the digest of what is selected of samples of so many shards that have a digest. It
+    depends on which of them these are, not on where they lie in the tars."""
+    running, starts = _NumbersDigest(), np.zeros(shards + 1, np.int64)
+    starts[selected.shards + 1] = selected.counts
+    runs = np.searchsorted(of.shards, selected.shards)
+    of = of.pick(runs)
+    for some in selected.blocks():
+        running.update(of.places_of(selected.flat(some), some, selected.counts[some]))
+    known = f"{digest} {running.of(np.cumsum(starts))}"
+    return hashlib.sha256(known.encode()).hexdigest()

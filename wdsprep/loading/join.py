@@ -1,0 +1,243 @@
+"""Datasets beside each other: the arrays of several, of the same samples.
+
+The shards of two datasets are matched by name, and their samples by their positions in the image
+shards (`join_positions`). Receipts say which image shard each unit was made of, and how many of its
+samples there are. So all that can be wrong is told before the first step, from the manifests alone,
+and what a joined dataset lacks leaves the order. Of shards with rejects the rows are read for that.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.names import latent_shard, latent_unit
+from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_of_shards
+from wdsprep.dataset.shapes import shape_name, shapes_of
+from wdsprep.dataset.state import read_manifest
+from wdsprep.errors import UsageError
+from wdsprep.loading.catalog import counts_by_shape, of_manifest
+from wdsprep.loading.datasets import Dataset, Joined
+from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
+from wdsprep.loading.order.mixing import Want
+from wdsprep.loading.subsets import in_shapes, select
+from wdsprep.loading.tables import is_table
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
+from wdsprep.text import plural
+
+
+def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
+    """Return datasets with what is to stand beside them, without what one of these lacks."""
+    opened: dict[str, tuple[Dataset, Manifest]] = {}
+    by_whole: dict[Dataset, list[Dataset]] = {}
+    for dataset in datasets:
+        by_whole.setdefault(dataset.whole, []).append(dataset)
+    found: list[Dataset] = []
+    for whole, parts in by_whole.items():
+        places = [place for place in whole.join if not is_table(place)]
+        found += _joined(whole, parts, places, opened) if places else parts
+    return tuple(found)
+
+
+def _joined(
+    whole: Dataset,
+    parts: list[Dataset],
+    places: Sequence[str],
+    opened: dict[str, tuple[Dataset, Manifest]],
+) -> list[Dataset]:
+    if whole.kind == "tars":
+        raise UsageError(
+            f"{whole.store.url} holds tars without a manifest, and nothing says which images they "
+            "are of: leave out join="
+        )
+    files = whole.files
+    first = _positions(files, files.inputs, parts if files.kind == "latents" else ())
+    beside: list[_Matched] = []
+    for place in places:
+        store = open_store(place)
+        url = store.url
+        others = whole, *(each.dataset for each in beside)
+        if _place_of(store) in {_place_of(other.store) for other in others}:
+            raise UsageError(f"{place} is joined twice: name each dataset once")
+        if url not in opened:
+            opened[url] = _opened(place)
+        beside.append(_matched(files, first, *opened[url], _in_shapes_of(whole, *opened[url])))
+    left = _without_lacking(whole, parts, beside)
+    return [replace(part, joined=tuple(each.beside(part) for each in beside)) for part in left]
+
+
+class _Matched(NamedTuple):
+    """A dataset that is matched to another, and its shapes."""
+
+    dataset: Dataset
+    positions: JoinPositions
+    shapes: tuple[Dataset, ...]
+
+    def beside(self, part: Dataset) -> Joined:
+        """Return what stands beside samples of one shape: that shape, where it has some."""
+        own = (shape for shape in self.shapes if shape.size == part.size)
+        return Joined(next(own) if self.shapes else self.dataset, self.positions)
+
+
+def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
+    """Return where samples are in the image shards. A shard of one shape has them in the order of
+    the images."""
+    count = np.zeros(len(dataset.names), np.int64)
+    for part in parts:
+        if part.part_of is not None:
+            count[part.selection.shards] += 1
+    return DatasetPositions(
+        store=dataset.store,
+        names=dataset.names,
+        sizes=dataset.sizes,
+        inputs=inputs,
+        moved=(dataset.sizes != inputs) | (count > 1),
+    )
+
+
+def _place_of(store: Store) -> str:
+    """One for all ways to write it."""
+    return str(store.root.resolve()) if store.root else store.url
+
+
+def _opened(place: str) -> tuple[Dataset, Manifest]:
+    store = open_store(place)
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise UsageError(
+            f"{place} holds no dataset of ours, so nothing says which images it is of: join what "
+            '"wdsprep encode" has made'
+        )
+    if manifest.dataset != "latents":
+        raise UsageError(f"{place} holds {manifest.dataset}: join latents, or text by itself")
+    return of_manifest(store, manifest, Want()), manifest
+
+
+def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
+    """The shapes of a dataset, which samples have alike where both were cut alike."""
+    shapes, url = shapes_of(manifest.settings), dataset.store.url
+    if not shapes:
+        return ()
+    if not (known := shapes_of(whole.settings)):
+        raise UsageError(
+            f"{url} has latents of many shapes, which give the order: load it first, and join "
+            "the others to it"
+        )
+    if {*known} != {*shapes}:
+        raise UsageError(
+            f"{url} has other shapes than {whole.store.url}, and a batch has one: join what was "
+            "made with the same --shapes and --resolution"
+        )
+    return in_shapes(dataset, shapes, counts_by_shape(dataset, manifest))
+
+
+def _matched(
+    whole: Dataset,
+    first: DatasetPositions,
+    dataset: Dataset,
+    manifest: Manifest,
+    shapes: tuple[Dataset, ...],
+) -> _Matched:
+    url = dataset.store.url
+    ledger = manifest.ledger
+    known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
+    source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
+    lacking = [name for name in whole.names if name not in source]
+    if lacking:
+        raise UsageError(_unfinished(whole, url, lacking, is_complete=manifest.complete))
+    others = [
+        name
+        for name, made_of in zip(whole.names, whole.made_of, strict=True)
+        if _image_shard(source[name]) != _image_shard(made_of)
+    ]
+    if len(others) == len(whole.names):
+        raise UsageError(
+            f"{url} and {whole.store.url} are of different images: join what was made of the same "
+            "image shards"
+        )
+    if others:
+        raise UsageError(
+            f"{url} and {whole.store.url} are of different images in {_shown(others)}: these were "
+            'packed anew in between: run "wdsprep repair" on both with their images, then the '
+            '"wdsprep encode" that they are from'
+        )
+    numbers = {name: number for number, name in enumerate(dataset.names)}
+    shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
+    inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
+    other = _positions(dataset, inputs, shapes)
+    return _Matched(dataset, JoinPositions(shards=shards, first=first, other=other), shapes)
+
+
+def _image_shard(source: str) -> str:
+    """Of which shard something was made, be it of its first samples alone."""
+    return source.partition(":")[0]
+
+
+def _unfinished(whole: Dataset, url: str, lacking: Sequence[str], *, is_complete: bool) -> str:
+    what = f"{url} has nothing of {_shown(lacking)}, which {whole.store.url} has"
+    if is_complete:
+        return f"{what}: make it with --resolution as small, or load without them (buckets=)"
+    return f'{what}: it is not complete: run the same "wdsprep encode" again, to its end'
+
+
+def _shown(shards: Sequence[str]) -> str:
+    more = f" and {plural(len(shards) - 1, 'more shard')}" if len(shards) > 1 else ""
+    return f"{shards[0]}{more}"
+
+
+def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[_Matched]) -> list[Dataset]:
+    """Return those parts, without what is not in every joined dataset."""
+    keep = _kept([each.positions for each in beside])
+    if all(has.all() for has in keep.values()):
+        return parts
+    numbers = SampleSelection.from_numbers(
+        np.flatnonzero(keep.get(shard, np.ones(size, np.bool_))).astype(np.uint32)
+        for shard, size in enumerate(whole.files.sizes.tolist())
+    )
+    left = [made for part in parts if (made := select(part, numbers)) is not None]
+    if not left:
+        places = " and ".join(each.dataset.store.url for each in beside)
+        raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
+    return _as_one(whole, left)
+
+
+def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
+    """Return which samples all have, of each shard of which something may be lacking."""
+    keep: dict[int, NDArray[np.bool_]] = {}
+    lacks = [each.lacks() for each in beside]
+    for each, shards in zip(beside, lacks, strict=True):
+        found = ahead(each.has, shards.tolist(), each.other.store.readers)
+        for shard, has in zip(shards.tolist(), found, strict=True):
+            keep[shard] = keep[shard] & has if shard in keep else has
+    read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
+    beside[0].first.check(np.concatenate(read))
+    for each, own in zip(beside, read, strict=True):
+        each.other.check(each.shards[own])
+    return keep
+
+
+def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
+    """Return parts with the digests that one dataset would have which holds what all of them have,
+    so that the order is the same."""
+    counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
+    for own, part in zip(counts, parts, strict=True):
+        own[part.selection.shards] = part.sizes
+    total = np.sum(counts, axis=0)
+    there = np.flatnonzero(total)
+    lines = ((whole.names[n], int(total[n]), whole.made_of[n]) for n in there.tolist())
+    digest = digest_of_shards(lines)
+    return [
+        replace(
+            part,
+            digest=digest
+            if part.size is None
+            else digest_of_shape(digest, shape_name(part.size), own[there]),
+        )
+        for own, part in zip(counts, parts, strict=True)
+    ]

@@ -1,0 +1,155 @@
+"""Where the samples of one dataset stand in another that is of the same images.
+
+All that is made of one image shard has its name and its order, so nothing is searched: a sample is
+found by its *position*, its number in the image shard. Rejects and shapes move samples; then the
+rows beside a shard say the positions of those in it (`wdsprep.dataset.rows`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.damage import naming_next_step
+from wdsprep.dataset.names import latent_unit, rows_name
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.reindex import encode_step, positions_without_rows, read_rows
+from wdsprep.dataset.rows import NBYTES, NOWHERE, ImagePositions
+from wdsprep.dataset.selection import Numbers
+from wdsprep.dataset.state import read_manifest
+from wdsprep.store.base import Store
+
+KEPT_NBYTES = 32 << 20
+"""Of the rows that are kept of each joined dataset: 8 million samples, in far more shards than a
+step has samples of."""
+KEPT = 512
+"""Shards whose rows are kept at least, however large."""
+FEW_SHARDS = 16
+"""Shards whose rows are read one after another; more are read in threads."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetPositions:
+    """The positions of the samples of a dataset, in its image shards.
+
+    Of each shard, `sizes` are its samples, and `inputs` those of its image shard. `moved` says of
+    which shards the positions are read."""
+
+    store: Store
+    names: Sequence[str]
+    sizes: Ints
+    inputs: Ints
+    moved: NDArray[np.bool_]
+
+    def read(self, shard: int) -> ImagePositions:
+        """Return the positions of all samples of a shard."""
+        count = int(self.sizes[shard])
+        if not self.moved[shard]:
+            return ImagePositions.plain(count)
+        store, name = self.store, self.names[shard]
+        with naming_next_step(encode_step(store.url)):
+            found = read_rows(store, name, count, int(self.inputs[shard]))
+            if found is None:
+                receipt = self._receipts[latent_unit(name)]
+                return positions_without_rows(store, receipt, every_key=False)
+        return found
+
+    @cached_property
+    def _receipts(self) -> Mapping[str, Receipt]:
+        """By unit; wanted only where rows are missing."""
+        manifest = read_manifest(self.store)
+        return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
+
+    def check(self, read: Ints) -> None:
+        """Refuse shards whose rows are missing, but for those that have been read: by a listing,
+        which takes less than reading all."""
+        unread = self.moved.copy()
+        unread[read] = False
+        if not unread.any():
+            return
+        there = {entry.name for entry in self.store.list() if entry.name.endswith(".rows")}
+        names = self.names
+        missing = [n for n in np.flatnonzero(unread).tolist() if rows_name(names[n]) not in there]
+        read_each(self.read, missing, self.store.readers)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JoinPositions:
+    """Where the samples of a `first` dataset stand in another. `shards` says which of its shards
+    belongs to each of the first (-1: none), and `other` where its samples are in the images."""
+
+    shards: Ints
+    first: DatasetPositions
+    other: DatasetPositions
+    _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
+
+    def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Where the samples are that stand beside these, by the numbers of shards and of samples in
+        their tars."""
+        own, places = self.shards[shards], indices
+        is_moved = self._moved[shards]
+        if is_moved.any():
+            places = indices.copy()
+            maps = self._maps_of(np.unique(shards[is_moved]).tolist())
+            for shard in maps:
+                here = shards == shard
+                places[here] = maps[shard][indices[here]]
+        return own, places
+
+    @cached_property
+    def _moved(self) -> NDArray[np.bool_]:
+        """The shards in which a sample may stand elsewhere than beside the other."""
+        moved: NDArray[np.bool_] = self.first.moved | self.other.moved[self.shards]
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Whoever else needs rows reads them."""
+        return {**self.__dict__, "_maps": {}}
+
+    def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
+        """Many are read in threads."""
+        if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
+            return {shard: self._map(shard) for shard in shards}
+        maps = read_each(self._map, shards, self.other.store.readers)
+        return dict(zip(shards, maps, strict=True))
+
+    @cached_property
+    def _most(self) -> int:
+        """The shards whose maps are kept."""
+        mean = max(1.0, float(self.first.inputs.mean()))
+        return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
+
+    def _map(self, shard: int) -> Numbers:
+        found = self._maps.get(shard)
+        if found is None:
+            found = self._made(shard)
+            while len(self._maps) >= self._most:  # whatever other threads take out meanwhile
+                self._maps.pop(next(iter([*self._maps])), None)
+            self._maps[shard] = found
+        return found
+
+    def _made(self, shard: int) -> Numbers:
+        own = self.other.read(int(self.shards[shard]))
+        numbers = own.numbers(int(self.first.inputs[shard]))
+        return numbers[self.first.read(shard).positions]
+
+    def lacks(self) -> Ints:
+        """The shards of the other of which something may not be here."""
+        own, inputs = self.shards, self.other.inputs[self.shards]
+        is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
+        return np.flatnonzero((own < 0) | is_less)
+
+    def has(self, shard: int) -> NDArray[np.bool_]:
+        """Of each sample of a shard of the other, whether it is here."""
+        if self.shards[shard] < 0:
+            return np.zeros(int(self.first.sizes[shard]), np.bool_)
+        has: NDArray[np.bool_] = self._map(shard) != NOWHERE
+        return has

@@ -1,0 +1,110 @@
+"""Datasets of some samples of another one: of a shape, of a condition, of some shards.
+
+Each is a dataset of its own to the order. Its digest says which samples it has and of what, not
+where these lie, so that the order is one for stored latents and for those made on the way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsprep.dataset.selection import (
+    SampleSelection,
+    digest_of_selected,
+    digest_of_shape,
+    digest_of_shards,
+)
+from wdsprep.dataset.shapes import Size, shape_name
+from wdsprep.loading.datasets import Dataset
+
+
+def in_shapes(
+    whole: Dataset,
+    shapes: Sequence[Size],
+    counts: NDArray[np.int32],
+    selection: SampleSelection | None = None,
+) -> tuple[Dataset, ...]:
+    """Return a dataset for each of the shapes of which there are samples. `counts` has a row for
+    each shard: how many of each shape it has, one shape after another, or its run of a selection
+    has."""
+    parts = (selection or whole.selection).split(counts)
+    return tuple(
+        _part(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
+        for size, own, part in zip(shapes, counts.T, parts, strict=True)
+        if len(part.shards)
+    )
+
+
+def without_rejects(
+    images: Dataset,
+    settings: Mapping[str, Any],
+    shapes: Sequence[Size],
+    counts: NDArray[np.int32],
+    selection: SampleSelection,
+) -> tuple[Dataset, ...]:
+    """Return the latents that images will be where some are rejected, or go to several shapes: what
+    `encode` would store. `counts` and `selection` are as in `in_shapes`; without shapes there is
+    one column."""
+    left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
+    sizes = counts[left].sum(axis=1, dtype=np.int64)
+    images = of_shards(images, left)
+    whole = replace(
+        images,
+        kind="latents",
+        selection=SampleSelection.all_of(sizes),
+        digest=digest_of_shards(zip(images.names, sizes.tolist(), images.contents, strict=True)),
+        settings=settings,
+        images=images,
+    )
+    selection = replace(selection.pick(left), shards=np.arange(len(left), dtype=np.int32))
+    if shapes:
+        return in_shapes(whole, shapes, counts[left], selection)
+    return (_part(whole, replace(selection, counts=sizes), whole.digest),)
+
+
+def of_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
+    """Return a dataset of these shards alone."""
+    some = list(map(int, shards))
+    names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
+    made_of = tuple(dataset.made_of[n] for n in some) if dataset.made_of else ()
+    sizes = dataset.sizes[some]
+    return replace(
+        dataset,
+        names=names,
+        selection=SampleSelection.all_of(sizes),
+        contents=contents,
+        made_of=made_of,
+        inputs=dataset.inputs[some] if len(dataset.inputs) else dataset.inputs,
+        nbytes=round(dataset.nbytes * (int(sizes.sum()) / dataset.samples)),
+        digest=digest_of_shards(zip(names, sizes.tolist(), contents, strict=True)),
+    )
+
+
+def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
+    """Return what a dataset has of these samples of `dataset.whole`; None where that is nothing."""
+    own = dataset.selection
+    left = own.intersect(keep)
+    if not left.samples:
+        return None
+    digest = digest_of_selected(dataset.digest, own, left, len(dataset.names))
+    return _part(dataset, left, digest, dataset.size)
+
+
+def _part(
+    dataset: Dataset, selection: SampleSelection, digest: str, size: Size | None = None
+) -> Dataset:
+    """Return a dataset with this selection of its opened stream, and of the images that its latents
+    are yet to be made from."""
+    images = dataset.images
+    return replace(
+        dataset,
+        selection=selection,
+        nbytes=round(dataset.nbytes * (selection.samples / dataset.samples)),
+        digest=digest,
+        size=size,
+        part_of=dataset.whole,
+        images=None if images is None else _part(images, selection, digest, size),
+    )
