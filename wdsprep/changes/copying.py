@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.cutting import ShardPiece
 from wdsprep.changes.finding import image_digests
-from wdsprep.changes.selection import Numbers
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.counts import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
@@ -33,6 +32,7 @@ from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
+from wdsprep.dataset.selection import Numbers
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.spans import Span, spans
 from wdsprep.dataset.state import find_receipt, read_receipt

@@ -13,12 +13,13 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selection import Numbers, Origin, Some, most_readers
+from wdsprep.changes.selection import OriginShards
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
@@ -39,7 +40,7 @@ class ShardPiece:
         said = {
             "dataset": self.origin,
             "digest": self.shard.digest,
-            "samples": runs(self.numbers),
+            "samples": ranges(self.numbers),
             "shard": self.shard.name,
         }
         return canonical(said) + b"\n"
@@ -71,17 +72,10 @@ class Cut:
         return b"".join(piece.line() for piece in self.pieces)
 
 
-def runs(numbers: Numbers) -> list[list[int]]:
-    """Neighbours together: from the first of each run up to the one behind its last."""
-    ends = np.flatnonzero(np.diff(numbers.astype(np.int64)) != 1) + 1
-    first = numbers[np.concatenate([[0], ends])].tolist()
-    last = numbers[np.concatenate([ends, [len(numbers)]]) - 1].tolist()
-    return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looked:
-    some: Some
+    samples: ShardSamples
+    origin: int
     sizes: NDArray[np.int64]
     first: bytes
     last: bytes
@@ -96,41 +90,43 @@ class ShardLimits:
 
 
 def cut(
-    every: Iterable[Some],
-    origins: Sequence[Origin],
+    selection: SampleSelection,
+    shards: OriginShards,
     limits: ShardLimits,
     *,
     prefixes: Sequence[str],
     rise: bool,
 ) -> list[Cut]:
-    """What is selected, in shards. `prefixes` are what keys of each dataset get; without them, no
-    two datasets may have the same key. Keys of latents of several shapes do not `rise`."""
-    look = partial(_look, origins)
-    cutter = _Cutter(origins=origins, limits=limits, prefixes=prefixes, rise=rise)
+    """Cut what is selected into shards.
+
+    `prefixes` are what keys of each dataset get; without them, no two datasets may have the same
+    key. Keys of latents of several shapes do not `rise`."""
+    look = partial(_look, shards)
+    cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
     seen = []
-    for looked in ahead(look, every, most_readers(origins)):
+    for looked in ahead(look, selection.per_shard(), shards.readers):
         seen.append(replace(looked, sizes=_NONE))
         cutter.add(looked)
     cutter.end()
-    if len(origins) > 1 and not any(prefixes):
-        _check_apart(_overlapping(seen, len(origins)) if rise else seen, origins)
+    if len(shards.origins) > 1 and not any(prefixes):
+        _check_apart(_overlapping(seen, len(shards.origins)) if rise else seen, shards)
     return cutter.done
 
 
 _NONE = np.empty(0, np.int64)
 
 
-def _look(origins: Sequence[Origin], some: Some) -> _Looked:
-    origin = origins[some.origin]
-    offsets = origin.offsets(some.shard)
-    numbers = some.numbers
-    first, last = origin.keys(some.shard, offsets[numbers[[0, -1]]])
-    return _Looked(some, np.diff(offsets)[numbers], first, last)
+def _look(shards: OriginShards, samples: ShardSamples) -> _Looked:
+    origin, shard = shards.of(samples)
+    offsets, numbers = origin.offsets(shard), samples.numbers
+    first, last = origin.keys(shard, offsets[numbers[[0, -1]]])
+    number = shards.shards[samples.shard].origin
+    return _Looked(samples, number, np.diff(offsets)[numbers], first, last)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Cutter:
-    origins: Sequence[Origin]
+    shards: OriginShards
     limits: ShardLimits
     prefixes: Sequence[str]
     rise: bool
@@ -141,14 +137,13 @@ class _Cutter:
     _last: Order = (0, "")
 
     def add(self, looked: _Looked) -> None:
-        some = looked.some
-        origin, shard = some.origin, some.shard
+        origin, shard = self.shards.shards[looked.samples.shard]
         first, last = (self._order(origin, key) for key in (looked.first, looked.last))
         falls = self.rise and self._last >= first
         if self._pieces and (falls or self._pieces[-1].shard.bucket != shard.bucket):
             self.end()
-        numbers, sizes = some.numbers, looked.sizes
-        unit = self.origins[origin].units[shard.name]
+        numbers, sizes = looked.samples.numbers, looked.sizes
+        unit = self.shards.origins[origin].units[shard.name]
         while len(numbers):
             fit = self._room(sizes)
             if not fit and self._pieces:
@@ -182,11 +177,11 @@ def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
     """The shards whose keys may be in a shard of another dataset, by their first and last ones."""
     spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
     for one in seen:
-        spans[one.some.origin].append((_order(one.first), _order(one.last)))
+        spans[one.origin].append((_order(one.first), _order(one.last)))
     reach = [_reach(sorted(each)) for each in spans]
 
     def overlaps(one: _Looked) -> bool:
-        others = (each for at, each in enumerate(reach) if at != one.some.origin)
+        others = (each for at, each in enumerate(reach) if at != one.origin)
         return any(_meets(each, _order(one.first), _order(one.last)) for each in others)
 
     return [one for one in seen if overlaps(one)]
@@ -210,13 +205,13 @@ def _order(key: bytes) -> Order:
     return key_order(key.decode("utf-8", "surrogateescape"))
 
 
-def _check_apart(some: Iterable[_Looked], origins: Sequence[Origin]) -> None:
+def _check_apart(some: Iterable[_Looked], shards: OriginShards) -> None:
     """Refuse a key that two datasets have."""
     found: dict[bytes, int] = {}
-    for origin, keys in ahead(partial(_keys, origins), some, most_readers(origins)):
+    for origin, keys in ahead(partial(_keys, shards), some, shards.readers):
         for key in keys:
             if (other := found.setdefault(key, origin)) != origin:
-                both = " and ".join(origins[each].shown for each in (other, origin))
+                both = " and ".join(shards.origins[each].shown for each in (other, origin))
                 shown = key.decode("utf-8", "replace")
                 raise UsageError(
                     f"{both} both have the key {shown}: --prefix puts the number of its dataset "
@@ -224,7 +219,6 @@ def _check_apart(some: Iterable[_Looked], origins: Sequence[Origin]) -> None:
                 )
 
 
-def _keys(origins: Sequence[Origin], looked: _Looked) -> tuple[int, list[bytes]]:
-    some = looked.some
-    origin = origins[some.origin]
-    return some.origin, origin.keys(some.shard, origin.offsets(some.shard)[some.numbers])
+def _keys(shards: OriginShards, looked: _Looked) -> tuple[int, list[bytes]]:
+    origin, shard = shards.of(looked.samples)
+    return looked.origin, origin.keys(shard, origin.offsets(shard)[looked.samples.numbers])

@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.changes import selection
 from wdsprep.changes.copying import CopyUnit, CopyWork
 from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
-from wdsprep.changes.selection import Parts, WantedKeys
+from wdsprep.changes.selection import (
+    OriginShards,
+    Parts,
+    WantedKeys,
+    drawn,
+    in_parts,
+    where,
+    with_keys,
+)
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
@@ -68,26 +75,27 @@ class SelectAsked:
 def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
     """The shards of each part."""
     rise = group.dataset == "images"
-    every = selection.left(selection.all_of(group.origins))
+    shards = OriginShards(origins=group.origins)
+    every = shards.all_samples
     if asked.keys:
-        every = selection.left(selection.with_keys(every, group.origins, asked.keys, rise=rise))
+        every = with_keys(every, shards, asked.keys, rise=rise)
     if asked.where:
-        every = selection.left(selection.where(every, group.origins, asked.where))
-    if not every:
+        every = where(every, shards, asked.where)
+    if not every.samples:
         shown = " and ".join(origin.shown for origin in group.origins)
         raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")
     if asked.count:
-        every = selection.left(selection.drawn(every, asked.count, asked.seed))
+        every = drawn(every, shards, asked.count, asked.seed)
     parts = {"": every}
     if asked.parts:
-        parts = selection.in_parts(every, asked.parts, asked.seed)
+        parts = in_parts(every, shards, asked.parts, asked.seed)
     limits = ShardLimits(samples=asked.samples, nbytes=asked.nbytes)
     found = {}
     for name, some in parts.items():
-        if not (some := selection.left(some)):
-            total = plural(selection.counted(every), "sample")
+        if not some.samples:
+            total = plural(every.samples, "sample")
             raise UsageError(f"--split: of {total} none is left for {name}: give it a larger share")
-        found[name] = cut(some, group.origins, limits, prefixes=prefixes(group, asked), rise=rise)
+        found[name] = cut(some, shards, limits, prefixes=prefixes(group, asked), rise=rise)
     return found
 
 

@@ -1,15 +1,17 @@
 """Which samples are selected: by a condition, by keys, by chance, by parts of a split.
 
-What is selected of a shard are numbers of its samples. Chance is a hash of the seed, of the digest
-of the shard and of the number in it, so that neither the order of shards nor of what is asked for
-first changes who is drawn, and nothing but indexes has to be read for it.
+What is selected are samples of one list of shards, that of the datasets which are selected from.
+Chance is a hash of the seed, of the digest of the shard and of the number in it, so that neither
+the order of shards nor of what is asked for first changes who is drawn, and nothing but indexes has
+to be read for it.
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import Stream, load_datasets
 from wdsprep.loading.where import Subset, Where
@@ -30,8 +33,6 @@ from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
-Numbers = NDArray[np.uint32]
-"""Of samples in their tar, which rise."""
 Parts = Mapping[str, Fraction]
 """Of a split, by their names: the share of each."""
 
@@ -84,42 +85,39 @@ def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     return shard.bucket, int(found[2]), int((found[3] or "_0")[1:]), shard.name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Some:
-    """What is selected of a shard: of the dataset with this number, the samples with these; all,
-    where there are none."""
+class OriginShard(NamedTuple):
+    """A shard of the dataset with this number."""
 
     origin: int
     shard: Shard
-    chosen: Numbers | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginShards:
+    """The shards of all datasets that are selected from: bucket by bucket, in each the datasets in
+    the order in which they were named."""
+
+    origins: Sequence[Origin]
+
+    @cached_property
+    def shards(self) -> tuple[OriginShard, ...]:
+        every = (OriginShard(n, s) for n, one in enumerate(self.origins) for s in one.shards)
+        return tuple(sorted(every, key=lambda one: one.shard.bucket))
+
+    def of(self, samples: ShardSamples) -> tuple[Origin, Shard]:
+        """Return the dataset and the shard that samples are of."""
+        number, shard = self.shards[samples.shard]
+        return self.origins[number], shard
 
     @property
-    def size(self) -> int:
-        return self.shard.samples if self.chosen is None else len(self.chosen)
+    def all_samples(self) -> SampleSelection:
+        sizes = np.array([each.shard.samples for each in self.shards], np.int64)
+        return SampleSelection.all_of(sizes).pick(sizes > 0)
 
     @property
-    def numbers(self) -> Numbers:
-        if self.chosen is None:
-            return np.arange(self.shard.samples, dtype=np.uint32)
-        return self.chosen
-
-    def where(self, mask: NDArray[np.bool_]) -> "Some":
-        """Those of them for which it is true."""
-        return self if mask.all() else replace(self, chosen=self.numbers[mask])
-
-
-def all_of(origins: Sequence[Origin]) -> list[Some]:
-    """Bucket by bucket, in each the datasets in the order in which they were named."""
-    every = [Some(at, shard) for at, one in enumerate(origins) for shard in one.shards]
-    return sorted(every, key=lambda some: some.shard.bucket)
-
-
-def left(every: Iterable[Some]) -> list[Some]:
-    return [some for some in every if some.size]
-
-
-def counted(every: Iterable[Some]) -> int:
-    return sum(some.size for some in every)
+    def readers(self) -> int:
+        """How many threads are worth it where the slowest of the datasets is read."""
+        return max(origin.store.readers for origin in self.origins)
 
 
 # --- by keys
@@ -150,17 +148,19 @@ class WantedKeys:
             found.update(b"\n" * (begin > 0) + b"\n".join(some))
         return found.hexdigest()
 
-    def of_shard(self, some: Some, origin: Origin, *, rise: bool) -> tuple[Some, Numbers]:
-        """What of a shard is wanted, and the places of these keys in the list. A shard whose keys
-        `rise` is not looked into where none of them can be in it."""
-        offsets = origin.offsets(some.shard)
-        ends = origin.keys(some.shard, offsets[[0, -2]])
-        if rise and not self._meets(ends):
-            return some.where(np.zeros(some.size, np.bool_)), np.empty(0, np.uint32)
-        keys = np.array(origin.keys(some.shard, offsets[some.numbers]), np.bytes_)
+    def of_shard(
+        self, shards: OriginShards, rise: bool, samples: ShardSamples
+    ) -> tuple[NDArray[np.bool_], Numbers]:
+        """Return which samples of a shard are wanted, and the places of their keys in the list. A
+        shard whose keys `rise` is not looked into where none of them can be in it."""
+        origin, shard = shards.of(samples)
+        offsets = origin.offsets(shard)
+        if rise and not self._meets(origin.keys(shard, offsets[[0, -2]])):
+            return np.zeros(len(samples.numbers), np.bool_), np.empty(0, np.uint32)
+        keys = np.array(origin.keys(shard, offsets[samples.numbers]), np.bytes_)
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         is_wanted = self.keys[at] == keys
-        return some.where(is_wanted), at[is_wanted].astype(np.uint32)
+        return is_wanted, at[is_wanted].astype(np.uint32)
 
     def _meets(self, ends: Sequence[bytes]) -> bool:
         """Whether one of them may lie between two: of keys of different lengths, perhaps."""
@@ -171,21 +171,15 @@ class WantedKeys:
         return bool(begin < np.searchsorted(self.keys, np.bytes_(last), side="right"))
 
 
-def most_readers(origins: Sequence[Origin]) -> int:
-    """Return how many threads are worth it where the slowest of the datasets is read."""
-    return max(origin.store.readers for origin in origins)
-
-
 def with_keys(
-    every: Sequence[Some], origins: Sequence[Origin], wanted: WantedKeys, *, rise: bool
-) -> list[Some]:
-    """Those with the wanted keys, each of which has to be there."""
-    seen = np.zeros(len(wanted.keys), np.bool_)
-    found = []
-    look = lambda some: wanted.of_shard(some, origins[some.origin], rise=rise)  # noqa: E731
-    for some, places in ahead(look, every, most_readers(origins)):
+    selection: SampleSelection, shards: OriginShards, wanted: WantedKeys, *, rise: bool
+) -> SampleSelection:
+    """Return samples with the wanted keys, each of which has to be there."""
+    seen, masks = np.zeros(len(wanted.keys), np.bool_), [np.empty(0, np.bool_)]
+    look = partial(wanted.of_shard, shards, rise)
+    for mask, places in ahead(look, selection.per_shard(), shards.readers):
         seen[places] = True
-        found.append(some)
+        masks.append(mask)
     if not seen.all():
         lacking = [key.decode("utf-8", "replace") for key in wanted.keys[~seen][:4].tolist()]
         count = plural(int((~seen).sum()), "key")
@@ -193,57 +187,61 @@ def with_keys(
             f"{wanted.shown} has {count} that no sample selected from has ({examples(lacking)}): "
             "take them out"
         )
-    return found
+    return selection.filter(np.concatenate(masks))
 
 
 # --- by a condition
-def where(every: Sequence[Some], origins: Sequence[Origin], condition: str) -> list[Some]:
-    """Those whose json meets it."""
+def where(selection: SampleSelection, shards: OriginShards, condition: str) -> SampleSelection:
+    """Return samples whose json meets it."""
     parsed = Where(condition)
     found: dict[tuple[int, str], Numbers] = {}
-    for at, origin in enumerate(origins):
+    for at, origin in enumerate(shards.origins):
         whole = load_datasets(Stream(origin.url))[0].whole
-        meets = Subset(whole=whole, condition=parsed, tables=()).positions(None)
-        for number, name in enumerate(whole.files.names):
-            begin, end = meets.starts[number], meets.starts[number + 1]
-            found[at, name] = meets.numbers[begin:end]
-    return [
-        some.where(np.isin(some.numbers, found[some.origin, some.shard.name])) for some in every
-    ]
+        meets = Subset(whole=whole, condition=parsed, tables=()).selection(None)
+        for name, samples in zip(whole.files.names, meets.per_shard(), strict=True):
+            found[at, name] = samples.numbers
+    each = (found[origin, shard.name] for origin, shard in shards.shards)
+    return selection.intersect(SampleSelection.from_numbers(each))
 
 
 # --- by chance
-def drawn(every: Sequence[Some], count: int, seed: int) -> list[Some]:
-    """So many of them."""
-    there = counted(every)
-    if there < count:
-        raise UsageError(
-            f"--count {count:,}, but {plural(there, 'sample')} are there: ask for fewer"
-        )
-    return list(_between(every, seed, [0, count])[0])
+def drawn(
+    selection: SampleSelection, shards: OriginShards, count: int, seed: int
+) -> SampleSelection:
+    """Return so many samples."""
+    if selection.samples < count:
+        there = plural(selection.samples, "sample")
+        raise UsageError(f"--count {count:,}, but {there} are there: ask for fewer")
+    return _between(selection, shards, seed, [0, count])[0]
 
 
-def in_parts(every: Sequence[Some], parts: Parts, seed: int) -> dict[str, list[Some]]:
-    """Each sample goes to one part; those beyond the sum of the shares to none."""
-    total, share = counted(every), Fraction(0)
-    ends = [0]
+def in_parts(
+    selection: SampleSelection, shards: OriginShards, parts: Parts, seed: int
+) -> dict[str, SampleSelection]:
+    """Return the parts of a split: each sample goes to one part; those beyond the sum of the shares
+    to none."""
+    share, ends = Fraction(0), [0]
     for each in parts.values():
         share += each
-        ends.append(int(share * total))
-    return dict(zip(parts, _between(every, seed, ends), strict=True))
+        ends.append(int(share * selection.samples))
+    return dict(zip(parts, _between(selection, shards, seed, ends), strict=True))
 
 
-def _between(every: Sequence[Some], seed: int, ends: Sequence[int]) -> list[list[Some]]:
-    """Sorted by what is drawn for each, those from each end to the next."""
-    words = np.concatenate([np.empty(0, np.uint64), *(_words(some, seed) for some in every)])
-    words.sort()
-    found: list[list[Some]] = [[] for _ in ends[1:]]
-    for some in every:
-        places = np.searchsorted(words, _words(some, seed))
-        for part, begin, end in zip(found, ends, ends[1:], strict=False):
-            part.append(some.where((begin <= places) & (places < end)))
-    return found
+def _between(
+    selection: SampleSelection, shards: OriginShards, seed: int, ends: Sequence[int]
+) -> list[SampleSelection]:
+    """Return the samples from each end to the next, sorted by what is drawn for each."""
+    words = partial(_words, shards, seed)
+    every = np.concatenate([np.empty(0, np.uint64), *map(words, selection.per_shard())])
+    every.sort()
+    found: list[list[NDArray[np.bool_]]] = [[] for _ in ends[1:]]
+    for own in map(words, selection.per_shard()):
+        behind = [own > every[end - 1] if end else np.ones_like(own, np.bool_) for end in ends]
+        for masks, first, last in zip(found, behind, behind[1:], strict=False):
+            masks.append(first & ~last)
+    return [selection.filter(np.concatenate(masks)) for masks in found]
 
 
-def _words(some: Some, seed: int) -> NDArray[np.uint64]:
-    return draw(key_of("select", seed, some.shard.digest), some.numbers.astype(np.int64))
+def _words(shards: OriginShards, seed: int, samples: ShardSamples) -> NDArray[np.uint64]:
+    _origin, shard = shards.of(samples)
+    return draw(key_of("select", seed, shard.digest), samples.numbers.astype(np.int64))

@@ -37,13 +37,6 @@ class ShardSamples(NamedTuple):
     shard: int
     numbers: Numbers
 
-    def ranges(self) -> list[list[int]]:
-        """Return neighbours together: each range as its first number and the one behind it."""
-        ends = np.flatnonzero(np.diff(self.numbers.astype(np.int64)) != 1) + 1
-        first = self.numbers[np.concatenate([[0], ends])].tolist()
-        last = self.numbers[np.concatenate([ends, [len(self.numbers)]]) - 1].tolist()
-        return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SampleSelection:
@@ -219,6 +212,14 @@ def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> 
         low = np.where(is_less, middle + 1, low)
         high = np.where(is_open & ~is_less, middle, high)
     return low
+
+
+def ranges(numbers: Numbers) -> list[list[int]]:
+    """Return neighbours together: each range as its first number and the one behind it."""
+    ends = np.flatnonzero(np.diff(numbers.astype(np.int64)) != 1) + 1
+    first = numbers[np.concatenate([[0], ends])].tolist()
+    last = numbers[np.concatenate([ends, [len(numbers)]]) - 1].tolist()
+    return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
 
 
 def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
